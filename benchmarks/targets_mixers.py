@@ -276,19 +276,24 @@ def encoder_decoder(session: Session) -> list[Row]:
     return against(session, *pair, ("torch.nn", "encoder-decoder"), shape, (5, 4), "encoder-decoder")
 
 
-def hierarchical(session: Session) -> list[Row]:
-    """A layer over one of full attention, both with rope, at 8192 and 16384 tokens."""
-    torch.manual_seed(0)
-    full, own = (mixer(name, dim=WIDTH, num_heads=HEADS) for name in ("attention", "hierarchical"))
-    rope, rows = lg.Rotary(head_dim=HEAD, layout="half"), []
-    for length, turns in ((8192, 3), (16384, 2)):
-        shape = session.shape(length, 1, HEADS, HEAD)
-        x = numbers(0, 1, shape.length, WIDTH)
-        pair = (full, partial(full, x, encoding=rope)), (own, partial(own, x, encoding=rope))
-        rows += against(
-            session, *pair, ("attention", "hierarchical"), shape, (turns, turns), "hierarchical attention", (x,)
-        )
-    return rows
+def over_full(name: str, lengths: dict[int, int]) -> Callable[[Session], list[Row]]:
+    def measure(session: Session) -> list[Row]:
+        """A layer over one of full attention, both with rope, at each length so many turns."""
+        torch.manual_seed(0)
+        full, own = (mixer(each, dim=WIDTH, num_heads=HEADS) for each in ("attention", name))
+        rope, rows = lg.Rotary(head_dim=HEAD, layout="half"), []
+        for length, turns in lengths.items():
+            shape = session.shape(length, 1, HEADS, HEAD)
+            x = numbers(0, 1, shape.length, WIDTH)
+            pair = (full, partial(full, x, encoding=rope)), (own, partial(own, x, encoding=rope))
+            rows += against(session, *pair, ("attention", name), shape, (turns, turns), f"{name} attention", (x,))
+        return rows
+
+    return measure
+
+
+hierarchical = over_full("hierarchical", {8192: 3, 16384: 2})
+"""At 8192 and 16384 tokens."""
 
 
 def decoding(labels: Callable[[], list[str]]) -> Callable[[Session], list[Row]]:
@@ -317,8 +322,10 @@ TARGETS = (
     Target("latent attention, 1024 tokens", 1.1, "the same through torch.nn", latent),
     Target("encoder-decoder, 1024 tokens", 1.1, "the same through torch.nn", encoder_decoder),
     Target("hierarchical attention, 8192 and 16384", 1.0, "full attention", hierarchical),
+    Target("native sparse attention, a toy, 1024 tokens", 8.0, "full attention", over_full("nsa", {1024: 9})),
     Target("a token behind 32768, recurrent", 1.1, "a token behind 1024", decoding(recurrences)),
     Target("a token behind 32768, hierarchical", 1.5, "a token behind 1024", decoding(lambda: ["hierarchical"])),
+    Target("a token behind 32768, log-linear", 1.5, "a token behind 1024", decoding(lambda: ["log_linear_mamba2"])),
 )
 
 

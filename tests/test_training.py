@@ -23,6 +23,7 @@ def last_names(names) -> set[str]:
 RATES = {
     "mamba": {"A_log", "D", "conv1d.bias", "dt_proj.bias"},
     "mamba2": {"A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"},
+    "log_linear_mamba2": {"A_log", "D", "L", "dt_bias", "conv1d.bias", "norm.weight"},
     "rwkv4": {"time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance"},
     "rwkv6": {"mix_x", "mix_by", "decay", "bonus", "norm.weight", "norm.bias"},
     "rwkv7": {"mix_by", "decay", "rate", "bonus", "removal", "renewal", "norm.weight", "norm.bias"},
@@ -41,7 +42,12 @@ NORMS = {"mixer_norm.weight", "mlp_norm.weight", "model.norm.weight"}
 @pytest.mark.parametrize("mixer", lg.list_mixers())
 def test_what_decays_of_a_mixer(mixer, heads):
     """Each parameter is in one group, whatever its sizes: one head decays as two do. (A law tries all encodings.)"""
-    options = {"mamba2": {"head_dim": 16}, "latent": {"q_rank": 8}, "window": {"size": 8}}.get(mixer, {})
+    options = {
+        "mamba2": {"head_dim": 16},
+        "log_linear_mamba2": {"head_dim": 16},
+        "latent": {"q_rank": 8},
+        "window": {"size": 8},
+    }.get(mixer, {})
     one = model(mixer={"name": mixer, **options}, encoding="none", num_attention_heads=heads)
     rest = last_names({n for n, _ in one.named_parameters()} - set(decayed_names(one)))
     assert rest == NORMS | {f"mixer.{name}" for name in RATES.get(mixer, ())}

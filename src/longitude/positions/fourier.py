@@ -115,12 +115,17 @@ class FoPE(Encoding):
 
     def queries(self, q: Tensor, prepared: Angles) -> Tensor:
         """Q [B, H, L, head_dim], each head by the series of the keys that it reads."""
-        if q.dim() != 4 or q.shape[1] % self.num_kv_heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"fope: expected [B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}, got {list(q.shape)}"
-            )
-        group = q.shape[1] // self.num_kv_heads
-        table = Angles(*(x.repeat_interleave(group, -3) for x in prepared)) if group > 1 else prepared
-        return rotate_by_formula(q.to(table.cos.dtype), table, self.layout).to(q.dtype)
+        return self._rotated(q, prepared)
 
-    keys = queries
+    def keys(self, k: Tensor, prepared: Angles) -> Tensor:
+        """K [B, Hkv, L, head_dim]."""
+        return self._rotated(k, prepared)
+
+    def _rotated(self, x: Tensor, prepared: Angles) -> Tensor:
+        if x.dim() != 4 or x.shape[1] % self.num_kv_heads or x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"fope: expected [B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}, got {list(x.shape)}"
+            )
+        group = x.shape[1] // self.num_kv_heads
+        table = Angles(*(part.repeat_interleave(group, -3) for part in prepared)) if group > 1 else prepared
+        return rotate_by_formula(x.to(table.cos.dtype), table, self.layout).to(x.dtype)

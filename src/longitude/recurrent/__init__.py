@@ -2,6 +2,7 @@
 
 from longitude.recurrent.delta import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.gated import GRU, LSTM
+from longitude.recurrent.log_linear import LogLinearMamba2, log_linear
 from longitude.recurrent.mamba import Mamba, selective_scan
 from longitude.recurrent.mamba2 import Mamba2, ssd
 from longitude.recurrent.performer import Performer, orthogonal_features, performer
@@ -16,6 +17,7 @@ __all__ = [
     "GatedDeltaNet",
     "KimiDeltaAttention",
     "LSTM",
+    "LogLinearMamba2",
     "Mamba",
     "Mamba2",
     "Performer",
@@ -26,6 +28,7 @@ __all__ = [
     "Retention",
     "S4D",
     "gated_delta_rule",
+    "log_linear",
     "orthogonal_features",
     "performer",
     "retention",

@@ -12,10 +12,9 @@ from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.recurrent.ops.checks import require_mode
 
 
-class RecurrentMixer(StateMixer):
-    """A mixer whose state is of constant size. A class implements `mix`; see StateMixer."""
+class ChunkedMixer(StateMixer):
+    """A mixer with a state, whose formula has three modes. A class implements `mix`; see StateMixer."""
 
-    growth = "O(1)"
     mode = "chunked"
     chunk_size = 64
 
@@ -27,6 +26,12 @@ class RecurrentMixer(StateMixer):
     def options(self, inputs: StateInputs) -> dict[str, Any]:
         """What every recurrence takes besides its tokens and its state."""
         return {"mode": self.mode, "chunk_size": self.chunk_size, "reset": inputs.reset, "valid": inputs.valid}
+
+
+class RecurrentMixer(ChunkedMixer):
+    """One whose state is of constant size."""
+
+    growth = "O(1)"
 
 
 def softplus(x: Tensor) -> Tensor:

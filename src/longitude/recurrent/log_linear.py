@@ -1,0 +1,232 @@
+"""Log-linear attention: a matrix state for each binary digit of the number of tokens, and how much a token reads of each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
+from longitude.errors import check_sizes
+from longitude.recurrent.base import softplus
+from longitude.recurrent.mamba2 import Mamba2Block
+from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.ops.decayed import decays_by_head
+
+
+class Blocks(NamedTuple):
+    """The state after `seen` tokens of a document: the block of each binary digit 1 of seen, zeros for digits 0."""
+
+    seen: Int[Tensor, " B"]
+    states: Float[Tensor, "B levels H K V"]
+
+
+def log_linear(
+    q: Float[Tensor, "B G L K"],
+    k: Float[Tensor, "B G L K"],
+    v: Float[Tensor, "B H L V"],
+    log_decay: Float[Tensor, "B H L"],
+    scales: Float[Tensor, "B H L levels"],
+    *,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Blocks | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], Blocks]:
+    """Linear attention with a decay, and with a weight of its own for each power of two of tokens.
+
+        o_t = sum_{s <= t} lambda_t[level(s, t)] exp(log_decay_{s+1} + ... + log_decay_t) (q_t . k_s) v_s
+
+    level(t, t) = 0; else 1 + the highest binary digit in which s and t, counted from 0 in their document, differ. So the tokens
+    before t are in blocks of 2^(level - 1), one for each binary digit 1 of t, whose sums are the state: O(log L) matrices. Scales
+    all 1 give the state space dual `ssd`.
+
+    Args:
+        q: [B, G, L, K].
+        k: [B, G, L, K]; each of the G heads serves H / G neighbouring heads of values.
+        v: [B, H, L, V].
+        log_decay: at most 0, [B, H, L].
+        scales: lambda, [B, H, L, levels]; the last is that of all higher levels too.
+        mode: as in `retention`.
+        chunk_size: as in `retention`.
+        state: what an earlier call returned; None at the beginning.
+        reset: as in `retention`.
+        valid: as in `retention`; padding does not count.
+
+    Returns:
+        The outputs [B, H, L, V] in v's dtype, and the state after the last token, float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Guo et al. 2025, arXiv 2506.04761, https://arxiv.org/abs/2506.04761
+    """
+    named = {"q": (q, "B G L K"), "k": (k, "B G L K"), "v": (v, "B H L V"), "log_decay": (log_decay, "B H L")}
+    require_tokens("log_linear", **named, scales=(scales, "B H L levels"))
+    if v.shape[1] % q.shape[1]:
+        raise ValueError(
+            f"log_linear: expected the heads of q and k to divide those of v, got {q.shape[1]} and {v.shape[1]}"
+        )
+    require_mode("log_linear", mode, chunk_size)
+    (batch, heads, length, width), dtype = v.shape, state_dtype(v)
+    require_flags("log_linear", batch, length, reset=reset, valid=valid)
+    levels = state[1].shape[1] if isinstance(state, tuple) and state[-1].dim() == 5 else 0
+    shapes = {"seen": (batch,), "states": (batch, levels, heads, q.shape[-1], width)}
+    require_state("log_linear", state, shapes)
+    real = q.new_ones(batch, length, dtype=torch.bool) if valid is None else valid
+    reset = torch.zeros_like(real) if reset is None else reset
+    k, log_decay = k.where(real[:, None, :, None], 0), log_decay.where(real[:, None], 0)
+    if state is None:
+        before = Blocks(real.new_zeros(batch, dtype=torch.long), v.new_zeros(*shapes["states"], dtype=dtype))
+    else:
+        before = Blocks(*state)
+    known = int(before.seen.max()) if levels else 0  # without a state, sizes depend on lengths alone
+    size = {"parallel": length, "recurrent": 1}.get(mode, min(chunk_size, length))
+    out = []
+    with torch.autocast(v.device.type, enabled=False):
+        for first in range(0, length, size):
+            here = slice(first, first + size)
+            q_, k_, v_, log_w, own = (x[:, :, here].to(dtype) for x in (q, k, v, log_decay, scales))
+            known += v_.shape[2]
+            flags = reset[:, here], real[:, here]
+            part, before = _chunk(q_, k_, v_, log_w, own, before, flags, known.bit_length())
+            out.append(part)
+    return torch.cat(out, 2).to(v.dtype), before
+
+
+def _chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    scales: Tensor,
+    state: Blocks,
+    flags: tuple[Tensor, Tensor],
+    bits: int,
+) -> tuple[Tensor, Blocks]:
+    """Outputs of a few tokens, all pairs at once, and the state after them.
+
+    flags: what begins a document, and what is no padding. bits: of the largest number of tokens.
+    """
+    reset, real = flags
+    groups = q.shape[1]
+    document = reset.cumsum(1)  # 0 continues the one before
+    order = real.cumsum(1) - 1
+    begin = torch.where(reset, order, -1).cummax(1).values  # of the own document, among the tokens here
+    number = torch.where(document == 0, order + state.seen[:, None], order - begin)
+    count = number[:, -1] + 1  # of padding at the end that of the last token before
+
+    # One head of queries for R heads of values, one chunk: [B, G, R, 1, C, ...], as decays_by_head has them.
+    grouped = [x.unflatten(1, (groups, -1)) for x in (log_decay, v)]
+    log_w, tokens = grouped[0][:, :, :, None, :, None], grouped[1][:, :, :, None]
+    chunk = decays_by_head(q[:, :, None, None], k[:, :, None, None], log_w, reset[:, None, None, None])
+
+    def read(level: Int[Tensor, "B C n"]) -> Float[Tensor, "B G R 1 C n"]:
+        """Lambda of each token at these levels."""
+        at = level.clamp(max=scales.shape[-1] - 1)[:, None].expand(-1, scales.shape[1], -1, -1)
+        return scales.gather(-1, at).unflatten(1, (groups, -1))[:, :, :, None]
+
+    pairs = chunk.pairs * read(digits(number[:, :, None] ^ number[:, None], bits))
+    out = (pairs @ tokens).flatten(1, 2)[:, :, 0]
+
+    # Blocks before: the first token of each says in which level it is.
+    digit = torch.arange(state.states.shape[1], device=q.device)
+    there = state.seen[:, None] >> digit & 1 == 1  # [B, levels]
+    first = ((state.seen[:, None] >> digit) - 1).clamp(min=0) << digit
+    queries = chunk.queries.expand(*tokens.shape[:-1], -1).flatten(1, 2)[:, :, 0]  # of other documents they are zeros
+    weight = read(digits(number[:, :, None] ^ first[:, None], bits)).flatten(1, 2)[:, :, 0] * there[:, None, None]
+    out = out + torch.einsum("bhcn,bhck,bnhkv->bhcv", weight, queries, state.states)
+
+    # The state: tokens and blocks by the digit in which they differ from the number of all.
+    levels = torch.arange(bits, device=q.device)
+    into = digits(count[:, None] ^ number, bits)[..., None] == levels + 1  # [B, C, bits]
+    keys = chunk.keys.expand(*tokens.shape[:-1], -1).flatten(1, 2)[:, :, 0]
+    states = torch.einsum("bcn,bhck,bhcv->bnhkv", into.to(v.dtype), keys, v)
+    merged = (digits(count[:, None] ^ first, bits)[..., None] == levels + 1) & there[..., None]
+    decay = chunk.decay.flatten(1, 2)[:, :, 0, 0, 0]  # 0 where a document began
+    return out, Blocks(count, states + torch.einsum("bmn,bh,bmhkv->bnhkv", merged.to(v.dtype), decay, state.states))
+
+
+def digits(x: Int[Tensor, ...], bits: int) -> Int[Tensor, ...]:
+    """How many binary digits a number below 2^bits has; 0 for 0."""
+    return (x[..., None] >> torch.arange(max(1, bits), device=x.device) > 0).sum(-1)
+
+
+@register_mixer("log_linear_mamba2")
+class LogLinearMamba2(Mamba2Block):
+    """Mamba-2 with log-linear attention in the place of its one state for each head.
+
+        z, xBC, dt, dl = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias);   lambda = softplus(L dl)
+        y = log_linear(C, B, Delta x, -Delta exp(A_log), lambda) + D x;   out = rmsnorm(y * silu(z)) W_out
+
+    The state is the last tokens before the convolution, and for each head a matrix per binary digit of the number of tokens.
+
+    Args:
+        dim: width of x and of the output.
+        head_dim: width of a head; None: 64, or what a model passes.
+        expand: the inner width is expand * dim.
+        state_size: size N of B and C.
+        groups: B, C and the norm are by group of heads.
+        levels: lambdas of a token; the last is that of all blocks of 2^(levels - 2) tokens and more.
+        conv_kernel: tokens under the depthwise causal convolution.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections have biases.
+        norm_eps: epsilon of the norm.
+        mode, chunk_size: as in `log_linear`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Guo et al. 2025, arXiv 2506.04761, https://arxiv.org/abs/2506.04761
+    """
+
+    source = "Guo et al. 2025"
+    growth = "O(log N)"
+    undecayed = (*Mamba2Block.undecayed, "L")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        head_dim: int | None = None,
+        expand: int = 2,
+        state_size: int = 128,
+        groups: int = 1,
+        levels: int = 15,
+        conv_kernel: int = 4,
+        conv_bias: bool = True,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+        mode: str = "chunked",
+        chunk_size: int = 64,
+    ):
+        check_sizes("LogLinearMamba2", levels=levels)
+        sizes = {"head_dim": head_dim, "expand": expand, "state_size": state_size, "groups": groups}
+        conv = {"conv_kernel": conv_kernel, "conv_bias": conv_bias, "bias": bias, "norm_eps": norm_eps}
+        super().__init__(dim, **sizes, **conv, mode=mode, chunk_size=chunk_size, more=levels)
+        self.L = nn.Parameter(torch.empty(self.num_heads, levels))
+        self.mark_undecayed()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As Mamba-2's; L = 1."""
+        super().reset_parameters()
+        nn.init.ones_(self.L)
+
+    def recur(
+        self, delta_x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, more: Tensor, state: Any, inputs: StateInputs
+    ) -> tuple[Tensor, Blocks]:
+        exact = state_dtype(delta_x)
+        scales = softplus(self.L.to(exact) * more.to(exact).unflatten(-1, self.L.shape)).transpose(1, 2)
+        return log_linear(C, B, delta_x, log_decay, scales, state=state, **self.options(inputs))
+
+    def products(self, keys: float) -> float:
+        return (1 + math.log2(max(2, keys))) * self.inner * self.state_size  # one is written, and a few are read
