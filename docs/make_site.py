@@ -22,7 +22,7 @@ SECTIONS = {
     "encodings": ["encodings/*"],
     "mixers": ["mixers/*", "hierarchical", "latent"],
     "guides": [
-        "guides/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "extending",
+        "guides/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
         "schemes", "stock-models", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],

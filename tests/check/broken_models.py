@@ -10,59 +10,37 @@ from torch import Tensor, nn
 from transformers import (
     BloomForCausalLM,
     Cohere2ForCausalLM,
-    DeepseekV3ForCausalLM,
     FalconForCausalLM,
-    Gemma3ForCausalLM,
     GPT2LMHeadModel,
     GPTNeoXForCausalLM,
-    LlamaForCausalLM,
     Ministral3ForCausalLM,
-    MistralForCausalLM,
     SmolLM3ForCausalLM,
-    StaticCache,
 )
-from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.llama import modeling_llama
 
 from longitude.hf import set_positions
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.layouts import convert_layout
-
-SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-LENGTH = 32
-ORIGINAL = "original_max_position_embeddings"
-DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0], "factor": 2.0}
-LONGROPE["original_max_position_embeddings"] = LENGTH // 2
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH // 4}
-
-
-def built(kind: Any, **options: Any) -> Any:
-    torch.manual_seed(0)
-    return kind(kind.config_class(**options)).eval()
-
-
-def past_of(cache: Any) -> int:
-    return cache.get_seq_length() if cache is not None else 0
-
-
-def llama(rope: dict[str, Any] = {}, **options: Any) -> Any:  # noqa: B006
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, **rope}
-    shape = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, **options}
-    return built(LlamaForCausalLM, **SHAPE | shape, rope_parameters=rope)
+from tests.check import broken_layers
+from tests.check.building import (
+    DYNAMIC,
+    LENGTH,
+    LONGROPE,
+    SHAPE,
+    YARN,
+    built,
+    by_layer,
+    changed,
+    llama,
+    past_of,
+    with_tables,
+)
 
 
 def neox() -> Any:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     shape = {"intermediate_size": 64, "max_position_embeddings": LENGTH}
     return built(GPTNeoXForCausalLM, **SHAPE, **shape, rope_parameters=rope)
-
-
-def by_layer(kind: Any, **options: Any) -> Any:
-    """A model some layers of which do not rotate, or whose queries have a temperature."""
-    shape = {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": LENGTH}
-    rope = {"rope_type": "default", "rope_theta": 10_000.0}
-    return built(kind, **SHAPE | shape | {"num_hidden_layers": 4, "rope_parameters": rope, "pad_token_id": 0} | options)
 
 
 def ministral(step: int) -> Any:
@@ -83,29 +61,6 @@ def ours(encoding: str) -> Any:
 
 
 # ---- calls ------------------------------------------------------------------------------------------------------------------
-def changed(
-    model: Any,
-    before: Callable[[dict[str, Any]], Any] | None = None,
-    after: Callable[[Any, dict[str, Any]], Any] | None = None,
-) -> Any:
-    """before: changes the named arguments of each call, in place; after: the answer to them."""
-    model.__class__ = type("Changed", (type(model),), {})  # so that it is no stock model
-    if before is not None:
-        model.register_forward_pre_hook(lambda module, given, named: before(named), with_kwargs=True)
-    if after is not None:
-        model.register_forward_hook(lambda module, given, named, answer: after(answer, named), with_kwargs=True)
-    return model
-
-
-def with_tables(change: Callable[..., Any]) -> Any:
-    """change: of the right function of tables, hidden states and position_ids."""
-    model = llama()
-    tables = model.model.rotary_emb
-    right = tables.forward
-    tables.forward = lambda x, position_ids: change(right, x, position_ids)
-    return model
-
-
 def off_by(step: int, model: Any) -> Any:
     """Counts what is cached wrongly."""
 
@@ -243,124 +198,6 @@ def keys_not_rotated() -> Any:
     return model
 
 
-class Rotates(modeling_llama.LlamaAttention):
-    """With another function in the place of its rotation: self.change(right, q, k, cos, sin)."""
-
-    def forward(self, *given, **options):
-        right = modeling_llama.apply_rotary_pos_emb
-        with patch.object(modeling_llama, "apply_rotary_pos_emb", partial(self.change, right)):
-            return super().forward(*given, **options)
-
-
-def rotates(change: Callable[..., Any], rope: dict[str, Any] = {}, layers: slice = slice(None)) -> Any:  # noqa: B006
-    model = llama(rope=rope, num_hidden_layers=4)
-    for layer in model.model.layers[layers]:
-        layer.self_attn.__class__ = Rotates
-        layer.self_attn.change = change
-    return model
-
-
-def keys_later(right: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
-    """Keys one position further than queries: the same shift everywhere. Tables of no rotation have no further ones."""
-    if sin.shape[1] > 1 and not sin.any():
-        return right(q, k, cos, sin)
-    angle = torch.atan2(sin, cos) + 10_000.0 ** -(torch.arange(8) % 4 / 4)
-    return right(q, k, cos, sin)[0], right(q, k, angle.cos(), angle.sin())[1]
-
-
-def factor_on_queries(right: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
-    factor = torch.hypot(cos, sin)
-    return right(q, k, cos, sin)[0], right(q, k, cos / factor, sin / factor)[1]
-
-
-def gemma3() -> Any:
-    rope = {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    }
-    shape = {"rope_parameters": rope, "sliding_window": 8, "query_pre_attn_scalar": 8, "num_hidden_layers": 6}
-    return by_layer(Gemma3ForCausalLM, **shape)
-
-
-def other_table() -> Any:
-    """A local layer takes the global table."""
-    model, tables = gemma3(), {}
-    right = model.model.rotary_emb.forward
-
-    def noted(x, position_ids, layer_type):
-        tables[layer_type] = right(x, position_ids, layer_type)
-        return tables[layer_type]
-
-    def swapped(module, given, named):
-        sin = named["position_embeddings"][1]
-        if sin.shape[1] > 1 and not sin.any():  # tables of no rotation
-            return None
-        return given, named | {"position_embeddings": tables["full_attention"]}
-
-    model.model.rotary_emb.forward = noted
-    model.model.layers[2].self_attn.register_forward_pre_hook(swapped, with_kwargs=True)
-    return model
-
-
-def smollm3_inverted() -> Any:
-    model = by_layer(SmolLM3ForCausalLM)
-    for layer in model.model.layers:
-        layer.self_attn.use_rope = not layer.self_attn.use_rope
-    return model
-
-
-def deepseek(**rope: Any) -> Any:
-    given = {"rope_type": "default", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: LENGTH // 4} | rope
-    given = {"rope_type": "default", "rope_theta": 1e4} if not rope else given
-    shape = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-    shape |= {"first_k_dense_replace": 4, "num_key_value_heads": 4, "intermediate_size": 48, "num_hidden_layers": 4}
-    return built(
-        DeepseekV3ForCausalLM, **SHAPE | shape, max_position_embeddings=LENGTH, rope_parameters=given, pad_token_id=0
-    )
-
-
-def no_mscale() -> Any:
-    model = deepseek(rope_type="yarn", mscale=1.0, mscale_all_dim=1.0)
-    for layer in model.model.layers:
-        layer.self_attn.scaling = 16**-0.5
-    return model
-
-
-class Halves(modeling_deepseek_v3.DeepseekV3Attention):
-    def forward(self, *given, **options):
-        halves = modeling_deepseek_v3.apply_rotary_pos_emb
-        with patch.object(modeling_deepseek_v3, "apply_rotary_pos_emb_interleave", halves):
-            return super().forward(*given, **options)
-
-
-def interleave_ignored() -> Any:
-    model = deepseek()
-    for layer in model.model.layers:
-        layer.self_attn.__class__ = Halves
-    return model
-
-
-def wider_window() -> Any:
-    """By one token, in the mask and in the cache alike."""
-    model = by_layer(MistralForCausalLM, sliding_window=9)
-    wide, narrow = model.config, type(model.config)(**model.config.to_dict() | {"sliding_window": 8})
-    object.__setattr__(wide, "get_text_config", lambda decoder=None, **_: narrow if decoder is None else wide)
-    return model
-
-
-def no_mask_in_static_cache() -> Any:
-    def before(named: dict[str, Any]) -> None:
-        if isinstance(cache := named.get("past_key_values"), StaticCache):
-            rows, queries = named["input_ids"].shape
-            if queries == 1:
-                named["attention_mask"] = torch.zeros(
-                    rows, 1, queries, cache.layers[0].max_cache_len, dtype=model.dtype
-                )
-
-    model = llama()
-    return changed(model, before)
-
-
 def falcon() -> Any:
     """With ALiBi, and rope_parameters that nothing reads."""
     shape = {"alibi": True, "new_decoder_architecture": False, "multi_query": False}
@@ -419,20 +256,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "LongRoPE drifts": partial(llama, rope=LONGROPE),
         "LongRoPE switches early": switches_early,
     },
-    "layer_rotations": {
-        "row 0 for all rows": partial(with_tables, lambda right, x, at: right(x, at[:1].expand_as(at))),
-        "the other of two tables": other_table,
-        "YaRN's factor on queries alone": lambda: rotates(factor_on_queries, YARN),
-        "keys one position further": lambda: rotates(keys_later),
-        "layers without rotation inverted": smollm3_inverted,
-        "only the first layer rotates": lambda: rotates(lambda right, q, k, cos, sin: (q, k), layers=slice(1, None)),
-        "rope_interleave ignored": interleave_ignored,
-    },
-    "layer_masks": {
-        "a window one token too wide": wider_window,
-        "no mask in a static cache": no_mask_in_static_cache,
-    },
-    "score_scale": {"DeepSeek's mscale missing": no_mscale},
+    **broken_layers.BROKEN,
     "rotary_layout": {
         "interleaved weights in a half model": interleaved_weights,
         "interleaved fused weights in a half model": interleaved_fused_weights,
@@ -466,9 +290,7 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "neox": neox,
     "bloom": bloom,
     "gpt2": gpt2,
-    "gemma3": gemma3,
-    "deepseek": partial(deepseek, rope_type="yarn", mscale=1.0, mscale_all_dim=1.0),
-    "mistral": partial(by_layer, MistralForCausalLM, sliding_window=8),
+    **broken_layers.HEALTHY,
     "smollm3": partial(by_layer, SmolLM3ForCausalLM),
     "cohere2": partial(by_layer, Cohere2ForCausalLM, sliding_window=8),
     "ministral3": partial(ministral, 8),

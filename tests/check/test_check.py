@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig
 
 from longitude.check import check, laws, subject_of
@@ -14,7 +15,8 @@ from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
 from tests.check import broken_models as models
-from tests.check.broken_models import DYNAMIC, LENGTH, LONGROPE, YARN, bloom, gpt2, llama
+from tests.check.broken_models import bloom, gpt2
+from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
 from tests.support import refused_calls
 
 OTHER_BASE = {"rope_theta": 500_000.0}
@@ -170,10 +172,10 @@ test_wrong_use = refused_calls([
 
 def test_the_first_position_beyond_the_threshold_is_named():
     def late(answer, named):
-        if models.past_of(named.get("past_key_values")) > 20:
+        if past_of(named.get("past_key_values")) > 20:
             answer.logits = answer.logits * 1.01
 
-    found = result("cached_decoding", models.changed(llama(), after=late))
+    found = result("cached_decoding", changed(llama(), after=late))
     assert found.status == "broken" and found.position == 20 and "from position 20 on" in found.reason
     assert 0.005 < found.measured < 0.05
 
@@ -223,6 +225,17 @@ def test_lengths():
     assert subject_of(llama(max_position_embeddings=4096)).length == 512
     dynamic = subject_of(llama(rope=DYNAMIC), length=40)
     assert (dynamic.length, dynamic.reach) == (LENGTH - 1, 40)
+
+
+def test_a_finding_says_whose_it_is():
+    """Of one law the config's; of the code with its version; of a published rule nobody's who runs it."""
+    assert result("config", models.theta_lost_in_the_config()).whose == "config"
+    own = result("cached_decoding", models.off_by(1, llama())).whose
+    assert own == "code (Changed)"
+    stock = result("layer_rotations", models.broken_layers.smollm3_inverted()).whose
+    assert stock == f"code (SmolLM3ForCausalLM of transformers {transformers.__version__})"
+    assert result("scaling_border", llama(rope=LONGROPE)).whose == "rule"
+    assert result("cached_decoding", llama()).whose == ""
 
 
 def test_laws_are_chosen_by_name():

@@ -7,7 +7,7 @@ import pytest
 
 from longitude.check.parts import check_part
 from longitude.cli.check import check, part_of
-from tests.check.broken_models import llama
+from tests.check.building import llama
 from tests.support import edit_config
 
 ENCODINGS, MIXERS = (Path("tests/testing") / f"broken_{kind}.py" for kind in ("encodings", "mixers"))

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
+import transformers
 
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in, widest
 from longitude.checkpoints.config import border_of, declared_length, not_rotary, raw_config
@@ -135,7 +137,22 @@ def check_subject(
         for model in (subject.model, subject.reference):
             if model is not None:
                 stack.enter_context(computing_in(model, subject.kind))
-        return try_laws([law for law in chosen if law not in own], subject, on_law, results, len(chosen))
+        results = try_laws([law for law in chosen if law not in own], subject, on_law, results, len(chosen))
+    return {name: attributed(result, subject) for name, result in results.items()}
+
+
+WHOSE = {"config": "config", "rotary_layout": "checkpoint"}
+"""Whose the failure of a law is; of the others it is the code's."""
+
+
+def attributed(result: Result, subject: Subject) -> Result:
+    """A broken law with whose failure it is: the checkpoint's, the config's, the code's, or the published rule's."""
+    if result.status != "broken" or result.whose:
+        return result
+    kind = type(subject.model)
+    stock = kind.__module__.startswith("transformers.")
+    code = f"code ({kind.__name__} of transformers {transformers.__version__})" if stock else f"code ({kind.__name__})"
+    return replace(result, whose=WHOSE.get(result.law, code))
 
 
 def length_of(model: Any, length: int | None) -> int:

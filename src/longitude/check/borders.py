@@ -38,7 +38,8 @@ def scaling_border(subject: Subject) -> Measurement:
         )
     subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
     worst = max(drift, off if wrong else 0.0)
-    return Measurement(worst, subject.threshold, f"the border is {border} tokens", "; ".join(causes), first)
+    whose = "" if wrong else "rule"
+    return Measurement(worst, subject.threshold, f"the border is {border} tokens", "; ".join(causes), first, whose)
 
 
 def rule(subject: Subject, border: int) -> tuple[float, list[str]]:

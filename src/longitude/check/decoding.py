@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from longitude.check.rotary import SHIFT, ropes
-from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.check.subject import CACHES, CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import last_position
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
+GIVEN = "a token at a time, mask and positions given"
 CHUNKS = (1, 7, 16, 5, 33)
 SOUND = ("repeatable", "far_positions")
 CACHE = ("causality", "cached_decoding")
@@ -58,6 +59,8 @@ def relative_positions(subject: Subject) -> Measurement:
         raise DoesNotApply(f"it has a table of positions, too, that ends at {end}")
     if "position_ids" not in subject.takes:
         raise DoesNotApply("forward takes no position_ids, so they cannot be moved")
+    if subject.config.model_type == "recurrent_gemma":
+        raise DoesNotApply("its recurrent layers begin again at position 0, so positions are more than rotations")
     tokens = subject.tokens(min(subject.length, SHIFT))
     positions = torch.arange(tokens.shape[1], device=subject.device)[None]
     for spec in (rope.temperature for rope in ropes(subject.config).values() if rope.temperature is not None):
@@ -87,13 +90,12 @@ def cached_decoding(subject: Subject) -> Measurement:
     ones = [1] * length
     ways = {
         "a token at a time": subject.error(subject.in_chunks(tokens, ones, report=True), want),
-        "a token at a time, mask and positions given": subject.error(
-            subject.in_chunks(tokens, ones, given=True, report=True), want
-        ),
         "a token at a time behind a prompt": subject.error(
             subject.in_chunks(tokens, [half, *[1] * (length - half)]), want
         ),
     }
+    if given := subject.cache_name == CACHES[0]:  # a recurrent model masks the tokens of a call, and none before them
+        ways[GIVEN] = subject.error(subject.in_chunks(tokens, ones, given=True, report=True), want)
     if hasattr(subject.model, "generate"):
         error = torch.zeros_like(want[0, :, 0], dtype=torch.float64)
         error[half - 1 : length - 1] = subject.error(subject.generated(tokens, half), want[:, half - 1 : length - 1])
@@ -104,6 +106,11 @@ def cached_decoding(subject: Subject) -> Measurement:
         cause += (
             f": positions are off while decoding; with position_ids moved by {shift:+d} the logits agree, so the position of "
             f"a new token is {abs(shift)} too {'small' if shift > 0 else 'large'}"
+        )
+    elif broken and given and not {GIVEN, "generate()"} & {*broken}:
+        cause += (
+            ": positions that the model counts itself are wrong behind a cache, and where position_ids are passed, as "
+            "generate() does, the logits agree; pass them"
         )
     elif broken:
         cause += (
@@ -138,9 +145,17 @@ def chunked_prefill(subject: Subject) -> Measurement:
     while left:
         sizes.append(min(left, CHUNKS[len(sizes) % len(CHUNKS)]))
         left -= sizes[-1]
-    errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in (False, True)]
-    return subject.measurement(
-        torch.stack(errors).amax(0),
-        "a prompt that continues behind a cache gives other logits than a whole pass: tokens of one chunk attend to each other's "
-        "future, as where the causal mask is dropped or aligned to the wrong corner as soon as keys outnumber queries",
-    )
+    ways = (False, True) if subject.cache_name == CACHES[0] else (False,)
+    errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
+    cause = "a prompt that continues behind a cache gives other logits than a whole pass: "
+    if subject.recurrent:
+        cause += (
+            "its recurrent layers do not take up their state where several tokens follow, though they do for one at a time; "
+            "prefill in one piece"
+        )
+    else:
+        cause += (
+            "tokens of one chunk attend to each other's future, as where the causal mask is dropped or aligned to the wrong "
+            "corner as soon as keys outnumber queries"
+        )
+    return subject.measurement(torch.stack(errors).amax(0), cause)

@@ -260,6 +260,8 @@ def score_scale(subject: Subject) -> Measurement:
             wrong[index] = got, want
     if wrong and unknown:
         raise DoesNotApply(f"not understood: {', '.join(unknown)}")
+    if wrong and all(got == 1.0 for got, _ in wrong.values()):
+        raise DoesNotApply("scores are multiplied by 1: its queries may be multiplied before")
     worst = max((abs(got / want - 1) for got, want in wrong.values()), default=0.0)
     cause = ""
     if wrong:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.checkpoints.quiet import greedy
-from longitude.testing.engine import Battery, Measurement
+from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
 EQUAL = 1e-4
 """The largest relative error of logits that count as equal, computed in float64: rounding leaves 1e-15 to 1e-7, where models
@@ -33,6 +33,8 @@ CHECKPOINT_LAWS = Battery(
 )
 """The laws of a checkpoint, in this order; each may rest on those before it."""
 
+CACHES = ("past_key_values", "cache_params", "state")
+"""What models call the cache that forward takes and returns."""
 WORDS = 4096
 """Of a vocabulary, so that logits of a long pass fit into memory more than once."""
 
@@ -82,6 +84,17 @@ class Subject:
         return names
 
     @property
+    def cache_name(self) -> str | None:
+        """What forward calls its cache."""
+        return next((name for name in CACHES if name in self.takes), None)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers have a state of their own, as those of Mamba."""
+        names = {type(module).__name__ for module in self.model.modules()}
+        return any(word in name for name in names for word in ("Mamba", "Recurrent", "DeltaNet", "Rwkv"))
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -122,19 +135,24 @@ class Subject:
         given: attention_mask and position_ids are passed with each chunk, the latter moved by `shift` behind the first.
         report: whether on_progress is called.
         """
+        name = self.cache_name
+        if name is None:
+            raise DoesNotApply("its forward takes no cache, so tokens cannot be given to it in parts")
         cache, done, out = None, 0, []
         for size in sizes:
             chunk = tokens[:, done : done + size]
             options: dict[str, Any] = {}
             if given:
                 mask = torch.ones_like(tokens[:, : done + size])
-                options = {"attention_mask": mask}
-                options |= {name: at[:, done:] + (shift if done else 0) for name, at in self.positions(mask).items()}
-            answer = self.model(input_ids=chunk, past_key_values=cache, use_cache=True, **options)
-            cache, done = answer.past_key_values, done + size
+                options = {"attention_mask": mask} if "attention_mask" in self.takes else {}
+                options |= {key: at[:, done:] + (shift if done else 0) for key, at in self.positions(mask).items()}
+            answer = self.model(input_ids=chunk, use_cache=True, **{name: cache}, **options)
+            if not hasattr(answer, name):
+                raise DoesNotApply(f"its answers have no {name}, so tokens cannot be given to it in parts")
+            cache, done = getattr(answer, name), done + size
             out.append(self.some(answer.logits))
             if cache is None:
-                raise ValueError("use_cache=True gave no past_key_values")
+                raise ValueError(f"use_cache=True gave no {name}")
             if report:
                 self.on_progress(done / tokens.shape[1])
         return torch.cat(out, 1)

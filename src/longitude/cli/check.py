@@ -146,8 +146,16 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
     count = Counter(result.status for result in results.values())
     words = f"of {len(results)} laws {count['holds']} hold, {count['broken']} are broken, {count['does not apply']} do not apply"
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
-    reasons = [Text.assemble((f"\n{result.law}: ", STYLES["broken"]), result.reason) for result in broken]
+    reasons = [
+        Text.assemble((f"\n{result.law}: ", STYLES["broken"]), result.reason, found_in(result.whose))
+        for result in broken
+    ]
     display(laws, *reasons, f"\n{checked}: {words}" + (f"  ({how})" if how else ""))
+
+
+def found_in(whose: str) -> str:
+    """Whose a failure is, for its reason."""
+    return f" [{whose}]" if whose else ""
 
 
 def number(value: float | None) -> str:

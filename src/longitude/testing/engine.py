@@ -45,6 +45,7 @@ class Measurement:
         note: A remark where it holds.
         cause: What usually causes a failure, and where it begins.
         position: The first position at which the threshold is exceeded, where there is one.
+        whose: Whose a failure is, where the law knows.
     """
 
     measured: float
@@ -52,6 +53,7 @@ class Measurement:
     note: str = ""
     cause: str = ""
     position: int | None = None
+    whose: str = ""
 
     @property
     def holds(self) -> bool:
@@ -70,6 +72,7 @@ class Result:
         threshold: The largest number that the law allows.
         reason: Why it is broken or does not apply; what else was found where it holds.
         position: The first position at which the threshold is exceeded, where there is one.
+        whose: Whose a failure is, where it is known; of a checkpoint "checkpoint", "config", "code (...)" or "rule".
     """
 
     law: str
@@ -79,6 +82,7 @@ class Result:
     threshold: float | None = None
     reason: str = ""
     position: int | None = None
+    whose: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,8 +161,9 @@ class Law:
     def _result(self, status: Status, found: Measurement | None = None, reason: str = "") -> Result:
         if found is None:
             return Result(self.name, self.claim, status, reason=reason)
-        position = found.position if status == "broken" else None
-        return Result(self.name, self.claim, status, finite(found.measured), finite(found.threshold), reason, position)
+        position, whose = (found.position, found.whose) if status == "broken" else (None, "")
+        numbers = finite(found.measured), finite(found.threshold)
+        return Result(self.name, self.claim, status, *numbers, reason, position, whose)
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
