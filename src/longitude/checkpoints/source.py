@@ -65,6 +65,12 @@ class Source:
         return kind_of(self.name, self.config, self.skeleton)
 
     @property
+    def quantization(self) -> str | None:
+        """How its weights are quantized ("gptq", "awq", "fp8", ...); None where they are not."""
+        given = self.json.get("quantization_config") or self.inner.get("quantization_config")
+        return None if given is None else str(given.get("quant_method", "unknown"))
+
+    @property
     def shards(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))
 
@@ -133,7 +139,7 @@ def require_fit(source: Source, held: dict[str, list[int]]) -> None:
 
     transformers loads some checkpoints under other names than the files': where it would, nothing is called missing.
     """
-    if getattr(source.config, "quantization_config", None) is not None:
+    if source.quantization is not None:
         return  # packed weights have shapes of their own
     state = source.skeleton.state_dict(keep_vars=True)
     prefix = getattr(source.skeleton, "base_model_prefix", "")

@@ -74,7 +74,7 @@ def changes_of(source: Source, to: str) -> dict[str, Change]:
         raise ValueError(f"--convert-layout: {source.name} has no rotary parameters, and no layout")
     if source.pickled:
         raise ValueError("--convert-layout: expected weights in safetensors, got a pickle; save it as such first")
-    if getattr(config, "quantization_config", None) is not None:
+    if source.quantization is not None:
         raise ValueError(f"--convert-layout: the weights of {source.name} are quantized; convert the original weights")
     widths = {2 * len(x) for name, x in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
     if len(widths) != 1:

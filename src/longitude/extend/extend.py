@@ -93,13 +93,25 @@ def extend(
     target = Target(to=to, method=method, factor=factor, base=base, original=original)
     source = open_source(str(model), allow_pickle)
     _ = source.kind  # ValueError for a model that cannot be extended comes first
-    cost = None if text is None or out is None else CostMeasurement(source, text, on_progress)
+    unread = f"the weights of {model} are quantized ({source.quantization})"
+    if source.quantization is not None and (train is not None or method == "longrope"):
+        needs = "--fine-tune trains them" if train is not None else "--method longrope searches with them"
+        raise ValueError(
+            f"{unread}, and {needs}; extend the original checkpoint, or choose a method that needs config.json alone"
+        )
+    measured = text is not None and out is not None and source.quantization is None
+    cost = CostMeasurement(source, text, on_progress) if measured and text is not None else None
     found = None
     if method == "longrope":
         found = _search(source, target, out, cost, budget, seed, on_progress, on_note)
     plan = plan_extension(source, target, found, must_fit=text is not None)
     if plan.nothing and train is not None:
         raise ValueError(f"--fine-tune: nothing of {model} is extended; there is no new checkpoint to train")
+    if source.quantization is not None:
+        if plan.changes:
+            raise ValueError(f"{unread}, and {', '.join(plan.changes)} would change; extend the original checkpoint")
+        if text is not None and out is not None:
+            plan.notes.append(f"{unread[0].upper()}{unread[1:]}: they are copied unread, and nothing is measured.")
     if cost is not None and not source.causal:
         plan.notes.append("The model does not predict next tokens, so the cost on short contexts is not measured.")
         cost = None
