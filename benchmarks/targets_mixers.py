@@ -23,6 +23,7 @@ from longitude.bench.cases import AttentionShape
 from longitude.bench.rows import Row
 from longitude.recurrent import (
     gated_delta_rule,
+    mamba3,
     orthogonal_features,
     performer,
     retention,
@@ -83,6 +84,9 @@ def formulas(length: int) -> dict[str, Recurrence]:
     B, C = (numbers(seed, 1, 16, length) for seed in (10, 11))
     inner = numbers(12, 1, 2 * HEADS, length, HEAD)
     decay = (-numbers(13, 1, 2 * HEADS, length).abs()).detach().requires_grad_()
+    wide_q, wide_k = (numbers(seed, 1, 2 * HEADS, length, 128) for seed in (26, 27))
+    step, half = (numbers(seed, 1, 2 * HEADS, length).sigmoid().detach().requires_grad_() for seed in (28, 29))
+    speed = numbers(30, 1, 2 * HEADS, length, 32)
     to_state, from_state = (numbers(seed, 1, 1, length, 128) for seed in (14, 15))
     poles = torch.complex(torch.full((WIDTH, 32), -0.5), torch.pi * torch.arange(32.0).expand(WIDTH, 32))
     mixing = torch.view_as_complex(numbers(16, WIDTH, 32, 2).detach())
@@ -94,6 +98,7 @@ def formulas(length: int) -> dict[str, Recurrence]:
         "rwkv7": Recurrence.of(rwkv7, r, log_clamped, k, v, unit, share),
         "mamba": Recurrence.of(partial(selective_scan, delta_softplus=True), *channels, A, B, C),
         "mamba2": Recurrence.of(ssd, inner, decay, to_state, from_state),
+        "mamba3": Recurrence.of(mamba3, wide_q, wide_k, inner, decay, step, half, speed),
         "gated_deltanet": Recurrence.of(gated_delta_rule, q, unit, wide, decay_of_head, beta),
         "kda": Recurrence.of(gated_delta_rule, q, unit, v, log_w, beta),
         "s4d": Recurrence.of(s4d, numbers(20, 1, WIDTH, length), numbers(21, WIDTH), fixed=(poles, mixing)),

@@ -24,6 +24,7 @@ RATES = {
     "mamba": {"A_log", "D", "conv1d.bias", "dt_proj.bias"},
     "mamba2": {"A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"},
     "log_linear_mamba2": {"A_log", "D", "L", "dt_bias", "conv1d.bias", "norm.weight"},
+    "mamba3": {"B_bias", "C_bias", "D", "dt_bias", "B_norm.weight", "C_norm.weight"},
     "rwkv4": {"time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance"},
     "rwkv6": {"mix_x", "mix_by", "decay", "bonus", "norm.weight", "norm.bias"},
     "rwkv7": {"mix_by", "decay", "rate", "bonus", "removal", "renewal", "norm.weight", "norm.bias"},

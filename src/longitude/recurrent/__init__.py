@@ -5,6 +5,7 @@ from longitude.recurrent.gated import GRU, LSTM
 from longitude.recurrent.log_linear import LogLinearMamba2, log_linear
 from longitude.recurrent.mamba import Mamba, selective_scan
 from longitude.recurrent.mamba2 import Mamba2, ssd
+from longitude.recurrent.mamba3 import Mamba3, mamba3
 from longitude.recurrent.performer import Performer, orthogonal_features, performer
 from longitude.recurrent.retention import Retention, retention
 from longitude.recurrent.rwkv4 import RWKV4, RWKVChannelMix, rwkv4
@@ -20,6 +21,7 @@ __all__ = [
     "LogLinearMamba2",
     "Mamba",
     "Mamba2",
+    "Mamba3",
     "Performer",
     "RWKV4",
     "RWKV6",
@@ -29,6 +31,7 @@ __all__ = [
     "S4D",
     "gated_delta_rule",
     "log_linear",
+    "mamba3",
     "orthogonal_features",
     "performer",
     "retention",

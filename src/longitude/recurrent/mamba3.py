@@ -1,0 +1,217 @@
+"""Mamba-3 with one input and one output: a matrix state fed by a trapezoid of two tokens, under rotations that tokens decide."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longitude.attention.heads import join_heads, split_heads
+from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
+from longitude.errors import check_positive, check_sizes
+from longitude.positions.rotation import Angles, rotate_by_formula
+from longitude.recurrent.base import RecurrentMixer, fill_step_bias, softplus
+from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.ops.decayed import decayed
+from longitude.recurrent.ops.short_conv import previous
+
+
+class State(NamedTuple):
+    """After the last token: the angle of each pair, the token's rotated key and its value, and the matrix."""
+
+    angle: Float[Tensor, "B H R"]
+    last: Float[Tensor, "B 1 H*(K+V)"]
+    matrix: Float[Tensor, "B H K V"]
+
+
+def mamba3(
+    q: Float[Tensor, "B H L K"],
+    k: Float[Tensor, "B H L K"],
+    v: Float[Tensor, "B H L V"],
+    log_decay: Float[Tensor, "B H L"],
+    step: Float[Tensor, "B H L"],
+    share: Float[Tensor, "B H L"],
+    speed: Float[Tensor, "B H L R"],
+    *,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: State | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], State]:
+    """The recurrence of Mamba-3: each token adds itself and once more the one before it, and turns all that come after.
+
+        a_t = a_{t-1} + step_t speed_t;   q_t, k_t rotated by a_t, neighbouring pairs
+        S_t = e^{log_decay_t} (S_{t-1} + (1 - share_t) step_t k_{t-1}^T v_{t-1}) + share_t step_t k_t^T v_t,    o_t = q_t S_t
+
+    share 1 is Mamba-2's rule (with rotations), 1/2 the trapezoid.
+
+    Args:
+        q: [B, H, L, K].
+        k: [B, H, L, K].
+        v: [B, H, L, V].
+        log_decay: at most 0, [B, H, L].
+        step: above 0, [B, H, L].
+        share: of the token itself, in [0, 1], [B, H, L].
+        speed: radians of each of the first R pairs in a step of 1, [B, H, L, R].
+        mode: as in `retention`.
+        chunk_size: as in `retention`.
+        state: what an earlier call returned; None at the beginning.
+        reset: as in `retention`.
+        valid: as in `retention`.
+
+    Returns:
+        The outputs [B, H, L, V] in v's dtype, and the state after the last token, float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, more pairs than K has, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Lahoti et al. 2026, arXiv 2603.15569, https://arxiv.org/abs/2603.15569
+    """
+    numbers = {"log_decay": log_decay, "step": step, "share": share}
+    named = {"q": (q, "B H L K"), "k": (k, "B H L K"), "v": (v, "B H L V"), "speed": (speed, "B H L R")}
+    require_tokens("mamba3", **named, **{name: (x, "B H L") for name, x in numbers.items()})
+    (batch, heads, length, width), keys, pairs = v.shape, q.shape[-1], speed.shape[-1]
+    if keys % 2 or pairs > keys // 2:
+        raise ValueError(f"mamba3: expected speeds of at most half of an even K={keys}, got {pairs}")
+    require_mode("mamba3", mode, chunk_size)
+    require_flags("mamba3", batch, length, reset=reset, valid=valid)
+    last = (batch, 1, heads * (keys + width))
+    require_state(
+        "mamba3", state, {"angle": (batch, heads, pairs), "last": last, "matrix": (batch, heads, keys, width)}
+    )
+    before = None if state is None else State(*state)
+    exact = state_dtype(v)
+    turn = step.to(exact)[..., None] * speed.to(exact)
+    turn = turn if valid is None else turn.where(valid[:, None, :, None], 0)
+    angle = since_begin(turn, reset, None if before is None else before.angle.to(exact))
+    table = Angles(
+        *(F.pad(f, (0, keys // 2 - pairs), value=rest) for f, rest in ((angle.cos(), 1.0), (angle.sin(), 0.0)))
+    )
+    q, k = (rotate_by_formula(x.to(exact), table, "interleaved") for x in (q, k))
+
+    earlier, last_pair = previous(
+        join_heads(torch.cat([k, v.to(exact)], -1)), None if before is None else before.last, reset, valid
+    )
+    k_before, v_before = split_heads(earlier, heads).split([keys, width], -1)
+    own = (share * step).to(exact)[..., None] * k
+    other = ((1 - share) * step * log_decay.exp()).to(exact)[..., None] * k_before
+    options = {"mode": mode, "chunk_size": chunk_size, "reset": reset, "valid": valid}
+    decay, matrix = log_decay[..., None], None if before is None else before.matrix
+    out, matrix = decayed("mamba3", q, own, v.to(exact), decay, state=matrix, **options)
+    more, other_matrix = decayed("mamba3", q, other, v_before, decay, **options)
+    after = torch.remainder(angle[:, :, -1], 2 * math.pi)
+    return (out + more).to(v.dtype), State(after, last_pair, matrix + other_matrix)
+
+
+def since_begin(
+    turn: Float[Tensor, "B H L R"], reset: Bool[Tensor, "B L"] | None, before: Float[Tensor, "B H R"] | None
+) -> Float[Tensor, "B H L R"]:
+    """Sums over the tokens of a document up to each; before: those of earlier calls, for the document that continues."""
+    total = turn.cumsum(2)
+    carried = torch.zeros_like(total[:, :, :1]) if before is None else before[:, :, None]
+    if reset is None:
+        return total + carried
+    order = torch.arange(turn.shape[2], device=turn.device)
+    first = torch.where(reset, order, -1).cummax(1).values  # of the document, -1: it began earlier
+    at = first.clamp(min=0)[:, None, :, None].expand_as(total)
+    return torch.where((first < 0)[:, None, :, None], total + carried, total - (total - turn).gather(2, at))
+
+
+@register_mixer("mamba3")
+class Mamba3(RecurrentMixer):
+    """The block of Mamba-3 with one input and one output (SISO).
+
+        z, x, B, C, dt, a, s, w = x W_in;   Delta = softplus(dt + dt_bias);   A = -max(softplus(a), 1e-4)
+        B, C = rmsnorm(B) + B_bias, rmsnorm(C) + C_bias;   speed = pi tanh(w)
+        y = mamba3(C, B, x, Delta A, Delta, sigmoid(s), speed) + D x;   out = (y * silu(z)) W_out
+
+    B, C and w are shared by heads, biases are of each head. There is no convolution. The state is the angle of each pair, the
+    last token's key and value, and a matrix for each head.
+
+    Args:
+        dim: width of x and of the output.
+        head_dim: width of a head; None: 64, or what a model passes.
+        expand: the inner width is expand * dim.
+        state_size: size N of B and C, a multiple of 4; half of it is rotated.
+        bias: whether the projections have biases.
+        norm_eps: epsilon of the norms.
+        mode, chunk_size: as in `mamba3`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Lahoti et al. 2026, arXiv 2603.15569, https://arxiv.org/abs/2603.15569
+    """
+
+    source = "Lahoti et al. 2026"
+    undecayed = ("dt_bias", "B_bias", "C_bias", "D")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        head_dim: int | None = None,
+        expand: int = 2,
+        state_size: int = 128,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+        mode: str = "chunked",
+        chunk_size: int = 64,
+    ):
+        super().__init__()
+        head_dim = 64 if head_dim is None else head_dim
+        check_sizes("Mamba3", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size)
+        check_positive("Mamba3", norm_eps=norm_eps)
+        self.set_mode(mode, chunk_size)
+        inner = expand * dim
+        if inner % head_dim or state_size % 4:
+            raise ValueError(
+                f"Mamba3: expected head_dim to divide expand dim = {inner} into heads, and a state_size of a multiple of 4, got "
+                f"head_dim={head_dim} and state_size={state_size}"
+            )
+        self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
+        self.state_size, self.norm_eps = state_size, norm_eps
+        self.sizes = [inner, inner, state_size, state_size, *[self.num_heads] * 3, state_size // 4]
+        self.in_proj = nn.Linear(dim, sum(self.sizes), bias=bias)
+        self.dt_bias, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
+        self.B_bias, self.C_bias = (nn.Parameter(torch.empty(self.num_heads, state_size)) for _ in range(2))
+        self.B_norm, self.C_norm = (nn.RMSNorm(state_size, eps=norm_eps) for _ in range(2))
+        self.out_proj = nn.Linear(inner, dim, bias=bias)
+        self.mark_undecayed()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As published: Delta log-uniform in [0.001, 0.1], biases and D 1."""
+        fill_step_bias(self.dt_bias)
+        for one in (self.B_bias, self.C_bias, self.D):
+            nn.init.ones_(one)
+
+    def products(self, keys: float) -> float:
+        return 3 * self.inner * self.state_size
+
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, State]:
+        exact = state_dtype(x)
+        z, tokens, *rest = self.in_proj(x).split(self.sizes, -1)
+        B, C, dt, a, share, speed = (y.to(exact) for y in rest)
+        step = softplus(dt + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
+        log_decay = -step * softplus(a).clamp(min=1e-4).transpose(1, 2)
+        k, q = (
+            F.rms_norm(y, (self.state_size,), norm.weight.to(exact), self.norm_eps)[:, None] + own.to(exact)[:, None]
+            for y, norm, own in ((B, self.B_norm, self.B_bias), (C, self.C_norm, self.C_bias))
+        )
+        speed = (math.pi * speed.tanh())[:, None].expand(-1, self.num_heads, -1, -1)
+        v = split_heads(tokens, self.num_heads)
+        y, state = mamba3(
+            q, k, v, log_decay, step, share.sigmoid().transpose(1, 2), speed, state=state, **self.options(inputs)
+        )
+        y = y.to(exact) + self.D.to(exact)[:, None, None] * v
+        return self.out_proj((join_heads(y) * F.silu(z.to(exact))).to(x.dtype)), state
