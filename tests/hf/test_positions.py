@@ -86,6 +86,19 @@ def test_scaled_cos_and_sin_are_taken_away(ids, placed):
     close(placed("llama", "none", rope_parameters=yarn)(ids).logits, placed("llama", "none")(ids).logits)
 
 
+def test_a_mask_of_four_dimensions(ids, placed):
+    """Documents as a mask are documents by position_ids; an encoding that reads tokens would not see them."""
+    two = torch.cat([torch.arange(7), torch.arange(10)])[None].expand(2, -1)
+    document = (torch.arange(17) >= 7).long()
+    mask = (document[:, None] == document) & torch.ones(17, 17, dtype=torch.bool).tril()
+    for name in ("alibi", "self_extend", "ssmax"):
+        model = placed("llama", spec(name))
+        got = model(ids, attention_mask=mask.expand(2, 1, 17, 17), position_ids=two, use_cache=False).logits
+        close(got, model(ids, position_ids=two, use_cache=False).logits)
+    with pytest.raises(ValueError, match="the encoding reads the tokens too"):
+        placed("llama", "fox")(ids, attention_mask=mask.expand(2, 1, 17, 17))
+
+
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", WORKING)
 def test_chunks_padding_and_packing(kind, name, ids, mask, placed):

@@ -206,6 +206,51 @@ def test_the_loss_has_arguments_of_its_own(pair, ids):
     close(ours(ids, **more).loss, ours(ids, labels=ids).loss * 32 / 20)
 
 
+# ---- masks of a user's own ----------------------------------------------------------------------------------------------
+def own_mask(rows, keys):
+    """Two trees of tokens behind a common trunk, the second row padded on the left: bool [2, 1, rows, keys], the last rows."""
+    token = torch.arange(keys)
+    branch = torch.where(token < 6, -1, token % 2)
+    seen = (token[:, None] >= token) & ((branch[:, None] == branch) | (branch == -1))
+    both = torch.stack([seen, seen & (token >= 3) | (token[:, None] == token)])
+    return both[:, None, -rows:]
+
+
+@pytest.mark.parametrize("form", ["bool", "lowest", "inf"])
+def test_a_mask_of_four_dimensions(form, pair, ids):
+    """As sdpa takes it, whatever windows the model has; read once for all layers; with its gradients and a cache."""
+    ours, theirs = pair
+
+    def mask(rows, keys):
+        seen = own_mask(rows, keys)
+        hidden = {"bool": None, "lowest": torch.finfo(torch.float64).min, "inf": -torch.inf}[form]
+        return seen if hidden is None else torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, hidden)
+
+    whole = {"attention_mask": mask(17, 17), "position_ids": (torch.arange(17) % 9)[None].expand(2, -1)}
+    close(ours(ids, **whole).logits, theirs(ids, **whole).logits)
+    results = [
+        torch.autograd.grad(model(ids, **whole).logits.square().sum(), list(model.parameters()), allow_unused=True)
+        for model in pair
+    ]
+    close(*results, rtol=1e-9)
+    caches = [DynamicCache(), DynamicCache()]
+    for start, stop in ((0, 9), (9, 10), (10, 17)):
+        step = {"attention_mask": mask(stop - start, stop), "position_ids": whole["position_ids"][:, start:stop]}
+        got, want = (
+            model(ids[:, start:stop], past_key_values=cache, **step).logits
+            for model, cache in zip(pair, caches, strict=True)
+        )
+        close(got, want)
+    assert (ours(ids).logits - ours(ids, **whole).logits).abs().max() > 1e-2
+
+
+def test_a_mask_that_changes_is_read_again(stock, ids):
+    ours, theirs, mask = stock("llama", "longitude"), stock("llama"), own_mask(17, 17).clone()
+    for _ in range(2):
+        close(ours(ids, attention_mask=mask).logits, theirs(ids, attention_mask=mask).logits)
+        mask[:, :, 9:, 2] = False
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 GEMMA = {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5}
 DENSE = torch.ones(2, 1, 17, 17, dtype=torch.bool)
@@ -215,14 +260,33 @@ DENSE = torch.ones(2, 1, 17, 17, dtype=torch.bool)
     ("kind", "more", "inputs", "reason"),
     [
         ("gemma2", GEMMA, {}, "softcap"),
-        ("llama", {}, {"attention_mask": DENSE}, r"expected attention_mask \[B, tokens\]"),
+        (
+            "llama",
+            {},
+            {"attention_mask": DENSE.expand(2, 4, 17, 17)},
+            r"attention_mask: expected bool .* for all heads",
+        ),
+        ("llama", {}, {"attention_mask": DENSE * 1.5}, r"attention_mask: .* adds other numbers"),
+        ("llama", {}, {"attention_mask": DENSE[..., 1:]}, r"attention_mask: expected bool \[17, 17\]"),
+        ("llama", {}, {"attention_mask": DENSE[:1], "seq_idx": torch.arange(34).view(2, 17) // 9}, "one of both"),
         ("llama", {}, {"attention_mask": torch.ones(2, 9)}, r"expected \[2, 17\]"),
         ("llama", {}, {"head_mask": torch.ones(4)}, "head_mask"),
         ("llama", {}, {"s_aux": torch.ones(3)}, r"s_aux: expected a logit for each head of queries, \[4\], got \[3\]"),
         ("llama", {}, {"cu_seq_lens_q": ENDS}, "one row, the flattened batch; expected batch 1, got 2"),
         ("bloom", {"n_layer": 2, "n_head": 4}, {}, "Bloom"),
     ],
-    ids=["softcap", "dense mask", "short mask", "head mask", "sinks", "rows with common ends", "its own attention"],
+    ids=[
+        "softcap",
+        "by head",
+        "bias",
+        "keys",
+        "two marks",
+        "short mask",
+        "head mask",
+        "sinks",
+        "rows with common ends",
+        "its own attention",
+    ],
 )
 def test_what_it_cannot_honour_is_refused(kind, more, inputs, reason, stock, ids):
     with pytest.raises(ValueError, match=reason):

@@ -35,8 +35,8 @@ def find_spans(
     alike = all(x.dim() == 1 or len(x) == 1 for x in (*documents, *valid))
     groups: dict[tuple[Span, ...], list[int]] = {}
     for b in range(1 if alike else batch):
-        columns = ([x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in xs] for xs in (documents, valid))
-        own = _of_sequence(*columns, queries, keys, band)
+        ids, real = ([x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in xs] for xs in (documents, valid))
+        own = _of_sequence(ids, real, queries, keys, band)
         if isinstance(own, str):
             return own
         groups.setdefault(own, []).extend(range(batch) if alike else [b])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,8 +112,8 @@ def cut_by_region(
     cuts = []
     for region, boxes in found:
         rows, keys = _hull([box.rows for box in boxes]), _hull([box.keys for box in boxes])
-        own = (part_of(p, slice(None), part) for p, part in zip(places, (rows, keys), strict=True))
-        moved = transformed(r.piece(rows, keys), encoding, *own, region=region)
+        i, j = part_of(places[0], slice(None), rows), part_of(places[1], slice(None), keys)
+        moved = transformed(r.piece(rows, keys), encoding, i, j, region=region)
         cuts.append(RegionCut(replace(moved, sinks=None, lse=lse), boxes, rows, keys))
     return tuple(cuts) or (RegionCut(r, []),)
 
@@ -137,10 +137,10 @@ def _with_weights(r: Request, cuts: Sequence[RegionCut], run: Callable[[Request]
     """Weights of a region times its share of all: the logsumexps are of a second call, because a backend returns one of both."""
     outs, weights = zip(*(_in_places(r, cut, run) for cut in cuts), strict=True)
     again = replace(r, weights=False, lse=True)
-    lses = [
+    lses: list[Any] = [
         _in_places(again, cut, lambda part: run(replace(part, weights=False, dropout=0.0, lse=True)))[1] for cut in cuts
     ]
-    out, lse = merge_attention(list(outs), lses)  # pyright: ignore[reportArgumentType]
+    out, lse = merge_attention(list(outs), lses)
     total = lse if r.sinks is None else torch.logaddexp(lse, r.sinks.to(lse.dtype)[:, None])
     total = total.masked_fill(total == -math.inf, 0.0)
     shares = [(own - total).exp()[..., None] for own in lses]

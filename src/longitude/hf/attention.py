@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Window
 from longitude.attention.operation import requests, run_parts
 from longitude.hf.layer import CALL, LayerCall, encoding_of
-from longitude.hf.masks import StockMask, not_a_mask, with_packed
+from longitude.hf.masks import StockMask, dense_mask, with_packed
 
 REFUSED = {
     "softcap": "it caps the scores",
@@ -43,7 +43,7 @@ def stock_attention(
         query: [B, H, L, D], like key and value as the layer made them: rotated already, unless set_positions replaced that.
         key: [B, Hkv, Lk, D].
         value: [B, Hkv, Lk, Dv].
-        attention_mask: a StockMask, or None.
+        attention_mask: a StockMask, a tensor [B, 1, L, Lk] as `dense_mask` reads it, or None.
         dropout: of the weights.
         scaling: of the scores; default: D**-0.5.
         sliding_window: keys that a query attends to, itself included.
@@ -63,14 +63,16 @@ def stock_attention(
         )
     causal = kwargs.get("is_causal")
     mask_of_call = with_packed(
-        stock_mask_of(module, attention_mask, key.shape[2], causal), kwargs, len(query), query.shape[2]
+        stock_mask_of(module, attention_mask, query, key.shape[2], causal), kwargs, len(query), query.shape[2]
     )
     for name, reason in REFUSED.items():
         if kwargs.get(name) is not None:
             raise ValueError(
                 f"attn_implementation='longitude' does not support {name}: {reason}; use 'eager' or 'sdpa'"
             )
-    mask = mask_of_call.mask if sliding_window is None else AllOf((*mask_of_call.mask.parts(), Window(sliding_window)))
+    mask = mask_of_call.mask
+    if sliding_window is not None and not mask_of_call.dense:
+        mask = AllOf((*mask.parts(), Window(sliding_window)))
     key, value = key[:, :, : mask_of_call.keys], value[:, :, : mask_of_call.keys]
     weights = kwargs.get("output_attentions")
     if weights is None:
@@ -87,14 +89,14 @@ def stock_attention(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def stock_mask_of(module: nn.Module, attention_mask: Any, keys: int, causal: bool | None) -> StockMask:
+def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: int, causal: bool | None) -> StockMask:
     """The mask that the layer was called with; where its model makes none, causality as the layer itself declares it."""
     if isinstance(attention_mask, StockMask):
         if keys < attention_mask.keys:
             raise ValueError(f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, got {keys}")
         return attention_mask
     if attention_mask is not None:
-        raise not_a_mask(attention_mask)
+        return dense_mask(attention_mask, len(query), query.shape[2], keys)
     causal = getattr(module, "is_causal", True) if causal is None else causal
     mask: Mask = Causal() if causal else NoMask()
     return StockMask(mask, keys)

@@ -13,7 +13,7 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Mask, require_causal
 from longitude.attention.operation import raw_request, run, run_parts
-from longitude.hf.masks import StockMask, not_a_mask, with_packed
+from longitude.hf.masks import StockMask, dense_mask, with_packed
 from longitude.models.streams import starts_of
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed
@@ -134,8 +134,6 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         raise ValueError(
             f"set_positions: the encoding needs attn_implementation='longitude', and the model was set to {backend!r}"
         )
-    if not isinstance(mask, StockMask):
-        raise not_a_mask(mask)
     if not isinstance(embeddings, PositionEmbeddings):
         raise ValueError(
             f"set_positions: {type(attention).__name__} is not called with the model's position embeddings"
@@ -143,6 +141,14 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
     layer = None if cache is None else cache_layer(cache, attention.layer_idx)
     past = 0 if layer is None else layer.get_seq_length()
+    if not isinstance(mask, StockMask):
+        mask = dense_mask(mask, len(x), x.shape[1], past + x.shape[1])
+        kwargs = {**kwargs, "attention_mask": mask}
+        if encoding.reads_tokens:
+            raise ValueError(
+                "attention_mask: the encoding reads the tokens too, and a mask [B, 1, L, keys] does not tell documents and "
+                "padding; expected attention_mask [B, tokens] of 0 and 1, and position_ids that start over"
+            )
     if past + x.shape[1] != mask.keys:
         raise ValueError(f"attention_mask: expected {past + x.shape[1]} tokens, cached ones included, got {mask.keys}")
     if layer is not None and past and not encoding.stable_keys:

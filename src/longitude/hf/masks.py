@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import masking_utils as theirs
 
 from longitude.attention.documents import runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
+from longitude.attention.patterns import from_tensor
 from longitude.models.streams import Packed, documents_of
 
 
@@ -20,12 +22,13 @@ class StockMask:
     """What the queries of one call may attend to. All layers of a type share this one object.
 
     mask: over the first `keys` keys; those after them are empty slots of a static cache. streams [B, keys]: each key's
-    document, -1 for padding; None where all are one.
+    document, -1 for padding; None where all are one. dense: made of a tensor, which alone decides, windows included.
     """
 
     mask: Mask
     keys: int
     streams: Tensor | None = None
+    dense: bool = False
 
     # generate() handles the masks of a static cache as tensors of four dimensions.
     ndim: ClassVar[int] = 4
@@ -77,6 +80,28 @@ def stock_mask(
     return StockMask(AllOf(tuple(parts)), keys, streams)
 
 
+_DENSE: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Masks that tensors were read as, with the version of the tensor and the shape: all layers of a forward get one tensor."""
+
+
+def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
+    """A mask [B, 1, L, keys] that a user made: True or 0 where a query attends, False or the lowest number where not.
+
+    ValueError for another form, one for each head, and one that adds other numbers to the scores.
+    """
+    if not isinstance(given, Tensor) or given.dim() != 4:
+        raise not_a_mask(given)
+    read_of = given._version, batch, rows, keys
+    known, made = _DENSE.get(given, (None, None))
+    if known != read_of or made is None:
+        try:
+            made = StockMask(from_tensor(given, batch, rows, keys), keys, dense=True)
+        except ValueError as error:
+            raise ValueError(f"attn_implementation='longitude': attention_{error}") from None
+        _DENSE[given] = read_of, made
+    return made
+
+
 def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int, length: int) -> StockMask:
     """The mask where documents are marked by arguments, too, as `longitude.models.streams.documents_of` reads them.
 
@@ -87,6 +112,10 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
     ids = documents_of(batch, length, None, None, None, stock_mask.keys == length, **packed)
     if ids is None:
         return stock_mask
+    if stock_mask.dense:
+        raise ValueError(
+            f"{next(iter(packed))}: a mask [B, 1, L, keys] has the documents in it; expected one of both, not both"
+        )
     ids = ids.expand(batch, -1)
     if stock_mask.streams is None:
         return StockMask(stock_mask.mask & Documents(ids), stock_mask.keys, ids)
@@ -128,5 +157,6 @@ def not_a_mask(given: Any) -> ValueError:
     """The error for a mask that a user or a model made in a form of its own."""
     got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     return ValueError(
-        f"attn_implementation='longitude': expected attention_mask [B, tokens] of 0 and 1, got {got}; another is for 'sdpa'"
+        f"attn_implementation='longitude': expected attention_mask [B, tokens] of 0 and 1, or a mask [B, 1, L, keys], got {got}; "
+        "another is for 'sdpa'"
     )
