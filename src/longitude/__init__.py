@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.backends.base import Backend as Backend, register_backend as register_backend
     from longitude.attention.cache import LongitudeCache as LongitudeCache, LongitudeCacheLayer as LongitudeCacheLayer
     from longitude.attention.grouped_heads import pool_heads as pool_heads
+    from longitude.attention.layers.chunks import ChunkAttention as ChunkAttention
     from longitude.attention.layers.cross import CrossAttention as CrossAttention
     from longitude.attention.layers.hierarchical import (
         HierarchicalAttention as HierarchicalAttention,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         register_mixer as register_mixer,
     )
     from longitude.attention.operation import attend as attend, explain as explain
-    from longitude.attention.patterns import Dilated as Dilated, Global as Global, Prefix as Prefix
+    from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
         LongitudeForCausalLM as LongitudeForCausalLM,
@@ -147,8 +148,9 @@ _NAMES = {
     "attention.backends.base": "Backend register_backend",
     "attention.merge": "merge_attention",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
-    "attention.patterns": "Prefix Global Dilated",
+    "attention.patterns": "Prefix Global Dilated Chunks",
     "attention.layers.multihead": "MultiHeadAttention",
+    "attention.layers.chunks": "ChunkAttention",
     "attention.layers.window": "WindowAttention",
     "attention.layers.sparse": "NativeSparseAttention",
     "attention.layers.latent": "LatentAttention",

@@ -5,8 +5,9 @@ import torch
 
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.documents import places_of
 from longitude.attention.masks import Band
-from longitude.attention.patterns import Dilated, Global, Prefix
+from longitude.attention.patterns import Chunks, Dilated, Global, Prefix
 from tests.support import close, random, refused_calls
 
 HEADS, DIM = 4, 8
@@ -19,7 +20,12 @@ def layer(encoding=None) -> lg.MultiHeadAttention:
 
 
 PREFIXES = (Prefix(6), Prefix(torch.tensor([6, 2])))
-CAUSAL = (Dilated(3, 2), (lg.Window(3) | Global([0, 4])) & lg.Causal())
+PLACES = torch.stack([torch.arange(15) - 4, torch.arange(15) % 8])
+CAUSAL = (
+    Dilated(3, 2),
+    (lg.Window(3) | Global([0, 4])) & lg.Causal(),
+    lg.Causal() & Chunks(4),
+)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +45,62 @@ def test_patterns_in_a_cache(encoding, masks):
         assert not torch.allclose(whole, attention(x))
 
 
+def test_chunks_are_documents():
+    """Of `size` tokens, from each text's own begin: padding in front has negative places, packed texts begin again."""
+    q, k, v = (random(2, HEADS, 15, DIM, seed=n) for n in range(3))
+    for chunks, ids in (
+        (Chunks(4), torch.arange(15) // 4),
+        (Chunks(4, first=3), (torch.arange(15) + 3) // 4),
+        (Chunks(4, PLACES), PLACES.div(4, rounding_mode="floor")),
+    ):
+        for more in (lg.Causal(), lg.NoMask()):
+            options = {"encoding": lg.ALiBi(HEADS)}
+            want = lg.attend(q, k, v, mask=more & lg.Documents(ids), backend="reference", **options)
+            assert torch.equal(
+                chunks.allowed(*[torch.arange(15)] * 2), lg.Documents(ids).allowed(*[torch.arange(15)] * 2)
+            )
+            backends = ["auto", "reference", "chunked"] + ["table"] * (chunks.places is None)
+            for backend in backends:
+                close(lg.attend(q, k, v, mask=more & chunks, backend=backend, **options), want, atol=1e-11)
+            alone = lg.attend(q[1:], k[1:], v[1:], mask=more & chunks.of(slice(1, 2)), **options)
+            close(alone, want[1:], atol=1e-11)
+    assert torch.equal(
+        Chunks(4).since(6).allowed(*[torch.arange(9)] * 2), Chunks(4).allowed(*[torch.arange(6, 15)] * 2)
+    )
+
+
+def test_places_in_documents():
+    """Counted from the first token behind padding, and in each document; padding within one is counted, too."""
+    documents = torch.tensor([[-1, -1, 5, 5, -1, 5, 3, 3, -1], [0, 0, 0, 1, 1, 0, 0, 0, 0]])
+    assert places_of(documents).tolist() == [[-2, -1, 0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 0, 1, 0, 1, 2, 3]]
+
+
+def test_chunk_attention_is_attention_to_chunks():
+    """By itself, in packed documents and behind padding; its cache keeps size - 1 tokens."""
+    torch.manual_seed(0)
+    chunk = lg.ChunkAttention(16, HEADS, encoding=lg.Rotary(4, "half"), size=4).double()
+    x = random(2, 15, 16)
+    plain = lg.MultiHeadAttention(16, HEADS, encoding=lg.Rotary(4, "half")).double()
+    plain.load_state_dict(chunk.state_dict())
+    close(chunk(x), plain(x, mask=lg.Causal() & Chunks(4)))
+    close(chunk(x), torch.cat([plain(part) for part in x.split(4, 1)], 1))  # rotation is relative
+    documents = torch.tensor([[-1] * 3 + [0] * 12, [0] * 6 + [1] * 9])
+    packed = chunk(x, documents=documents)
+    close(packed[:1, 3:], chunk(x[:1, 3:]))
+    close(packed[1:, 6:], chunk(x[1:, 6:]))
+    cache = chunk.cache_layer()
+    steps = [chunk(part, documents=documents[:, : n + 1], cache=cache) for n, part in enumerate(x.split(1, 1))]
+    close(torch.cat(steps, 1)[documents >= 0], packed[documents >= 0])
+    assert cache.keys.shape[2] == 3 and cache.get_seq_length() == 15
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
         (Prefix(6), "whole prefix of 6 tokens, which attend to each other, got 5 tokens in the cache"),
         (Prefix(torch.tensor([2, 6])) & lg.Documents(torch.zeros(6, dtype=torch.long)), "whole prefix of 6"),
         (lg.Window(3) | Global([0]), r"Global: .* whole sequence in one call, or .*lg.Causal\(\)"),
+        (Chunks(3), "Chunks: cached tokens would attend to the new ones"),
         (Band(3, 1), "Band: cached tokens attend to the 1 after them"),
     ],
 )

@@ -22,6 +22,8 @@ MASKS = {
     "documents of all, padding of each": lg.Documents(IDS[0]) & lg.Padding(VALID),
     "documents of each, padding of all": lg.Documents(IDS) & lg.Padding(VALID[1]) & lg.Padding(VALID),
     "two documents": lg.Documents(IDS) & lg.Documents(IDS[0]) & lg.Causal(),
+    "chunks": lg.Causal() & lg.Chunks(5),
+    "chunks of each": lg.Causal() & lg.Chunks(5, torch.arange(24) - torch.tensor([[3], [0]])) & lg.Padding(VALID),
     "prefix": lg.Prefix(torch.tensor([5, 2])),
     "dilated": lg.Dilated(3, 2) & lg.Documents(IDS),
     "global": (lg.Window(3) | lg.Global([1])) & lg.Causal(),

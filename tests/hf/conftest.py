@@ -17,6 +17,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "llama4_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "intermediate_size_mlp": 24,
+        "num_local_experts": 2,
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 5,
+        "floor_scale": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
     "gpt_oss": {
         "num_key_value_heads": 2,
         "head_dim": 4,
@@ -28,7 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=[kind for kind in MODELS if kind != "gpt_oss"])  # whose model finds no documents by positions
+@pytest.fixture(params=["llama", "mistral", "gpt_neox"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

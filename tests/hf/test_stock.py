@@ -206,6 +206,38 @@ def test_the_loss_has_arguments_of_its_own(pair, ids):
     close(ours(ids, **more).loss, ours(ids, labels=ids).loss * 32 / 20)
 
 
+# ---- chunks --------------------------------------------------------------------------------------------------------------
+in_float32 = partial(near, atol=2e-6)
+"""Llama 4 rotates in float32."""
+
+
+def test_chunks(stock, ids, mask):
+    """Llama 4's text model: chunks behind padding, in documents, with a cache that drops what is behind a chunk; gradients."""
+    ours, theirs = stock("llama4_text", "longitude"), stock("llama4_text")
+    in_float32(ours(ids).logits, theirs(ids).logits)
+    in_float32(gradients(ours, ids), gradients(theirs, ids))
+    real = mask.bool()
+    want = theirs(ids, attention_mask=mask).logits
+    in_float32(ours(ids, attention_mask=mask).logits[real], want[real])
+    cache, chunks = DynamicCache(config=ours.config), []
+    for start, stop in ((0, 9), (9, 10), (10, 11), (11, 17)):
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
+    in_float32(torch.cat(chunks, 1)[real], want[real])
+    for places in (PLACES, PLACES.expand(2, -1)):
+        x = ids[: len(places)]
+        in_float32(*(model(x, position_ids=places, use_cache=False).logits for model in (ours, theirs)))
+
+
+def test_chunks_in_documents_that_arguments_mark(stock, ids):
+    """They are counted in each, as where position_ids start over."""
+    model = stock("llama4_text", "longitude")
+    for layer in model.model.layers:
+        layer.self_attn.attn_temperature_tuning = False  # transformers counts its steps from the row's begin
+    x = model.get_input_embeddings()(ids[:1]).detach()
+    packed = model(inputs_embeds=x, use_cache=False, seq_idx=NUMBERS, position_ids=PLACES).logits
+    in_float32(packed, torch.cat([model(inputs_embeds=part).logits for part in x.split([7, 10], 1)], 1))
+
+
 # ---- masks of a user's own ----------------------------------------------------------------------------------------------
 def own_mask(rows, keys):
     """Two trees of tokens behind a common trunk, the second row padded on the left: bool [2, 1, rows, keys], the last rows."""

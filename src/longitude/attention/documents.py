@@ -45,6 +45,15 @@ def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
     return _found(documents)[1] if torch.compiler.is_compiling() else getattr(runs_of(documents), BEGINS)
 
 
+def places_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """The place of each token in its document, from 0 on; padding before the first one has negative places."""
+    runs, begins = runs_of(documents), begins_of(documents)
+    order = torch.arange(runs.shape[1], device=runs.device).expand_as(runs)
+    start = torch.where(begins, order, 0).cummax(1).values
+    first = ((runs >= 0).cumsum(1) == 0).sum(1, keepdim=True)  # padding in front
+    return order - torch.maximum(start, first)
+
+
 def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
     """The runs, and where they begin."""
     if documents.is_floating_point():

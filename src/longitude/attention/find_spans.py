@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.masks import Documents, Mask, Padding, Reach
+from longitude.attention.patterns import Chunks
 
 
 class Span(NamedTuple):
@@ -28,10 +29,13 @@ def find_spans(
 
     masks: those that are more than a band; queries and keys: their orders in the stream; band: reach of the others.
     """
-    documents = [m.ids for m in masks if isinstance(m, Documents)]
+    stream = torch.arange(max(queries.stop, keys.stop))
+    documents = [
+        m.ids if isinstance(m, Documents) else m.ids(stream) for m in masks if isinstance(m, Documents | Chunks)
+    ]
     valid = [m.valid for m in masks if isinstance(m, Padding)]
     if len(documents) + len(valid) < len(masks):
-        return "the mask is more than causality, windows, padding and documents joined by &"
+        return "the mask is more than causality, windows, chunks, padding and documents joined by &"
     alike = all(x.dim() == 1 or len(x) == 1 for x in (*documents, *valid))
     groups: dict[tuple[Span, ...], list[int]] = {}
     for b in range(1 if alike else batch):

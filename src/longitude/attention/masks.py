@@ -361,7 +361,7 @@ def _meet(a: Reach, b: Reach) -> Reach:
     return max(lows) if lows else None, min(highs) if highs else None  # compilers do not follow default=
 
 
-KNOWN = ("Causal", "Window", "Dilated", "Band", "Prefix", "Global", "Documents", "Padding", "NoMask")
+KNOWN = ("Causal", "Window", "Dilated", "Chunks", "Band", "Prefix", "Global", "Documents", "Padding", "NoMask")
 
 
 def require_mask(mask: object) -> None:
@@ -370,7 +370,7 @@ def require_mask(mask: object) -> None:
         near = nearest(mask, KNOWN) if isinstance(mask, str) else None
         hint = f"; did you mean lg.{near}?" if near else ""
         raise ValueError(
-            "mask: expected lg.Causal(), Window(size), Dilated(size, step), Band(before, after), Prefix(length), "
+            "mask: expected lg.Causal(), Window(size), Dilated(size, step), Chunks(size), Band(before, after), Prefix(length), "
             "Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |, "
             f"got {kind_of(mask)}{hint}"
         )

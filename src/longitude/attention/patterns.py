@@ -173,6 +173,72 @@ class Dilated(Mask):
 
 
 @dataclass(frozen=True, eq=False)
+class Chunks(Mask):
+    """A token attends to its own chunk: the text is cut into chunks of `size` tokens, and attention does not leave them.
+
+        floor(place of i / size) = floor(place of j / size)
+
+    Joined to causality, as in Causal() & Chunks(8192), it is Llama 4's attention in its layers with rotation.
+
+    Args:
+        size: Tokens of a chunk.
+        places: Place of each key in its text, integers [Lk] or [B, Lk], where texts begin behind padding or are packed; None: 0,
+            1, 2, ...
+        first: Place of the first key, where there are no places.
+
+    Raises:
+        ValueError: `size` is below 1, places are no integers or of another shape.
+
+    Source:
+        Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/
+    """
+
+    size: int
+    places: Int[Tensor, ...] | None = None
+    first: int = 0
+
+    def __post_init__(self):
+        check_sizes("Chunks", size=self.size)
+        places = self.places
+        if places is not None and (
+            not isinstance(places, Tensor) or places.is_floating_point() or places.dim() not in (1, 2)
+        ):
+            raise ValueError(f"Chunks: expected integer places [Lk] or [B, Lk], got {kind_of(places)}")
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        return 1 - self.size, self.size - 1
+
+    def ids(self, order: Int[Tensor, " L"]) -> Int[Tensor, "*B L"]:
+        """The chunk of each token of these orders."""
+        places = order + self.first if self.places is None else self.places[..., order]
+        return places.div(self.size, rounding_mode="floor")
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        same = self.ids(q_order)[..., :, None] == self.ids(k_order)[..., None, :]
+        return same[:, None] if same.dim() == 3 else same
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        require_among("Chunks", rows, keys)
+        if self.places is not None:
+            validate_tokens("Chunks(places)", self.places, batch, keys)
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        return self if self.places is None else replace(self, places=of_rows(self.places, batch))
+
+    def since(self, first: int) -> Mask:
+        if self.places is None:
+            return replace(self, first=self.first + first)
+        return replace(self, places=self.places[..., first:])
+
+    def require_past(self, past: int) -> None:
+        raise ValueError(
+            "Chunks: cached tokens would attend to the new ones of their chunk too; expected the whole sequence in one call, or "
+            "Causal() & lg.Chunks(size)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Pairs(Mask):
     """Exactly these pairs of tokens chosen out of a stream. q_first, k_first: the orders of the first ones."""
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.masks import Documents, Padding
+from longitude.attention.patterns import Chunks
 from longitude.attention.request import AllowedPairs
 
 FEW = 16
@@ -25,7 +26,12 @@ def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
     """
     if pairs.visible is not None:
         return pairs.visible.to(device)
-    ids = [m.ids for m in pairs.beyond_band if isinstance(m, Documents)]
+    stream = torch.arange(pairs.keys, device=device)
+    ids = [
+        m.ids if isinstance(m, Documents) else m.ids(stream)
+        for m in pairs.beyond_band
+        if isinstance(m, Documents | Chunks)
+    ]
     valid = [m.valid for m in pairs.beyond_band if isinstance(m, Padding)]
     ranges = len(ids) + len(valid) == len(pairs.beyond_band) and len(ids) < 2
     few = len(pairs.beyond_band) > 0 and not torch.compiler.is_compiling() and pairs.rows <= FEW

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import masking_utils as theirs
 
-from longitude.attention.documents import runs_of
+from longitude.attention.documents import places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
-from longitude.attention.patterns import from_tensor
+from longitude.attention.patterns import Chunks, from_tensor
 from longitude.models.streams import Packed, documents_of
 
 
@@ -53,16 +53,18 @@ def stock_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = theirs.causal_mask_function,
     attention_mask: Tensor | StockMask | None = None,
-    **_: Any,
+    **building: Any,
 ) -> StockMask:
     """The mask function of attn_implementation="longitude", as transformers calls it.
 
     attention_mask bool [B, tokens so far]. mask_function decides causality, windows and packed documents; q_offset, kv_offset:
-    order of the first query and of the first key that the cache still holds. **_: how to build a tensor, which is not done.
+    order of the first query and of the first key that the cache still holds. **building: how to build a tensor, which is not
+    done.
     """
     if isinstance(attention_mask, StockMask):  # made ahead by generate()
         return attention_mask
-    parts = parts_of(mask_function)
+    order = torch.arange(kv_offset, int(q_offset) + q_length, device=building.get("device"))
+    parts = parts_of(mask_function, order)
     if any(isinstance(part, Window) for part in parts) and not any(isinstance(part, Causal) for part in parts):
         raise ValueError("attn_implementation='longitude' takes a sliding window with causality only")
     keys = int(q_offset) + q_length - kv_offset
@@ -118,19 +120,29 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
         )
     ids = ids.expand(batch, -1)
     if stock_mask.streams is None:
-        return StockMask(stock_mask.mask & Documents(ids), stock_mask.keys, ids)
+        return StockMask(within(stock_mask.mask, ids), stock_mask.keys, ids)
     padded = runs_of(ids.masked_fill(stock_mask.streams < 0, -1))
     if bool((stock_mask.streams < 0).any()) and not any(
         isinstance(part, Documents) for part in stock_mask.mask.parts()
     ):
-        return StockMask(stock_mask.mask & Documents(ids), stock_mask.keys, padded)
+        return StockMask(within(stock_mask.mask, ids, padded), stock_mask.keys, padded)
     if not torch.compiler.is_compiling() and not torch.equal(padded, runs_of(stock_mask.streams).expand(batch, -1)):
         raise ValueError(f"{next(iter(packed))}: it marks other documents than position_ids; expected the same")
     return stock_mask
 
 
-def parts_of(function: Callable[..., Any]) -> list[Mask]:
-    """The masks that a mask function of transformers joins; ValueError for an unknown one."""
+def within(mask: Mask, ids: Tensor, padded: Tensor | None = None) -> Mask:
+    """The mask within documents, whose chunks are counted in each; padded: the documents where padding is -1."""
+    places = places_of(ids if padded is None else padded)
+    parts = (Chunks(part.size, places) if isinstance(part, Chunks) else part for part in mask.parts())
+    return AllOf((*parts, Documents(ids)))
+
+
+def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
+    """The masks that a mask function of transformers joins; ValueError for an unknown one.
+
+    places: of the keys in their text, [keys] or [B, keys].
+    """
     if function is theirs.causal_mask_function:
         return [Causal()]
     if function is theirs.bidirectional_mask_function:
@@ -140,16 +152,20 @@ def parts_of(function: Callable[..., Any]) -> list[Mask]:
     held = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
     match name:
         case "and_masks":
-            return [part for one in held["mask_functions"] for part in parts_of(one)]
+            return [part for one in held["mask_functions"] for part in parts_of(one, places)]
         case "sliding_window_overlay":
             return [Window(held["sliding_window"])]
         case "packed_sequence_mask_function":
             return [Documents(held["packed_sequence_mask"])]
-        case "remap_positions_for_packed_sequence":  # by place in a document, which within it is the same as by order
-            return parts_of(held["mask_function"])
+        case "chunked_overlay":
+            padding = held["left_padding"].to(places.device)
+            some = torch.compiler.is_compiling() or bool(padding.any())
+            return [Chunks(held["chunk_size"], places - padding[:, None] if some else places)]
+        case "remap_positions_for_packed_sequence":  # for windows it is the same as by order
+            return parts_of(held["mask_function"], held["position_ids"])
     raise ValueError(
-        "attn_implementation='longitude' takes causality, sliding windows, padding and packed documents, and the model uses "
-        f"for another mask, {name or function.__qualname__!r}; use 'sdpa' or 'eager'"
+        "attn_implementation='longitude' takes causality, sliding windows, chunks, padding and packed documents, and the model "
+        f"uses for another mask, {name or function.__qualname__!r}; use 'sdpa' or 'eager'"
     )
 
 

@@ -11,11 +11,12 @@ from longitude.errors import check_positive, check_sizes
 
 BY_INTERVAL = ("llama4_text", "smollm3", "mistral_large4_text")
 """Kinds of models in which, where their config does not say it, every fourth layer does not rotate."""
-WINDOWS_ROTATE = {"cohere2": False, "exaone4": True, "exaone_moe": True, "flint": False}
+WINDOWS_ROTATE = {"cohere2": False, "cohere2_moe": False, "exaone4": True, "exaone_moe": True, "flint": False}
 """Kinds of models in which layers with a sliding window rotate and the others do not; whether all do where there is no window."""
 LAYER_KEYS = (
     "model_type", "num_hidden_layers", "no_rope_layers", "no_rope_layer_interval", "layer_types", "sliding_window",
-    "sliding_window_pattern", "attn_temperature_tuning", "attn_scale", "floor_scale",
+    "sliding_window_pattern", "attn_temperature_tuning", "attn_scale", "floor_scale", "mlp_layer_types", "first_k_dense_replace",
+    "prefix_dense_sliding_window_pattern",
 )  # fmt: skip
 """Keys outside of rope parameters that are read here."""
 UNDERSTOOD = (
@@ -47,11 +48,25 @@ def rotating_layers(config: Mapping[str, Any]) -> tuple[bool, ...] | None:
         rotates = tuple((layer + 1) % interval != 0 for layer in range(layers))
     elif layers is not None and kind in WINDOWS_ROTATE:
         window = config.get("sliding_window", 4096)
-        types = config.get("layer_types") or _pattern(config.get("sliding_window_pattern", 4), layers)
-        rotates = tuple(WINDOWS_ROTATE[kind] if window is None else one == "sliding_attention" for one in types)
+        rotates = [
+            WINDOWS_ROTATE[kind] if window is None else one == "sliding_attention" for one in layer_types(config)
+        ]
+        if kind == "cohere2_moe" and config.get("prefix_dense_sliding_window_pattern", 1) == 1:  # its dense layers, too
+            first = config.get("first_k_dense_replace") or 0
+            dense = config.get("mlp_layer_types") or ["dense" if layer < first else "sparse" for layer in range(layers)]
+            rotates = [own or one == "dense" for own, one in zip(rotates, dense, strict=False)]
+        rotates = tuple(rotates)
     else:
         return None
     return None if all(rotates) else rotates
+
+
+def layer_types(config: Mapping[str, Any]) -> list[str]:
+    """The types of the layers of a kind in WINDOWS_ROTATE, where its config does not say them as it does."""
+    layers, pattern = config["num_hidden_layers"], config.get("sliding_window_pattern", 4)
+    first = (config.get("first_k_dense_replace") or 0) if config.get("model_type") == "cohere2_moe" else 0
+    prefix = _pattern(config.get("prefix_dense_sliding_window_pattern", 1), first)  # counted apart
+    return config.get("layer_types") or prefix + _pattern(pattern, layers - first)
 
 
 def _pattern(pattern: Any, layers: int) -> list[str]:

@@ -154,12 +154,12 @@ def unread_words(keys: list[str]) -> str:
 
 
 def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
-    """A config's entries that are not None."""
+    """A config's entries that are not None, and sliding_window, which says as None that there are no windows."""
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_dict"):
             raise ValueError(f"expected a config as a mapping or an object with to_dict(), got {config!r}")
         config = config.to_dict()
-    return {key: value for key, value in config.items() if value is not None}
+    return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
 
 
 def read_ropes(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from longitude.errors import check_choice
+from longitude.positions.by_layer import WINDOWS_ROTATE, layer_types
 from longitude.positions.hugging_face import RopeConfig, as_mapping, from_hugging_face
 from longitude.positions.layouts import Layout
 
@@ -25,9 +26,9 @@ class LayerPositions(NamedTuple):
 
     @property
     def mixer(self) -> dict[str, Any]:
-        """As LongitudeConfig(mixers=[...]) takes it. ValueError for chunks, which no mixer has."""
+        """As LongitudeConfig(mixers=[...]) takes it."""
         if self.chunk is not None:
-            raise ValueError(f"expected a layer of full attention or with a window, got chunks of {self.chunk} tokens")
+            return {"name": "chunks", "size": self.chunk}
         return {"name": "attention"} if self.window is None else {"name": "window", "size": self.window}
 
 
@@ -55,6 +56,8 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
         )
     head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
     types = given.get("layer_types")
+    if types is None and given.get("model_type") in WINDOWS_ROTATE:
+        types = layer_types(given)
     if types is None and isinstance(read, Mapping):
         raise ValueError(f"expected layer_types, one per layer, because rotations differ by type ({', '.join(read)})")
     windowed = given.get("sliding_window") if given.get("use_sliding_window", True) else None

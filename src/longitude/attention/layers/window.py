@@ -80,10 +80,14 @@ class WindowAttention(MultiHeadAttention):
         require_mask(inputs.mask)
         if not is_causal(inputs.mask):
             raise ValueError(
-                f"mask: WindowAttention attends to the past only, expected Causal() with what else is joined to it by &, got "
-                f"{type(inputs.mask).__name__}; MultiHeadAttention takes any mask, lg.Band(before, after) among them"
+                f"mask: {type(self).__name__} attends to the past only, expected Causal() with what else is joined to it by &, "
+                f"got {type(inputs.mask).__name__}; MultiHeadAttention takes any mask, lg.Band(before, after) among them"
             )
-        return inputs.once(("window", self.size, self.step), lambda: inputs.mask & self.window_mask)
+        return inputs.once((type(self), self.size, self.step), lambda: inputs.mask & self.joined_mask(inputs))
+
+    def joined_mask(self, inputs: MixerInputs) -> Mask:
+        """What the layer joins to the mask of a call."""
+        return self.window_mask
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """As MultiHeadAttention's, and the cache drops what the window has left behind.

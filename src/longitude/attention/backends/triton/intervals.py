@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longitude.attention.find_spans import Span
 from longitude.attention.masks import AllOf, Documents, Padding
-from longitude.attention.patterns import Prefix
+from longitude.attention.patterns import Chunks, Prefix
 from longitude.attention.request import AllowedPairs, Request, is_band
 
 
@@ -49,8 +49,8 @@ def intervals_of(r: Request) -> Intervals:
 
 def refusal(r: Request) -> str | None:
     """Why its mask is no interval of keys for each query."""
-    if not all(is_band(part) or isinstance(part, Prefix | Documents | Padding) for part in r.mask.parts()):
-        return "the mask is more than causality and windows in plain order, prefixes, padding and documents joined by &"
+    if not all(is_band(part) or isinstance(part, Prefix | Chunks | Documents | Padding) for part in r.mask.parts()):
+        return "the mask is more than causality and windows in plain order, prefixes, chunks, padding and documents joined by &"
     spans = _without_prefixes(r).spans if r.beyond_band else []
     return f"it reads one interval of keys for each query, and {spans}" if isinstance(spans, str) else None
 
