@@ -269,8 +269,8 @@ def test_wrong_use_is_refused(ids, tmp_path, placed, stock):
     filled = stock()(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="a filled DynamicCache"):
         model(ids, past_key_values=filled)
-    with pytest.raises(ValueError, match=r"attention_mask \[B, tokens\]"):
-        model(ids, attention_mask=torch.ones(2, 1, 17, 17, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"attention_mask: expected bool .* for all heads"):
+        model(ids, attention_mask=torch.ones(2, 4, 17, 17, dtype=torch.bool))
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="was set to 'sdpa'"):
         model(ids)

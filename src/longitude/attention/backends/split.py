@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
-from longitude.attention.masks import Ago, AllOf, AnyOf, Causal, Documents, Mask, Padding
+from longitude.attention.masks import Ago, AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
 from longitude.attention.merge import merge_attention
 from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
@@ -64,7 +64,10 @@ def largest(r: Request) -> Request:
         case Prefix() as prefix:
             return replace(r, mask=AllOf((Causal(), *other_masks(r, prefix))))
         case Dilated() as dilated:
-            return max((piece for _, _, piece in streams(r, dilated.step)), key=lambda piece: piece.rows * piece.length)
+            pieces = [
+                piece for _, _, piece in streams(r, dilated.step)
+            ]  # none where no query and key are of one stream
+            return max(pieces, key=lambda piece: piece.rows * piece.length) if pieces else replace(r, mask=Window(1))
     raise AssertionError(r.mask)
 
 

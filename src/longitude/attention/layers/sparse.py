@@ -297,7 +297,8 @@ class NativeSparseAttention(Mixer):
 
     def refuses(self, encoding: Encoding) -> str | None:
         if (why := super().refuses(encoding)) is None and not encoding.stable_keys:
-            why = f"{type(encoding).__name__} rotates a key again for later queries, and sparse attention keeps rotated keys"
+            how = "moves a token by pairs" if encoding.regions() else "follows the length of the sequence"
+            why = f"{type(encoding).__name__} {how}, and sparse attention keeps rotated keys"
         return why
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
