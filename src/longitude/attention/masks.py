@@ -174,23 +174,6 @@ class Band(Mask):
             )
 
 
-@dataclass(frozen=True)
-class Ago(Mask):
-    """Pairs whose orders differ by first .. last (query - key); None: unbounded. For attention's own use: parts of a call."""
-
-    first: int | None
-    last: int | None
-
-    @property
-    def reach(self) -> Reach:  # type: ignore[override]
-        return self.first, self.last
-
-    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        ago = q_order[:, None] - k_order
-        inside = torch.ones_like(ago, dtype=torch.bool) if self.first is None else ago >= self.first
-        return inside if self.last is None else inside & (ago <= self.last)
-
-
 class _PerToken(Mask):
     """What Documents and Padding share: a tensor with a number for each key."""
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import Ago, AllOf, Mask
+from longitude.attention.masks import AllOf, Mask
 from longitude.attention.merge import merge_attention
+from longitude.attention.patterns import Ago
 from longitude.attention.request import Request, as_int, part_of, transformed
 from longitude.attention.spans import assembled, pieces
 from longitude.attention.terms import with_sinks

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.find_spans import Span, find_spans
-from longitude.attention.masks import Ago, AllOf, Band, Causal, Mask, Window, of_rows, require_mask
+from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
+from longitude.attention.patterns import Ago
 from longitude.positions.base import Drift, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit

@@ -94,7 +94,7 @@ def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
     if not isinstance(given, Tensor) or given.dim() != 4:
         raise not_a_mask(given)
     read_of = given._version, batch, rows, keys
-    known, made = _DENSE.get(given, (None, None))
+    known, made = _DENSE.get(given, (None, None))  # pyright: ignore[reportGeneralTypeIssues]
     if known != read_of or made is None:
         try:
             made = StockMask(from_tensor(given, batch, rows, keys), keys, dense=True)

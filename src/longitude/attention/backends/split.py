@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
-from longitude.attention.masks import Ago, AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
+from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
 from longitude.attention.merge import merge_attention
-from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
+from longitude.attention.patterns import Ago, Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, Term
