@@ -24,6 +24,8 @@ class Absent(str):
 
 
 ABSENT = Absent("-")
+WINDOWED = ("sliding_attention", "chunked_attention")
+"""Layer types that attend within a window, which does not grow."""
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -42,6 +44,18 @@ def ropes_of(source: Source) -> Ropes:
             f"{file}: its keys mean {in_file}, but transformers reads {read}; correct the names of its keys"
         )
     return read
+
+
+def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
+    """The rotation of layers with full attention. ValueError where none rotates, or several differently."""
+    if isinstance(ropes, RopeConfig):
+        return ropes
+    full = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in WINDOWED}
+    if not full:
+        raise ValueError(f"expected layers of full attention that rotate their keys, got {', '.join(ropes)}")
+    if len({rope.scaling for rope in full.values()}) > 1:
+        raise ValueError(f"expected one scheme for the layers of full attention, got several: {', '.join(full)}")
+    return next(iter(full.values()))
 
 
 def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ def check(
     model_or_part: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_PART")],
     length: int | None = None,
     reference: str | None = None,
+    against: str | None = None,
     laws: tuple[str, ...] = (),
     dtype: str | None = None,
     device: str = "cpu",
@@ -37,6 +38,8 @@ def check(
             for one of your own.
         length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
+        against: What something else believes of the model is compared instead: a .gguf file, an adapter's folder, or another
+            checkpoint. Exit code 1 where they contradict each other.
         laws: The laws to try, by name ("left_padding"); all by default.
         dtype: Of the model: float32, bfloat16, float16; by default as it is saved.
         device: Where the model computes: cpu, cuda, mps.
@@ -47,6 +50,13 @@ def check(
     from longitude.runs.progress import Progress
 
     target = part_of(model_or_part)
+    if against is not None:
+        given = {"--length": length, "--reference": reference, "--dtype": dtype, "--laws": laws or None}
+        for option in [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{option} is for laws, and --against tries none; leave one of them out")
+        if target is not None:
+            raise ValueError(f"--against is for models, and {model_or_part} is an encoding or a mixer; leave it out")
+        return compare(model_or_part, against, allow_pickle, json)
     with Progress() as progress:
         if target is not None:
             given = {"--length": length, "--reference": reference, "--dtype": dtype}
@@ -85,6 +95,30 @@ def check(
     else:
         show(model_or_part, protocol, results)
     return FAILURES if broken else DONE
+
+
+def compare(model: str, other: str, allow_pickle: bool, json: bool) -> int:
+    """`check --against`."""
+    from longitude.check.against import against
+
+    facts = against(model, other, allow_pickle=allow_pickle)
+    wrong = [fact.name for fact in facts if fact.differs]
+    if json:
+        print_json({"checked": model, "against": other, "differ": wrong, "facts": [fact.as_dict() for fact in facts]})
+    else:
+        from longitude.report.table import show as display, table
+
+        facts_table = table("", "the checkpoint", "the other", "", words=4)
+        for fact in facts:
+            both = (believed(value) for value in (fact.here, fact.there))
+            facts_table.add_row(fact.name, *both, "differs" if fact.differs else "")
+        words = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "nothing contradicts"
+        display(facts_table, f"\n{model} against {other}: {words}")
+    return FAILURES if wrong else DONE
+
+
+def believed(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longitude.checkpoints.keys import ropes_of
+from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.cost import Cost, CostMeasurement, Progress
-from longitude.extend.methods import of_full_attention
 from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
 from longitude.extend.weights import write_checkpoint

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.keys import of_full_attention
 from longitude.checkpoints.positions import rotary_modules
-from longitude.extend.methods import of_full_attention, scheme_of, with_scheme
+from longitude.extend.methods import scheme_of, with_scheme
 from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 
+from longitude.checkpoints.keys import WINDOWED
 from longitude.errors import unknown
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Follows, Linear, Scaling
-
-WINDOWED = ("sliding_attention", "chunked_attention")
-"""Layer types that attend within a window, which does not grow."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +107,6 @@ def with_scheme(
         layer: rope if rope is None or layer in WINDOWED else rope._replace(scaling=scheme)
         for layer, rope in ropes.items()
     }
-
-
-def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
-    """The rotation of layers with full attention. ValueError where none rotates, or several differently."""
-    if isinstance(ropes, RopeConfig):
-        return ropes
-    full = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in WINDOWED}
-    if not full:
-        raise ValueError(f"expected layers of full attention that rotate their keys, got {', '.join(ropes)}")
-    if len({rope.scaling for rope in full.values()}) > 1:
-        raise ValueError(f"expected one scheme for the layers of full attention, got several: {', '.join(full)}")
-    return next(iter(full.values()))
 
 
 def original_of(scheme: Scaling | None, declared: int | None) -> int | None:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from longitude.checkpoints.config import head_dim_of, unread_keys, unrotated
-from longitude.checkpoints.keys import Ropes, difference, names_base, ropes_of, with_ropes
+from longitude.checkpoints.keys import Ropes, difference, names_base, of_full_attention, ropes_of, with_ropes
 from longitude.checkpoints.load import in_one_line
 from longitude.checkpoints.positions import Kind, rotary_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
 from longitude.extend.factors import writable
 from longitude.extend.learned_table import find_table, stretched
-from longitude.extend.methods import method_of, of_full_attention, original_of, scheme_of, with_scheme
+from longitude.extend.methods import method_of, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
 from longitude.positions.hugging_face import ORIGINAL, type_of, unread_words

@@ -196,8 +196,8 @@ class NativeSparseAttention(Mixer):
 
     Each branch has keys and values of its own, and a softmax of its own. A query attends to the summaries of blocks that have
     ended. What they weigh, over the heads that share keys, chooses blocks: `select_count` of `select_block` tokens, always the
-    first, its own and the one before it among them. The choice has no gradient. Rotations turn queries and keys of chosen blocks
-    and of the window; summaries, in which places are learned, are not turned. Blocks are counted from the begin of a document,
+    first, its own and the one before it among them. The choice has no gradient. Queries and keys of chosen blocks and
+    of the window are rotated; summaries, in which places are learned, are not. Blocks are counted from the begin of a document,
     and padding is in none.
 
     Exact, and at the speed of a toy: of chosen blocks the scores of all tokens are computed and masked. Its cache keeps all keys
@@ -322,13 +322,13 @@ class NativeSparseAttention(Mixer):
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         q = split_heads(self.q_proj(x), self.num_heads)
         k, v = (split_heads(project(x), 3 * self.num_kv_heads) for project in (self.k_proj, self.v_proj))
-        turned = q
+        rotated = q
         if encoding.transforms:
             tables = inputs.tables
             if tables is None:
                 tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
             plain, *rest = k.chunk(3, 1)
-            turned, k = encoding.queries(q, tables), torch.cat([plain, *(encoding.keys(y, tables) for y in rest)], 1)
+            rotated, k = encoding.queries(q, tables), torch.cat([plain, *(encoding.keys(y, tables) for y in rest)], 1)
         k_positions, past, summarised = call.positions, 0, {}
         if cache is not None:
             past, summarised = call.past, cache.columns
@@ -347,8 +347,8 @@ class NativeSparseAttention(Mixer):
                 cache.columns = columns
             coarse, chances = over_blocks(rule, tokens, q.to(wide), columns["block_keys"], columns["block_values"])
             blocks = chosen(rule, tokens, chances)
-            fine = over_chosen(rule, tokens, turned.to(wide), fine_k.to(wide), fine_v.to(wide), blocks)
-        qkv = turned.to(k.dtype), *of_window
+            fine = over_chosen(rule, tokens, rotated.to(wide), fine_k.to(wide), fine_v.to(wide), blocks)
+        qkv = rotated.to(k.dtype), *of_window
         near, _ = attended(self, qkv, call, encoding, {}, k_positions, self.scale, False)
         gates = self.g_proj(x).to(wide).sigmoid().unflatten(-1, (self.num_heads, 3)).transpose(1, 2)
         to_coarse, to_fine, to_near = gates[..., None].unbind(-2)

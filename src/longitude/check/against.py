@@ -1,0 +1,175 @@
+"""What something else believes of a checkpoint: the GGUF file of an engine that serves it, a second checkpoint, an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from longitude.checkpoints.config import declared_length, head_dim_of
+from longitude.checkpoints.gguf import GGUF
+from longitude.checkpoints.keys import of_full_attention, ropes_of
+from longitude.checkpoints.layout import layout_changes
+from longitude.checkpoints.source import Source, open_source
+from longitude.runs.files import read_json
+
+ADAPTER = "adapter_config.json"
+FORMS = {"interleaved": "the same, interleaved of half", "half": "the same, half of interleaved"}
+"""What weights are called whose rows are in another rotary layout."""
+ROUNDED = 1e-2
+"""Of the largest number of a weight: what bfloat16 and 8 bits leave."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that both sides believe.
+
+    Args:
+        name: What it is.
+        here: Of the checkpoint; None: it says nothing.
+        there: Of the other.
+        differs: Whether they contradict each other; where one side says nothing they do not.
+    """
+
+    name: str
+    here: Any
+    there: Any
+    differs: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False) -> list[Fact]:
+    """Compare a checkpoint with what somebody else believes of it.
+
+    Args:
+        model: Folder of a Hugging Face checkpoint, or a name on the hub.
+        other: A .gguf file, a folder of an adapter (PEFT), or another checkpoint.
+        allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
+
+    Returns:
+        Every fact that one of the two knows, and last the weights that make queries and keys: the same, the same in the other
+        rotary layout, or others.
+
+    Raises:
+        ValueError: for a file that cannot be read.
+    """
+    source, place = open_source(str(model), allow_pickle), Path(other)
+    if place.suffix == ".gguf":
+        file = GGUF(place)
+        here = facts_of(source)
+        layouts = gguf_layouts(source, file)
+        return [*compared(here, file.facts()), layouts]
+    if (place / ADAPTER).is_file():
+        return of_adapter(source, place, allow_pickle)
+    theirs = open_source(str(other), allow_pickle)
+    tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
+    return [*compared(facts_of(source), facts_of(theirs)), weights_fact(source, tensors, 0.0)]
+
+
+def facts_of(source: Source) -> dict[str, Any]:
+    """What a checkpoint's configuration believes, by the names of `GGUF.facts`."""
+    config = source.config
+    heads = getattr(config, "num_attention_heads", None)
+    facts: dict[str, Any] = {
+        "layers": getattr(config, "num_hidden_layers", None),
+        "heads of queries": heads,
+        "heads of keys": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": head_dim_of(config),
+        "declared length": declared_length(config),
+        "window": getattr(config, "sliding_window", None),
+    }
+    if source.kind != "rotary":
+        return facts
+    rope = of_full_attention(ropes_of(source))
+    scaling = rope.scaling
+    return facts | {
+        "rotated dimensions": rope.rotary_dim(facts["head_dim"]),
+        "base": rope.base,
+        "scaling": "none" if scaling is None else scaling.name,
+        "factor": getattr(scaling, "factor", None),
+        "original length": getattr(scaling, "original_max_length", None),
+    }
+
+
+def compared(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Fact]:
+    """Every name that one side knows."""
+    names = dict.fromkeys([*here, *there])
+    facts = [(name, here.get(name), there.get(name)) for name in names]
+    return [Fact(name, a, b, _contradict(name, a, b)) for name, a, b in facts if (a, b) != (None, None)]
+
+
+def _contradict(name: str, here: Any, there: Any) -> bool:
+    if name == "scaling" and {here, there} <= {"none", None, "llama3"}:  # in GGUF, llama3 is a tensor of factors
+        return False
+    if here is None or there is None:
+        return False
+    if isinstance(here, int | float) and isinstance(there, int | float):
+        return abs(here - there) > 1e-5 * max(abs(here), abs(there))
+    return here != there
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+def _named(source: Source) -> Iterable[tuple[Path, str]]:
+    for shard in source.shards:
+        with safe_open(shard, framework="pt") as file:
+            yield from ((shard, name) for name in file.keys())  # noqa: SIM118  it is no dict
+
+
+def _read(shard: Path, name: str) -> Tensor:
+    with safe_open(shard, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+def weights_fact(source: Source, theirs: Mapping[str, Callable[[], Tensor]], rounding: float) -> Fact:
+    """Whether the other's weights of queries and keys are those of the checkpoint, up to the rotary layout."""
+    dim = head_dim_of(source.config)
+    rotated = facts_of(source).get("rotated dimensions", dim)
+    names = [name for _, name in _named(source)]
+    changes = {to: layout_changes(names, source.config, dim, rotated, to) for to in FORMS}
+    common = [(shard, name) for shard, name in _named(source) if name in theirs and name in changes["half"]]
+    if not common:
+        return Fact("queries and keys", None, None, False)
+    kinds: set[str] = set()
+    for shard, name in common:
+        ours, other = _read(shard, name).float(), theirs[name]().float()
+        forms = {"the same": ours} | {FORMS[to]: change[name](ours) for to, change in changes.items()}
+        allowed = rounding * float(ours.abs().max())
+        near = [
+            form for form, x in forms.items() if x.shape == other.shape and float((x - other).abs().max()) <= allowed
+        ]
+        kinds.add(near[0] if near else "other weights")
+    return Fact("queries and keys", "the same", ", ".join(sorted(kinds)), kinds != {"the same"})
+
+
+def gguf_layouts(source: Source, file: GGUF) -> Fact:
+    """Weights of a GGUF file, in the layout that llama.cpp rotates for its architecture."""
+    tensors = {name: (lambda tensor=tensor: tensor) for name, tensor in file.rotation_weights()}
+    fact = weights_fact(source, tensors, ROUNDED if file.exact else 0.2)
+    pairs = file.facts()["pairs"]
+    if fact.there is None or pairs is None:
+        return fact
+    right = FORMS["interleaved"] if pairs == "interleaved" else "the same"
+    return Fact(fact.name, right, fact.there, fact.there != right)
+
+
+def of_adapter(source: Source, folder: Path, allow_pickle: bool) -> list[Fact]:
+    """Of the checkpoint that an adapter was trained on, where it can be read, and what of positions it trains."""
+    given = read_json(folder / ADAPTER)
+    base = given.get("base_model_name_or_path")
+    targets = given.get("target_modules") or []
+    facts = [
+        Fact("trained on", source.name, base, False),
+        Fact("trains", None, ", ".join(map(str, sorted(targets))), False),
+    ]
+    if base is None or not (Path(base) / "config.json").is_file():
+        raise ValueError(
+            f"{folder / ADAPTER}: its base model {base!r} is no folder here, so what it believes of positions is unknown; "
+            "compare with that checkpoint itself"
+        )
+    return [*facts, *against(source.folder, base, allow_pickle=allow_pickle)]

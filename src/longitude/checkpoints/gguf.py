@@ -1,0 +1,83 @@
+"""What a GGUF file, as llama.cpp reads it, believes about positions; through the package `gguf`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longitude.checkpoints.load import in_one_line
+
+NEIGHBOURS = """
+    llama llama4 deci baichuan starcoder internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 chatglm glm4
+    granite granitemoe mistral3 smollm3 arcee ernie4_5 ernie4_5-moe bailingmoe
+""".split()
+HALVES = """
+    falcon grok dbrx stablelm bitnet qwen qwen2 qwen2moe qwen3 qwen3moe olmo2 olmoe phi2 phi3 phimoe gemma gemma2 gemma3
+    starcoder2 openelm gptneox codeshell nemotron exaone exaone4 minicpm3 gpt-oss hunyuan-dense hunyuan-moe lfm2 seed_oss apertus
+    dots1 qwen3next
+""".split()
+"""Architectures by the pairs that llama.cpp rotates (llama_model_rope_type in llama-model.cpp); no key in the file says it."""
+
+
+class GGUF:
+    """One file, opened. ValueError for what is none, or cut off."""
+
+    def __init__(self, path: Path):
+        try:
+            from gguf import GGUFReader
+        except ImportError as error:
+            raise ValueError(f"{path}: reading it needs the package gguf: pip install gguf") from error
+        with in_one_line(f"{path}: no GGUF file, or one that is cut off"):
+            self.reader = GGUFReader(path)
+        self.path = path
+        self.architecture = str(self._field("general.architecture"))
+
+    def _field(self, name: str) -> Any:
+        field = self.reader.get_field(name)
+        return None if field is None else field.contents()
+
+    def _own(self, name: str) -> Any:
+        return self._field(f"{self.architecture}.{name}")
+
+    def facts(self) -> dict[str, Any]:
+        """By name; None where the file has none."""
+        heads, dim = self._own("attention.head_count"), self._own("embedding_length")
+        width = self._own("attention.key_length") or (dim // heads if dim and isinstance(heads, int) else None)
+        kind = self._own("rope.scaling.type")
+        pairs = {**dict.fromkeys(NEIGHBOURS, "interleaved"), **dict.fromkeys(HALVES, "half")}.get(self.architecture)
+        return {
+            "layers": self._own("block_count"),
+            "heads of queries": heads,
+            "heads of keys": self._own("attention.head_count_kv") or heads,
+            "head_dim": width,
+            "rotated dimensions": self._own("rope.dimension_count") or width,
+            "pairs": pairs,
+            "base": self._own("rope.freq_base") or 10_000.0,
+            "scaling": "none" if kind is None else str(kind),
+            "factor": self._own("rope.scaling.factor"),
+            "original length": self._own("rope.scaling.original_context_length"),
+            "declared length": self._own("context_length"),
+            "window": self._own("attention.sliding_window"),
+        }
+
+    def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""
+        from gguf.quants import dequantize
+
+        names = {"attn_q": "q_proj", "attn_k": "k_proj"}
+        for tensor in self.reader.tensors:
+            match tensor.name.split("."):
+                case ["blk", layer, kind, "weight"] if kind in names:
+                    numbers = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+                    yield f"model.layers.{layer}.self_attn.{names[kind]}.weight", torch.from_numpy(numbers.copy())
+
+    @property
+    def exact(self) -> bool:
+        """Whether its weights are floats, and not quantized."""
+        kinds = {tensor.tensor_type.name for tensor in self.reader.tensors if "attn_" in tensor.name}
+        return kinds <= {"F32", "F16", "BF16"}
