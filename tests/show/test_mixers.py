@@ -47,7 +47,10 @@ def test_influence_ends_where_a_window_does():
     assert np.isfinite(share).tolist() == [d < 5 for d in offsets] and np.nanmax(share) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in lg.list_mixers() if name != "window"])
+SIZED = {"window": "window:size=8", "chunks": "chunks:size=8"}
+
+
+@pytest.mark.parametrize("name", [SIZED.get(name, name) for name in lg.list_mixers()])
 def test_every_mixer_has_an_influence(name):
     _, share = drawn(name)["influence"].lines["influence"]
     assert np.nanmax(share) == 1 and share[0] > 0
