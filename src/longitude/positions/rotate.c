@@ -50,8 +50,8 @@ INLINE void row(const number *restrict x, const float *restrict cos, const float
 typedef struct { const number *x; number *out; num heads, rest, xb, xh, xl, ob, oh, ol; } Heads;
 typedef struct { const float *cos, *sin; num B, L, pairs, each, half, threads, count; Heads tensors[]; } Call;
 
-/* Tokens first .. last - 1 of heads h .. end - 1. Two heads of a token at a time where heads lie far apart: the processor then
-   reads and writes a few long streams, and the angles are read half as often. */
+/* Tokens first .. last - 1 of heads h .. end - 1. Four heads of a token at a time where heads lie far apart: the processor then
+   reads and writes a few long streams, and the angles are read a quarter as often. */
 static void block(const Call *call, const Heads *t, num b, num h, num end, num first, num last) {
   num pairs = call->pairs;
   for (num l = first; l < last; l++)
@@ -71,7 +71,7 @@ void rotate(const Call *call) {
   #pragma omp parallel num_threads(call->threads)
   for (num n = 0; n < call->count; n++) {
     const Heads *t = call->tensors + n;
-    num together = t->xh < t->xl ? t->heads : 2, groups = (t->heads + together - 1) / together;
+    num together = t->xh < t->xl ? t->heads : 4, groups = (t->heads + together - 1) / together;
     #pragma omp for schedule(static) nowait
     for (num i = 0; i < call->B * groups * blocks; i++) {
       num b = i / (groups * blocks), h = i / blocks % groups * together, first = i % blocks * TOKENS;

@@ -24,7 +24,7 @@ from longitude.kernels import switched_off, why_not_on
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers that torch's product of complex numbers rotates sooner than rotate.c is called
-IN_CACHE = 2**20  # numbers at a time, of those that are passed over more than once
+IN_CACHE = 2**18  # numbers at a time, of those that are passed over more than once
 KINDS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 """Numbers that rotate.c rotates, by float32 tables, and how it calls them."""
 
@@ -120,9 +120,9 @@ class Rotation(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         table, layout = ctx.how
         wanted = ctx.needs_input_grad[1:]
-        back = iter(
-            Rotation.apply((table.back, layout), *(g for g, need in zip(gradients, wanted, strict=True) if need))
-        )
+        recorded = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        rotate = Rotation.apply if recorded else unrecorded
+        back = iter(rotate((table.back, layout), *(g for g, need in zip(gradients, wanted, strict=True) if need)))
         return None, *(next(back) if need else None for need in wanted)
 
     @staticmethod
