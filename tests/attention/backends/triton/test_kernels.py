@@ -112,6 +112,25 @@ def test_numbers_that_are_not_finite():
         assert run(replace(r, q=q, k=r.k.abs())).isnan().all()
 
 
+def spoilt(term, offset, value):
+    """The bias with another number at one offset."""
+    return replace(term, at=lambda offsets: term.at(offsets).masked_fill(offsets == offset, value))
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered")
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+def test_a_table_that_is_not_finite(value):
+    """It is not refused, which would wait for the device: what the reference makes of it comes out."""
+    r, _ = problem(40, 40, names="alibi", mask=lg.Window(30))
+    (term,) = r.terms
+    for offset in (0, 5):
+        bad = replace(r, terms=(spoilt(term, offset, value),))
+        with torch.no_grad():
+            ours, theirs = run(bad), reference(bad)[0]
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        close(ours.nan_to_num(), theirs.nan_to_num(), 1e-5)
+
+
 def test_memory_is_linear():
     """Nothing of pairs; and the workspace of the table's gradient is of the chip, not of the batch."""
     taken = []
