@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 
 def mixer_spec(name: str) -> dict[str, Any]:
     """A mixer, with a reach shorter than the texts here where it has one."""
-    return {"name": name, **{"window": {"size": 5}, "hierarchical": {"window": 4}}.get(name, {})}
+    return {"name": name, **{"window": {"size": 5}, "chunks": {"size": 5}, "hierarchical": {"window": 4}}.get(name, {})}
 
 
 @pytest.fixture

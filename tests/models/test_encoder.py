@@ -10,7 +10,10 @@ from longitude.models import LongitudeForMaskedLM
 from tests.models.conftest import mixer_spec
 from tests.support import close, parameter_gradients
 
-CAUSAL_ONLY = {"cope": "CoPE", "fox": "FoX", "path": "PaTH", "path_fox": "PaTH", "xpos": "XPos"}
+CAUSAL_ONLY = {
+    "cope": "CoPE", "fox": "FoX", "path": "PaTH", "path_fox": "PaTH", "xpos": "XPos", "rerope": "ReRoPE",
+    "leaky_rerope": "LeakyReRoPE", "self_extend": "SelfExtend", "dual_chunk": "DualChunk",
+}  # fmt: skip
 SPECS = [name for name in lg.list_encodings() if name not in CAUSAL_ONLY] + [["rope", "t5"]]
 
 

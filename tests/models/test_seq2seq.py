@@ -16,7 +16,9 @@ from tests.support import close as near, parameter_gradients
 close = partial(near, atol=1e-10)
 
 SPECS = [*lg.list_encodings(), ["rope", "t5"]]
-CAUSAL_ONLY = ("cope", "fox", "path", "path_fox", "xpos")
+CAUSAL_ONLY = (
+    "cope", "fox", "path", "path_fox", "xpos", "rerope", "leaky_rerope", "self_extend", "dual_chunk"
+)  # fmt: skip
 POST = {"norm": "layernorm", "norm_position": "post", "hidden_act": "relu", "mlp_bias": True, "attention_bias": True}
 
 
