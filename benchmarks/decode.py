@@ -38,7 +38,7 @@ TAIL = 8
 """Exponents are of the contexts from the longest over this on: before, what costs the same at every length dominates."""
 TURNS = 5
 """A step of decoding is short: this many turns for each of --repeats."""
-LABELS = {"attention": "rope+attention", "window": "window:size=512"}
+LABELS = {"attention": "rope+attention", "window": "window:size=512", "chunks": "chunks:size=512"}
 """Labels of mixers that need more than their name."""
 PROTOCOL = (
     f"A decoder of {LAYERS} layers, {WIDTH} wide, random weights, float32, one sequence. Each cache is filled by a prefill in "

@@ -48,6 +48,7 @@ def test_what_decays_of_a_mixer(mixer, heads):
         "log_linear_mamba2": {"head_dim": 16},
         "latent": {"q_rank": 8},
         "window": {"size": 8},
+        "chunks": {"size": 8},
     }.get(mixer, {})
     one = model(mixer={"name": mixer, **options}, encoding="none", num_attention_heads=heads)
     rest = last_names({n for n, _ in one.named_parameters()} - set(decayed_names(one)))

@@ -91,7 +91,7 @@ def rerope(folder: Path, leaky: bool) -> dict:
     theirs = functions(folder / f"{name}_patch.py", "apply_rotary_pos_emb", f"forward_with_{name}", **known)
     own = layer(rotary, rotary_emb2=lambda x, seq_len: rotary(x, seq_len, FACTOR))
     out, *_ = getattr(theirs, f"forward_with_{name}")(own, HIDDEN.clone(), MASK, POSITIONS)
-    return {"options": {"window": WINDOW, **({"factor": FACTOR} if leaky else {})}, "out": heads(out)}
+    return {"options": {"window": WINDOW, **({"slowdown": FACTOR} if leaky else {})}, "out": heads(out)}
 
 
 def self_extend(folder: Path) -> dict:

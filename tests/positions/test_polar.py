@@ -74,7 +74,7 @@ def test_what_and_where_do_not_touch():
 def test_mixers_that_keep_the_width_refuse_it(mixer):
     config = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "encoding": "pope"}
     with pytest.raises(
-        ValueError, match=r"PoPE makes queries and keys wider, and .*one of the mixers attention, window"
+        ValueError, match=r"PoPE makes queries and keys wider, and .*one of the mixers attention, chunks, window"
     ):
         lg.LongitudeForCausalLM(lg.LongitudeConfig(**config, mixer=mixer))(torch.zeros(1, 2, dtype=torch.long))
 

@@ -31,7 +31,7 @@ def folded(largest, farthest):
 CASES = {
     "rerope": ({"name": "rerope", "window": W}, lambda i, j: (i - j).clamp(max=W)),
     "leaky": (
-        {"name": "leaky_rerope", "window": W, "factor": FACTOR},
+        {"name": "leaky_rerope", "window": W, "slowdown": FACTOR},
         lambda i, j: torch.where(i - j < W, i - j, W + (i - j - W).double() / FACTOR),
     ),
     "self_extend": ({"name": "self_extend", "window": W, "group": G}, grouped(W // G)),
@@ -284,7 +284,7 @@ def test_refused():
         "a scaling that follows no length": lambda: made(CASES["rerope"][0], scaling=dynamic),
         "local_size below chunk_size, got 4 and 4": lambda: made({"name": "dual_chunk", "chunk_size": 4, "local_size": 4}),
         "window": lambda: made({"name": "rerope", "window": 0}),
-        "factor": lambda: made({"name": "leaky_rerope", "window": 4, "factor": 0.0}),
+        "slowdown": lambda: made({"name": "leaky_rerope", "window": 4, "slowdown": 0.0}),
         "variant": lambda: made({"name": "self_extend", "window": 4, "variant": "book"}),
         "needs the option 'window'": lambda: lg.encoding("rerope", head_dim=8, layout="half"),
         "integer positions": lambda: own.prepare(torch.tensor([0.5])),

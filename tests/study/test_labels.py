@@ -27,7 +27,7 @@ from tests.study.conftest import TINY, run, trial_at
 from tests.support import refused_calls
 
 tiny = partial(replace, TINY, layers=2, steps=2)
-NEEDED = {"window": "window:size=8"}
+NEEDED = {"window": "window:size=8", "chunks": "chunks:size=8"}
 ALONE = [NEEDED.get(name, name) for name in list_mixers()]
 """Every mixer as a label, with the options that it cannot go without."""
 
@@ -177,7 +177,9 @@ def test_an_option_of_a_scheme_is_one_of_the_encoding_only_where_the_label_can_s
         if SCHEME in options and option in options
     }
     assert shared == {("base_change", "base")}
-    assert {name for name, options in encodings.items() if SCHEME in options} == {"rope", "mrope"}
+    assert {name for name, options in encodings.items() if SCHEME in options} == {
+        "rope", "mrope", "rerope", "leaky_rerope", "self_extend", "dual_chunk"
+    }  # fmt: skip
     assert not any(FOREIGN.search(name) for name in [*SCHEMES, *encodings, *list_mixers()])
 
 

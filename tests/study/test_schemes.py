@@ -251,7 +251,7 @@ def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path,
         ),
         (
             {"encodings": ("sinusoidal",), "methods": ("non-overlapping", "yarn")},
-            "--methods yarn extends mrope and rope",
+            "--methods yarn extends dual_chunk, leaky_rerope, mrope, rerope, rope and self_extend",
         ),
         ({"encodings": ("rope",), "methods": ("yarn",), "positions": "randomized"}, "--positions is randomized"),
         ({"encodings": ("rope",), "methods": ("yarm",)}, "yarn"),

@@ -123,19 +123,19 @@ class ReRoPE(Remapped):
 class LeakyReRoPE(Remapped):
     """Leaky ReRoPE: RoPE whose offsets grow more slowly from the window on.
 
-        m(o) = o  where  o < window,    window + (o - window) / factor  beyond
+        m(o) = o  where  o < window,    window + (o - window) / slowdown  beyond
 
     Args:
         head_dim: width of a head.
         layout: as of Rotary, like base, rotary_dim and scaling.
         window: offsets below it are exact.
-        factor: how many times more slowly far offsets grow, above 0; 16 in the authors' code.
+        slowdown: how many times more slowly far offsets grow, above 0; 16 in the authors' code.
         base: see Rotary.
         rotary_dim: see Rotary.
         scaling: see Rotary; a scheme that follows no length.
 
     Raises:
-        ValueError: as Rotary; a window below 1, a factor that is not above 0, a scaling that follows the length.
+        ValueError: as Rotary; a window below 1, a slowdown that is not above 0, a scaling that follows the length.
 
     Source:
         Su 2023, https://kexue.fm/archives/9708; code: https://github.com/bojone/rerope
@@ -150,19 +150,19 @@ class LeakyReRoPE(Remapped):
         head_dim: int,
         layout: Layout,
         window: int,
-        factor: float = 16.0,
+        slowdown: float = 16.0,
         base: float = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Any = None,
     ):
         check_sizes("leaky_rerope", window=window)
-        check_positive("leaky_rerope", factor=factor)
+        check_positive("leaky_rerope", slowdown=slowdown)
         super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=True)
-        self.window, self.factor = window, factor
+        self.window, self.slowdown = window, slowdown
 
     def regions(self) -> tuple[Region, ...]:
-        behind = self.window * (self.factor - 1)
-        far = Region(lambda i: (_exact(i) + behind) / self.factor, lambda j: _exact(j) / self.factor, self.window)
+        behind = self.window * (self.slowdown - 1)
+        far = Region(lambda i: (_exact(i) + behind) / self.slowdown, lambda j: _exact(j) / self.slowdown, self.window)
         return Region(_same, _same, last=self.window - 1), far
 
 

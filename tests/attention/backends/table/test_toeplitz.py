@@ -125,9 +125,9 @@ def test_large_levels_of_small_differences_are_precise():
 
 # ---- as operators of torch: signatures, and how much they compute and hold -------------------------------------------------
 def inputs_of(x):
-    """What the operators take before `near`: tensors, with None where there is none, no logits and no spans."""
+    """What the operators take before `near`: tensors, with None where there is none, no logits, curves or spans."""
     x = x | ({"table": F.pad(x["table"], (3, 0))} if "key_vectors" in x else {})
-    return [*(x.get(name) for name in "q k v table q_level k_level key_vectors value_vectors".split()), None, None]
+    return [*(x.get(name) for name in "q k v table q_level k_level key_vectors value_vectors".split()), *[None] * 4]
 
 
 @pytest.mark.slow
@@ -154,10 +154,11 @@ def test_nothing_of_queries_times_keys_is_allocated(kind, band):
     near, length = 3 if kind == "all terms" else 0, 4000 if kind == "a table" else 1500
     kinds = KINDS if kind == "all terms" else ["table"]
     x, band = tensors(kinds, length, length, near, batch=1, heads=1, kv_heads=1, dim=8), Band.of(length, length, *band)
-    *tensors_, keys, values, logits, spans = inputs_of(narrowed(x))
+    *tensors_, keys, values, logits, curves, rates, spans = inputs_of(narrowed(x))
     # The operators expect vectors as far as the band goes, or less.
     keys, values = (None if t is None else t[:, : band.last + 1 - near] for t in (keys, values))
-    inputs = *tensors_, keys, values, logits, spans, near, length - 1 - band.last, length - 1 - band.first, 0.3
+    bounds = near, length - 1 - band.last, length - 1 - band.first
+    inputs = *tensors_, keys, values, logits, curves, rates, spans, *bounds, 0.3
     with LargestTensor() as seen, nullcontext() if kind == "a table" else by_tiles():
         out, lse, ends = toeplitz._attention._init_fn(*inputs)
         toeplitz._attention_backward._init_fn(out, lse, out, lse, ends, True, *inputs)

@@ -385,8 +385,8 @@ def _autograd_backward(ctx, grad, grad_lse, _):
     grad = torch.zeros_like(out) if grad is None else grad
     learned = tensors[3] is not None and ctx.needs_input_grad[3]
     found = _attention_backward(grad, grad_lse, out, lse, ends, learned, *tensors, *ctx.options)
-    wanted = True, True, True, learned, *(x is not None for x in tensors[4:11])
-    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), *[None] * 5
+    wanted = [True, True, True, learned, *[x is not None for x in tensors[4:11]]]
+    return *[x if wants else None for x, wants in zip(found, wanted, strict=True)], *[None] * 5
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -266,8 +266,8 @@ def backward(
     outputs = [Out.of(t) for t in (dq, dk, dv)]
     run.backward(shape, *inputs, _at(table), step, _at(ends), _at(grad_lse), *outputs, _at(of_tables), _at(working))
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
-    dq, dk, dv = (t.to(x.q.dtype) for t in summed)
-    of_tables, of_curves = (None if t is None else t.sum(0) for t in (of_tables, of_curves))
+    dq, dk, dv = [t.to(x.q.dtype) for t in summed]
+    of_tables, of_curves = [None if t is None else t.sum(0) for t in (of_tables, of_curves)]
     return dq, dk, dv, of_tables, *[None] * 4, of_logits, of_curves, None if of_rates is None else of_rates.sum(1)
 
 
@@ -294,7 +294,7 @@ def _shape(x: Inputs, threads: int) -> Shape:
     logits = None if x.logits is None else x.logits.contiguous()
     if logits is not None:
         shape.logits, shape.columns = logits.data_ptr(), logits.shape[3]
-    curves, rates = (None if t is None else t.contiguous() for t in (x.curves, x.rates))
+    curves, rates = [None if t is None else t.contiguous() for t in (x.curves, x.rates)]
     if curves is not None:
         shape.curves, shape.rates, shape.pieces = curves.data_ptr(), _at(rates), curves.shape[2]
     shape.kept = numbers, logits, curves, rates  # as long as their addresses are
