@@ -9,6 +9,7 @@
 A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. It shows the newest result:
 
 bench           what encodings promise and what was measured: results/DATE.json (`make bench`)
+bench-machines  the same, beside results of other machines: results/machines/*.json
 bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`make bench-mixers`)
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
@@ -34,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FILES = {"bench": "", "bench-mixers": "-mixers"}
+FILES = {"bench": "", "bench-machines": "", "bench-mixers": "-mixers"}
 """Block -> how the name of its file ends, where that is not the block's own name."""
 WIDTH = 100
 
@@ -68,6 +69,24 @@ def promises(found: dict[str, Any]) -> str:
         lines.append([target["name"], limit, measured, kept, target["worst"] or "", span])
     headings = ["promise", "at most", "measured", "kept", "worst case", "other libraries"]
     return f"{markdown(headings, lines)}\n\n{protocol(found)}"
+
+
+def machines(found: dict[str, Any]) -> str:
+    """The measured number of each promise on every machine, with the code that was measured."""
+    every = [
+        *(json.loads(path.read_text(encoding="utf-8")) for path in sorted((RESULTS / "machines").glob("*.json"))),
+        found,
+    ]
+    names = {target["name"]: f"{target['limit']:.2f}" for target in found["targets"]}
+    measured = [{target["name"]: target for target in one["targets"]} for one in every]
+    lines = []
+    for name, limit in names.items():
+        own = [one.get(name, {"measured": None, "met": None}) for one in measured]
+        numbers = ["-" if one["measured"] is None else f"{one['measured']:.2f}" for one in own]
+        kept = ["" if one["met"] in (True, None) else ", missed" for one in own]
+        lines.append([name, limit, *(number + word for number, word in zip(numbers, kept, strict=True))])
+    headings = [f"{one['machine']['cpu']}, code {(one['commit'] or '?')[:7]}" for one in every]
+    return markdown(["promise", "at most", *headings], lines)
 
 
 def protocol(found: dict[str, Any]) -> str:
@@ -170,7 +189,7 @@ def gpu_expected(found: dict[str, Any]) -> str:
 
 
 KINDS: dict[str, Callable[[Any], str]] = {
-    "bench": promises, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
+    "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
     "properties": properties, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
 }  # fmt: skip
 

@@ -31,5 +31,7 @@ def offset_biases(learned: bool | None = None) -> list[str]:
 
 
 def rotations() -> list[str]:
-    """Those that only transform queries and keys."""
-    return [name for name, each in _without_tokens().items() if _rotates(each) and not each.terms({})]
+    """Those that only transform queries and keys, once; in regions of pairs attention runs several times."""
+    return [
+        name for name, each in _without_tokens().items() if _rotates(each) and not each.terms({}) and not each.regions()
+    ]

@@ -38,10 +38,12 @@ def machine() -> dict[str, Any]:
     """What computes here."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    known = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name, family = known.get("model name"), known.get("cpu family")
+    kind = f" (family {family}, model {known.get('model')})" if family else ""  # many processors share a name
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": next(iter(names), platform.processor()) or platform.machine(),
+        "cpu": f"{name}{kind}" if name else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
