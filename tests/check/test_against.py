@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from longitude.check.against import against
 from longitude.checkpoints.load import load
@@ -21,7 +22,7 @@ def checkpoint(tmp_path):
     return tmp_path / "model"
 
 
-def written(folder, path, permuted=True, architecture="llama", **changes):
+def written(folder, path, permuted=True, architecture="llama", factors=False, **changes):
     """A GGUF file of a Llama as llama.cpp's converter makes one: rows of queries and keys in pairs of neighbours."""
     config = json.loads((folder / "config.json").read_text())
     rope = config["rope_parameters"]
@@ -29,13 +30,18 @@ def written(folder, path, permuted=True, architecture="llama", **changes):
     given = {
         "block_count": config["num_hidden_layers"], "head_count": HEADS, "head_count_kv": KEYS, "embedding_length": 32,
         "context_length": config["max_position_embeddings"], "rope_freq_base": rope["rope_theta"],
-        "rope_dimension_count": DIM, "rope_scaling_factor": rope["factor"],
-        "rope_scaling_orig_ctx_len": rope["original_max_position_embeddings"],
+        "rope_dimension_count": DIM,
     }  # fmt: skip
+    if rope["rope_type"] == "yarn":
+        original = rope["original_max_position_embeddings"]
+        given |= {"rope_scaling_factor": rope["factor"], "rope_scaling_orig_ctx_len": original}
     for name, value in (given | changes).items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    if factors:
+        writer.add_tensor("rope_freqs.weight", torch.ones(DIM // 2).numpy())
     for name, weight in load(folder, tokenizer=False).model.state_dict().items():
         for ours, theirs in (("q_proj", "attn_q"), ("k_proj", "attn_k")):
             if ours in name:
@@ -74,6 +80,20 @@ def test_a_file_of_the_converter_contradicts_nothing(checkpoint, tmp_path):
 )
 def test_what_differs_is_named(changes, name, values, checkpoint, tmp_path):
     assert wrong(against(checkpoint, written(checkpoint, tmp_path / "wrong.gguf", **changes))) == {name: values}
+
+
+def test_llama3s_factors_are_a_tensor(tmp_path):
+    """Lost, the engine rotates without the scheme."""
+    scheme = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llama(rope=scheme | {"original_max_position_embeddings": LENGTH // 4}).save_pretrained(tmp_path / "model")
+    right, lost = (written(tmp_path / "model", tmp_path / f"{had}.gguf", factors=had) for had in (True, False))
+    assert wrong(against(tmp_path / "model", right)) == {}
+    assert wrong(against(tmp_path / "model", lost)) == {"scaling": ("llama3", "none")}
+
+
+def test_a_copy_in_half_precision_has_the_same_weights(checkpoint, tmp_path):
+    load(checkpoint, tokenizer=False).model.bfloat16().save_pretrained(tmp_path / "half")
+    assert wrong(against(checkpoint, tmp_path / "half")) == {}
 
 
 def test_a_second_checkpoint(checkpoint, tmp_path):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, StaticCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from longitude.check import check, laws, subject_of
+from longitude.check import check, laws, recorder, subject_of
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
@@ -236,6 +237,23 @@ def test_a_finding_says_whose_it_is():
     assert stock == f"code (SmolLM3ForCausalLM of transformers {transformers.__version__})"
     assert result("scaling_border", llama(rope=LONGROPE)).whose == "rule"
     assert result("cached_decoding", llama()).whose == ""
+
+
+def test_what_shows_nothing_is_not_called_right(monkeypatch):
+    """No mask to read, no static cache to take, no projection of latent attention: said, and neither a yes nor an error."""
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, recorder.NAME, lambda *_, **__: None)
+    assert "given no mask" in result("layer_masks", llama()).reason
+    monkeypatch.undo()
+
+    def refused(named):
+        if isinstance(named.get("past_key_values"), StaticCache):
+            raise TypeError("no such cache")
+
+    found = result("layer_masks", changed(llama(), refused))
+    assert found.status == "holds" and "it takes no static cache (TypeError)" in found.reason
+    model = llama()
+    model.config.rope_interleave = True
+    assert result("layer_rotations", model).status == "holds"
 
 
 def test_laws_are_chosen_by_name():

@@ -14,14 +14,15 @@ from longitude.checkpoints.config import declared_length, head_dim_of
 from longitude.checkpoints.gguf import GGUF
 from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.layout import layout_changes
+from longitude.checkpoints.load import shapes_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.runs.files import read_json
 
 ADAPTER = "adapter_config.json"
 FORMS = {"interleaved": "the same, interleaved of half", "half": "the same, half of interleaved"}
 """What weights are called whose rows are in another rotary layout."""
-ROUNDED = 1e-2
-"""Of the largest number of a weight: what bfloat16 and 8 bits leave."""
+ROUNDED, QUANTIZED = 1e-2, 0.2
+"""Of the largest number of a weight: what half precision may change, and few bits."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
         return of_adapter(source, place, allow_pickle)
     theirs = open_source(str(other), allow_pickle)
     tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
-    return [*compared(facts_of(source), facts_of(theirs)), weights_fact(source, tensors, 0.0)]
+    rounding = 0.0 if source.dtype == theirs.dtype else ROUNDED
+    return [*compared(facts_of(source), facts_of(theirs)), weights_fact(source, tensors, rounding)]
 
 
 def facts_of(source: Source) -> dict[str, Any]:
@@ -101,12 +103,10 @@ def compared(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Fact]:
     """Every name that one side knows."""
     names = dict.fromkeys([*here, *there])
     facts = [(name, here.get(name), there.get(name)) for name in names]
-    return [Fact(name, a, b, _contradict(name, a, b)) for name, a, b in facts if (a, b) != (None, None)]
+    return [Fact(name, a, b, _contradict(a, b)) for name, a, b in facts if (a, b) != (None, None)]
 
 
-def _contradict(name: str, here: Any, there: Any) -> bool:
-    if name == "scaling" and {here, there} <= {"none", None, "llama3"}:  # in GGUF, llama3 is a tensor of factors
-        return False
+def _contradict(here: Any, there: Any) -> bool:
     if here is None or there is None:
         return False
     if isinstance(here, int | float) and isinstance(there, int | float):
@@ -117,8 +117,7 @@ def _contradict(name: str, here: Any, there: Any) -> bool:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 def _named(source: Source) -> Iterable[tuple[Path, str]]:
     for shard in source.shards:
-        with safe_open(shard, framework="pt") as file:
-            yield from ((shard, name) for name in file.keys())  # noqa: SIM118  it is no dict
+        yield from ((shard, name) for name in shapes_of(shard))
 
 
 def _read(shard: Path, name: str) -> Tensor:
@@ -150,7 +149,7 @@ def weights_fact(source: Source, theirs: Mapping[str, Callable[[], Tensor]], rou
 def gguf_layouts(source: Source, file: GGUF) -> Fact:
     """Weights of a GGUF file, in the layout that llama.cpp rotates for its architecture."""
     tensors = {name: (lambda tensor=tensor: tensor) for name, tensor in file.rotation_weights()}
-    fact = weights_fact(source, tensors, ROUNDED if file.exact else 0.2)
+    fact = weights_fact(source, tensors, ROUNDED if file.exact else QUANTIZED)
     pairs = file.facts()["pairs"]
     if fact.there is None or pairs is None:
         return fact

@@ -47,8 +47,8 @@ def promised(config: Any, layout: Layout) -> list[LayerPositions]:
     ropes(config)
     try:
         return layers_from_hugging_face(config, layout)
-    except ValueError as reason:
-        raise NotShown(str(reason)) from reason
+    except (KeyError, ValueError) as reason:
+        raise NotShown(f"its layers cannot be read ({reason})") from reason
 
 
 def in_words(layers: Sequence[int], total: int) -> str:
@@ -185,6 +185,8 @@ def layer_masks(subject: Subject) -> Measurement:
     tried = {size for size in sizes if size + EXTRA <= max(LONGEST, subject.reach)}
     length = max([TOKENS, *(size + EXTRA for size in tried)])
     found = recorded(subject, subject.tokens(length))
+    if not any(isinstance(one.mask, Tensor) for one in found.values()):
+        raise DoesNotApply("its attention is given no mask, and makes its own")
     i = torch.arange(length, device=subject.device)
     wrong: dict[int, str] = {}
     for index, one in found.items():
@@ -195,28 +197,33 @@ def layer_masks(subject: Subject) -> Measurement:
         if not torch.equal(got, want):
             row = int((got != want).any(-1).nonzero()[0])
             wrong[index] = f"query {row} attends to {int(got[row].sum())} keys, expected {int(want[row].sum())}"
-    for index, (got, want) in behind_static_cache(subject, layers).items():
+    cached, note = behind_static_cache(subject, layers)
+    for index, (got, want) in cached.items():
         if got != want:
             wrong.setdefault(index, f"behind a static cache the query {TOKENS} attends to {got} keys, expected {want}")
     cause = ""
     if wrong:
         first = next(iter(wrong))
         cause = f"the mask of {in_words([*wrong], len(found))} is not what config.json declares: {wrong[first]}"
-    left = sizes - tried
-    note = f"windows of {', '.join(map(str, sorted(left)))} were not reached; --length measures there" if left else ""
-    return Measurement(len(wrong), 0, note, cause)
+    notes = [note] if note else []
+    if left := sizes - tried:
+        notes.append(f"windows of {', '.join(map(str, sorted(left)))} were not tried; --length measures there")
+    return Measurement(len(wrong), 0, "; ".join(notes), cause)
 
 
-def behind_static_cache(subject: Subject, layers: Sequence[LayerPositions]) -> dict[int, tuple[int, int]]:
-    """Of each layer, how many keys one token attends to behind a cache with more places than tokens, and how many it should."""
+def behind_static_cache(subject: Subject, layers: Sequence[LayerPositions]) -> tuple[dict[int, tuple[int, int]], str]:
+    """Of each layer, how many keys one token attends to behind a cache with more places than tokens, and how many it should.
+
+    And a note: why nothing was measured, for a model that takes no such cache.
+    """
     cache, tokens = StaticCache(config=subject.model.config, max_cache_len=2 * TOKENS), subject.tokens(TOKENS + 1)
     try:
         for part in (tokens[:, :-1], tokens[:, -1:]):
             found = recorded(subject, part, past_key_values=cache)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        return {}  # a model that takes no such cache
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        return {}, f"it takes no static cache ({type(error).__name__})"
     want = {index: int(allowed(layers[index], torch.arange(TOKENS + 1))[-1].sum()) for index in found}
-    return {index: (attended(one), want[index]) for index, one in found.items()}
+    return {index: (attended(one), want[index]) for index, one in found.items()}, ""
 
 
 def attended(one: Recorded) -> int:

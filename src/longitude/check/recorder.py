@@ -126,10 +126,10 @@ def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int
     finally:
         for hook in hooks:
             hook.remove()
-    width = subject.config.qk_rope_head_dim
     moved = {}
     for index, one in found.items():
         if index in projected:
+            width = subject.config.qk_rope_head_dim
             raw = projected[index][..., -width:].double()
             pairs = torch.cat([raw[..., 0::2], raw[..., 1::2]], -1)
             got = one.key[:, 0, :, -width:].double()

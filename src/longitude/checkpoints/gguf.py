@@ -23,6 +23,9 @@ HALVES = """
 """.split()
 """Architectures by the pairs that llama.cpp rotates (llama_model_rope_type in llama-model.cpp); no key in the file says it."""
 
+FACTORS = "rope_freqs.weight"
+"""The tensor by which llama.cpp's converter writes Llama 3's scheme; no key names it."""
+
 
 class GGUF:
     """One file, opened. ValueError for what is none, or cut off."""
@@ -49,6 +52,8 @@ class GGUF:
         heads, dim = self._own("attention.head_count"), self._own("embedding_length")
         width = self._own("attention.key_length") or (dim // heads if dim and isinstance(heads, int) else None)
         kind = self._own("rope.scaling.type")
+        if kind in (None, "none") and any(tensor.name == FACTORS for tensor in self.reader.tensors):
+            kind = "llama3"
         pairs = {**dict.fromkeys(NEIGHBOURS, "interleaved"), **dict.fromkeys(HALVES, "half")}.get(self.architecture)
         return {
             "layers": self._own("block_count"),

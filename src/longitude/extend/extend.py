@@ -98,8 +98,9 @@ def extend(
         raise ValueError(
             f"{unread}, and {needs}; extend the original checkpoint, or choose a method that needs config.json alone"
         )
-    measured = text is not None and out is not None and source.quantization is None
-    cost = CostMeasurement(source, text, on_progress) if measured and text is not None else None
+    cost = None
+    if text is not None and out is not None and source.quantization is None:
+        cost = CostMeasurement(source, text, on_progress)
     found = None
     if method == "longrope":
         found = _search(source, target, out, cost, budget, seed, on_progress, on_note)

@@ -1,0 +1,21 @@
+"""The page of families is what its script writes."""
+
+import warnings
+
+import pytest
+from transformers.utils import logging
+
+import make_families
+from longitude.check import check
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_a_line_of_the_page_is_what_check_says(family):
+    logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lines = make_families.page({family: check(make_families.toy(family))}).splitlines()
+    written = make_families.PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith((f"| `{family}`", f"* `{family}`"))] == [
+        line for line in written if line.startswith((f"| `{family}`", f"* `{family}`"))
+    ]
