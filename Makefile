@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api notebooks laws docs clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api freeze-api notebooks laws docs clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -105,6 +105,9 @@ claims: $(VENV)/study.stamp ## make docs/claims.md and its charts from benchmark
 
 api: $(VENV)/study.stamp ## make docs/api.md, the page of every public name, from the docstrings
 	$(BIN)/python docs/make_api.py
+
+freeze-api: $(VENV)/study.stamp ## write docs/public_api.txt, the names and signatures that a test holds: only when you mean to change them
+	$(BIN)/python docs/make_signatures.py
 
 notebooks: $(VENV)/test.stamp ## execute the notebooks of examples/ again, in place; ARGS=4-your-own-encoding for one
 	$(BIN)/python docs/make_notebooks.py $(ARGS)

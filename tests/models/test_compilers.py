@@ -13,6 +13,9 @@ LENGTHS = [7, 9, 12, 13, 15, 16, 17, 21, 24, 31, 32, 33, 40, 45, 48, 50, 55, 58,
 DYNAMIC = ["attention", "latent", "mamba2", "performer", "retention", "window"]
 """Mixers whose exported graph holds for every length; the others' chunks of a sequence are counted while it is made."""
 
+BY_TOKENS = ["hierarchical", "log_linear_mamba2", "nsa"]
+"""Mixers whose cache has blocks by the number of tokens in it: two refuse a graph, the third has one for each number."""
+
 
 @pytest.fixture(autouse=True)
 def _fresh():
@@ -50,6 +53,43 @@ def test_training_compiles(build, ids):
     for length in (7, 12):
         x = ids(2, length)
         close(parameter_gradients(compiled(x), model), parameter_gradients(model(x, labels=x).loss, model), 1e-10)
+
+
+DECODING = [
+    *({"encoding": name} for name in lg.list_encodings()),
+    *({"encoding": "auto", "mixer": mixer_spec(name)} for name in lg.list_mixers() if name not in BY_TOKENS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", DECODING, ids=str)
+@torch.no_grad()
+def test_decoding_compiles(options, build, ids):
+    """A token after a cache, whole: two graphs, one of them for every length, and the logits of the eager model."""
+    model, x, graphs = build(**options), ids(2, 16), CompileCounter()
+    step = torch.compile(
+        lambda token, cache: model(token, past_key_values=cache, use_cache=True).logits, backend=graphs, fullgraph=True
+    )
+    caches = [model(x[:, :7], use_cache=True).past_key_values for _ in range(2)]
+    for token in x[:, 7:].split(1, 1):
+        close(step(token, caches[0]), model(token, past_key_values=caches[1], use_cache=True).logits, 1e-10)
+    assert graphs.frame_count <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.ecosystem
+def test_no_graph_break(build, ids):
+    """Of a decoder in training and of a step of decoding, as torch's own report counts them."""
+    model, x = build("alibi"), ids(2, 9)
+
+    def require_one_graph(*arguments, **named):
+        report = torch._dynamo.explain(model)(*arguments, **named)
+        assert (report.graph_count, report.graph_break_count) == (1, 0), report.break_reasons
+
+    require_one_graph(x, labels=x)
+    with torch.no_grad():
+        cache = model(x, use_cache=True).past_key_values
+        require_one_graph(x[:, :1], past_key_values=cache, use_cache=True)
 
 
 # ---- torch.export ----------------------------------------------------------------------------------------------------

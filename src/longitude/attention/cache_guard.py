@@ -39,8 +39,8 @@ class unchanged_if_refused:
 
 def of_this_mode(held: Any) -> Any:
     """What is held, copied where it was made in inference_mode and is now read outside: no backward could save it."""
-    if torch.is_inference_mode_enabled() or not _made_in_inference(held):
-        return held
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not _made_in_inference(held):
+        return held  # dynamo can ask neither
     return _cloned(held)
 
 
