@@ -10,7 +10,7 @@ def in_torch(monkeypatch):
     """in_torch() -> torch's operators in place of the loops in C."""
 
     def change() -> None:
-        for module in ("mamba", "rwkv4", "s4d"):
+        for module in ("mamba", "rwkv4", "s4d", "ops.delta"):
             monkeypatch.setattr(sys.modules[f"longitude.recurrent.{module}"], "usable", lambda *_: False)
 
     return change

@@ -7,6 +7,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearConfi
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextConfig, Qwen3NextGatedDeltaNet
 
 from longitude.recurrent import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
+from longitude.recurrent.delta import unit
 from longitude.testing import fill
 from tests.support import close, random
 
@@ -38,7 +39,7 @@ def by_matrices(q, k, v, g, beta):
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 @pytest.mark.parametrize("length", [1, 7, 37])
-def test_every_mode_is_the_formula(by_channel, key_heads, length):
+def test_every_mode_is_the_formula(form, by_channel, key_heads, length):
     """Values, states and gradients of everything, in float64."""
     given = [x.requires_grad_() for x in tokens(length, key_heads=key_heads, by_channel=by_channel)]
     want = by_matrices(*given)
@@ -50,9 +51,28 @@ def test_every_mode_is_the_formula(by_channel, key_heads, length):
             close(ours, theirs, 1e-11)
 
 
+@pytest.mark.parametrize(("width", "values"), [(16, 16), (17, 33), (40, 130)])
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_every_width_of_the_loop(by_channel, width, values):
+    """Whole vectors of columns and rows, and parts of them, documents in between: values and gradients, in both dtypes."""
+    q, k = (random(2, 2, 35, width, seed=n) for n in range(2))
+    v, g = random(2, 4, 35, values, seed=3), -random(2, 4, 35, *([width] if by_channel else []), seed=4).abs()
+    state, beta = random(2, 4, width, values, seed=5), random(2, 4, 35, seed=6).sigmoid()
+    reset = torch.zeros(2, 35, dtype=torch.bool)
+    reset[0, [9, 33]] = reset[1, 0] = True
+    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
+        given = [x.to(dtype).requires_grad_() for x in (q, unit(k), v, g, beta, state)]
+        found = []
+        for mode in ("recurrent", "chunked"):
+            out = gated_delta_rule(*given[:5], state=given[5], reset=reset, mode=mode)
+            found.append((*out, *torch.autograd.grad(out, given, [torch.ones_like(x) for x in out])))
+        for ours, theirs in zip(*found, strict=True):
+            close(ours, theirs, tolerance)
+
+
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
-def test_documents_padding_and_what_came_before(by_channel, mode):
+def test_documents_padding_and_what_came_before(form, by_channel, mode):
     """Each document as if alone, padding nowhere, and a state in the place of the tokens before."""
     given = tokens(23, by_channel=by_channel)
     options = {"mode": mode, "chunk_size": 4}
@@ -87,7 +107,7 @@ def test_a_key_replaces_what_it_held():
     assert state.flatten().tolist() == [5.0, 4.0, 3.0, 0.0]
 
 
-def test_strong_decays_do_not_overflow():
+def test_strong_decays_do_not_overflow(form):
     q, k, v, g, beta = tokens(70, by_channel=True)
     for decay in (1e3 * g, 1e3 * g[..., 0]):
         out, state = gated_delta_rule(q.float(), k.float(), v.float(), decay.float(), beta.float())

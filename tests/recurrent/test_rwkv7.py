@@ -30,7 +30,7 @@ def by_matrices(r, log_w, k, v, kappa, a):
 
 
 @pytest.mark.parametrize("length", [1, 7, 37])
-def test_every_mode_is_the_formula(length):
+def test_every_mode_is_the_formula(form, length):
     """Values, states and gradients of everything, in float64."""
     given = [x.detach().requires_grad_() for x in tokens(length)]
     want = by_matrices(*given)
@@ -43,7 +43,7 @@ def test_every_mode_is_the_formula(length):
             close(mine, theirs, 1e-11)
 
 
-def test_golden():
+def test_golden(form):
     """The authors' package, in float32, with e^(-1/2) in six digits."""
     table = golden("rwkv7")
     given = {name: torch.tensor(x, dtype=torch.float64) for name, x in table["layer"].items()}

@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 
-from longitude.recurrent import rwkv4, s4d, selective_scan
+from longitude.recurrent import gated_delta_rule, rwkv4, rwkv7, s4d, selective_scan
 from longitude.recurrent.ops import c_loops as loops
 
 pytestmark = pytest.mark.skipif(loops.loops("wkv.c", torch.float32) is None, reason="no C compiler here")
@@ -29,6 +29,13 @@ def given(kind: str, generator: torch.Generator) -> dict[str, torch.Tensor]:
     if kind == "selective_scan":
         made = {"u": draw(b, c, length), "delta": draw(b, c, length), "A": -draw(c, n).abs()}
         return made | {"B": draw(b, n, length), "C": draw(b, n, length), "state": draw(b, c, n)}
+    if kind in ("kda", "rwkv7"):
+        made = {
+            name: draw(b, c // 3, length, m)
+            for name, m in (("q", n), ("k", n), ("v", c), ("g", n), ("kappa", n), ("a", n))
+        }
+        made |= {"g": -made["g"].abs(), "beta": draw(b, c // 3, length).sigmoid(), "state": draw(b, c // 3, n, c)}
+        return {name: x for name, x in made.items() if name not in {"kda": ("a", "kappa"), "rwkv7": ("beta",)}[kind]}
     made = {"u": draw(b, c, length), "log_dt": draw(c), "A": -draw(c, n).abs(), "A_imag": draw(c, n)}
     return made | {"C": draw(c, n), "C_imag": draw(c, n), "state": draw(b, c, n), "state_imag": draw(b, c, n)}
 
@@ -41,6 +48,12 @@ def outputs(kind: str, x: dict[str, torch.Tensor], mode: str, reset: torch.Tenso
     if kind == "selective_scan":
         *most, state = x.values()
         return selective_scan(*most, state=state, delta_softplus=True, mode=mode, chunk_size=3, reset=reset)
+    if kind == "rwkv7":
+        order = (x[n] for n in ("q", "g", "k", "v", "kappa", "a"))
+        return rwkv7(*order, state=x["state"], mode=mode, reset=reset)
+    if kind == "kda":
+        order = (x[n] for n in ("q", "k", "v", "g", "beta"))
+        return gated_delta_rule(*order, state=x["state"], mode=mode, reset=reset)
     u, log_dt, *parts = x.values()
     A, C, state = (torch.complex(*parts[i : i + 2]) for i in (0, 2, 4))
     y, after = s4d(u, log_dt, A, C, state=state, mode=mode, chunk_size=3, reset=reset)
@@ -94,7 +107,7 @@ def compare(kind: str, dtype: torch.dtype, poison: str, seed: int) -> None:
             assert torch.equal(kinds(got[part]), kinds(want[part])), f"{here}: {part} is of another kind"
 
 
-@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d"])
+@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d", "kda", "rwkv7"])
 def test_not_finite_as_in_torch(kind):
     for dtype, poisons in POISONS.items():
         for n, poison in enumerate(poisons):
@@ -102,15 +115,16 @@ def test_not_finite_as_in_torch(kind):
                 compare(kind, dtype, poison, 10 * n + seed)
 
 
-@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d"])
+@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d", "kda", "rwkv7"])
 def test_a_document_takes_nothing_from_the_one_before(kind):
     """Not finite, in a token or the state before: outputs and gradients of the next document are as without it."""
     generator = torch.Generator().manual_seed(0)
     clean = given(kind, generator)
     directions = [torch.ones_like(out) for out in outputs(kind, clean, "recurrent", None)]
     reset = (torch.arange(LENGTH) == 4).expand(BATCH, LENGTH)
-    along = -2 if kind == "rwkv4" else -1
-    per_token = [n for n, x in clean.items() if x.dim() == 3 and x.shape[along] == LENGTH]
+    along = -1 if kind in ("selective_scan", "s4d") else -2
+    dims = 4 if kind in ("kda", "rwkv7") else 3
+    per_token = [n for n, x in clean.items() if x.dim() == dims and x.shape[along] == LENGTH]
     for value in (math.nan, math.inf):
         bad = {n: x.clone() for n, x in clean.items()}
         for n in (per_token[0], *[n for n in clean if n in ("numerator", "state", "max")]):

@@ -1,4 +1,4 @@
-"""scan.c, wkv.c and diagonal.c as functions with gradients. A state in the processor's cache costs no pass over memory."""
+"""The loops over tokens in C, as functions with gradients. A state in the processor's cache costs no pass over memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from longitude import c_compile
 
+REPLAYED = 32
+"""Tokens of which delta.c keeps all states in backward."""
 LANES = 16
 """Channels in one vector, as in lanes.h."""
 
@@ -107,6 +109,38 @@ class DiagonalLoop(torch.autograd.Function):
         gy, glast = (g.contiguous() for g in grads)
         _call("diagonal.c", 1, ctx.sizes, *saved, gy, glast, gu, gr, gB, gC, gfirst)
         return gu, gr.sum(0), gB.sum(0), gC.sum(0), None, gfirst, None
+
+
+class DeltaLoop(torch.autograd.Function):
+    """q, r [B, G, L, K], k, b [B, H, L, K], v [B, H, L, V], log w [B, H, L, K|1], keep [B, L] uint8 or None, S [B, H, K, V].
+
+    -> o [B, H, L, V], S after. b None: k is removed too, by what r reads after the decay; else r reads before it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, r: Tensor, k: Tensor, b: Tensor | None, v: Tensor, log_w: Tensor, keep: Any, state: Tensor
+    ) -> Any:
+        data, state = [x if x is None else x.contiguous() for x in (q, r, k, b, v, log_w, keep)], state.contiguous()
+        (batch, groups, length, keys), (_, heads, _, values) = q.shape, v.shape
+        early, threads = b is not None, torch.get_num_threads()
+        ctx.sizes = batch, groups, length, keys, heads, values, log_w.shape[-1], early, min(REPLAYED, length), threads
+        out, last = torch.empty_like(v, memory_format=torch.contiguous_format), torch.empty_like(state)
+        _call("delta.c", 0, ctx.sizes, *data, state, out, last)
+        ctx.save_for_backward(*data, state)
+        return out, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, _, k, b, v, log_w, _, state = saved = ctx.saved_tensors
+        gq, gr, gk, gb, gw = k.new_empty(5, *k.shape).unbind()
+        gv, gfirst = torch.empty_like(v), torch.empty_like(state)
+        gout, glast = (g.contiguous() for g in grads)
+        _call("delta.c", 1, ctx.sizes, *saved, gout, glast, gq, gr, gk, gb, gv, gw, gfirst)
+        gq, gr = (g.unflatten(1, (q.shape[1], -1)).sum(2) for g in (gq, gr))
+        gw = gw.sum(-1, keepdim=True) if log_w.shape[-1] == 1 else gw
+        return gq, gr, gk, None if b is None else gb, gv, gw, None, gfirst
 
 
 def flags_of(reset: Tensor | None, valid: Tensor | None) -> Tensor | None:

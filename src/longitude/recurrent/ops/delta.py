@@ -16,6 +16,7 @@ that only states go from chunk to chunk. Decays are products of w between two to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from longitude.recurrent.ops.c_loops import DeltaLoop, usable
+from longitude.recurrent.ops.checks import state_dtype
 from longitude.recurrent.ops.decayed import before_decay, by_halves, channel_decays, decays_by_channel, decays_by_head
 from longitude.recurrent.ops.matrix_state import Result, run
 
@@ -43,7 +46,21 @@ def delta(
 
     b: None: k. early: whether r reads the state before it decays; then G = H.
     """
-    return run(who, _Delta(early), [q, r], [k] if b is None else [k, b], v, log_decay, **options)
+    dtype, loop = state_dtype(v), options.get("mode", "chunked") == "chunked" and early == (b is not None)
+
+    def in_c(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
+        """delta.c, where it is compiled."""
+        if not loop or not usable("delta.c", v.new_empty(0, dtype=dtype)):
+            return None
+        (batch, heads, _, width), state, reset = v.shape, options.get("state"), options.get("reset")
+        first = v.new_zeros(batch, heads, k.shape[-1], width, dtype=dtype) if state is None else state.to(dtype)
+        written, removed, *_ = (*(x.to(dtype) for x in keys), None)
+        keep = None if reset is None else reset.logical_not().to(torch.uint8)
+        tokens = [q.to(dtype), r.to(dtype), written, removed, v.to(dtype), log_decay.to(dtype)]
+        out, last = DeltaLoop.apply(*tokens, keep, first)
+        return out.to(v.dtype), last
+
+    return run(who, _Delta(early), [q, r], [k] if b is None else [k, b], v, log_decay, kernel=in_c, **options)
 
 
 @dataclass(frozen=True)
