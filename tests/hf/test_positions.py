@@ -314,3 +314,27 @@ test_wrong_layers = refused_calls([
     (lambda: set_positions(llama(2), {"layers": ["alibi"], "base": 3}), r'expected \{"layers": \[an encoding, ...\]\} alone'),
     (lambda: set_positions(llama(2), {"layers": ["sinusoidal"]}), "acts on the model's input"),
 ])  # fmt: skip
+
+
+def test_bases_by_type_of_layer(ids, stock):
+    """Gemma 3 has two: left out for all layers, none of them is meant; layer by layer, each keeps its own."""
+    of_types = {"sliding_attention": 1e4, "full_attention": 500.0}
+    more: dict[str, Any] = {
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "sliding_window": 5,
+        "layer_types": list(of_types),
+        "rope_parameters": {name: {"rope_type": "default", "rope_theta": base} for name, base in of_types.items()},
+    }
+    rope = {"name": "rope", "layout": "half"}
+    own = stock("gemma3_text", **more)(ids).logits
+    model = stock("gemma3_text", **more)
+    with pytest.raises(ValueError, match=r"layers have several \(sliding_attention 10000.0, full_attention 500.0\)"):
+        set_positions(model, rope)
+    set_positions(model, {"layers": [rope]})
+    near(model(ids).logits, own, 1e-5)
+    one = stock("gemma3_text", **more)
+    set_positions(one, {**rope, "base": 500.0})
+    wanted = {name: {"rope_type": "default", "rope_theta": 500.0} for name in of_types}
+    near(one(ids).logits, stock("gemma3_text", **{**more, "rope_parameters": wanted})(ids).logits, 1e-5)
+    assert (one(ids).logits - own).abs().max() > 1e-3

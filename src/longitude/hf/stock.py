@@ -141,8 +141,13 @@ def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config
 
 
 # ---- from specs to modules, and back --------------------------------------------------------------------
-def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, Any]], list[Encoding] | None]:
-    """Every option written out, one dict for each composed encoding; and the encodings themselves, where they were given."""
+def resolved(
+    encoding: Spec, config: PreTrainedConfig, layer: int | None = None
+) -> tuple[list[dict[str, Any]], list[Encoding] | None]:
+    """Every option written out, one dict for each composed encoding; and the encodings themselves, where they were given.
+
+    layer: whose own rotation is meant where options are left out; None: that of all layers.
+    """
     parts = list(encoding) if isinstance(encoding, Composed | list | tuple) else [encoding]
     if not parts or not all(isinstance(part, str | Mapping | Encoding) for part in parts):
         raise ValueError(
@@ -170,7 +175,7 @@ def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, A
         if "head_dim" in options_of(factory):
             options.setdefault("head_dim", head_dim)
         if isinstance(factory, type) and issubclass(factory, Rotary):
-            options = with_own_rotation(options, config, head_dim)
+            options = with_own_rotation(options, config, head_dim, layer)
         one = shape.resolve(options)
         specs += one if isinstance(one, list) else [one]
     return specs, given or None
@@ -186,8 +191,8 @@ def by_layer(
     if encoding.keys() != {"layers"} or not isinstance(encoding["layers"], list | tuple):
         raise ValueError(f'set_positions: expected {{"layers": [an encoding, ...]}} alone, got {dict(encoding)!r}')
     each = []
-    for part in by_pattern("set_positions", encoding["layers"], layers):
-        specs, given = resolved(part, config)
+    for layer, part in enumerate(by_pattern("set_positions", encoding["layers"], layers)):
+        specs, given = resolved(part, config, layer)
         if given is not None:
             raise ValueError("set_positions: expected names and options in layers, got Encodings; pass them by name")
         each.append(specs)
@@ -217,7 +222,26 @@ def heads_of(config: PreTrainedConfig) -> dict[str, int]:
     }
 
 
-def with_own_rotation(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
+def own_rotation(config: PreTrainedConfig, layer: int | None, given: bool) -> dict[str, Any]:
+    """config.rope_parameters, or those of a layer's type. ValueError where all layers are meant and their types differ."""
+    own = config.rope_parameters
+    if not own or not all(isinstance(each, Mapping) for each in own.values()):
+        return own or {}
+    if layer is not None:
+        return own[config.layer_types[layer]]
+    of_types = list({name: own[name] for name in config.layer_types}.values())
+    if given or all(each == of_types[0] for each in of_types):
+        return of_types[0]
+    bases = ", ".join(f"{name} {own[name].get('rope_theta')}" for name in dict.fromkeys(config.layer_types))
+    raise ValueError(
+        f"set_positions: expected base, because the model's layers have several ({bases}), got none; "
+        '{"layers": [encoding]} keeps that of each layer'
+    )
+
+
+def with_own_rotation(
+    options: dict[str, Any], config: PreTrainedConfig, head_dim: int, layer: int | None
+) -> dict[str, Any]:
     """A rotation's options, where base and rotary_dim default to those of the model's own rotation.
 
     One by other offsets, which needs no training, keeps its scaling, too.
@@ -232,9 +256,11 @@ def with_own_rotation(options: dict[str, Any], config: PreTrainedConfig, head_di
         raise ValueError(
             f"set_positions: {options['name']} needs {' and '.join(missing)}, which the length of the model's training decides"
         )
-    own, known = config.rope_parameters, options_of(factory)
+    known = options_of(factory)
+    own = own_rotation(config, layer, "base" in options or "base" not in known)
     scaled = issubclass(factory, Remapped) and own.get("rope_type", "default") not in ("default", "longitude")
-    if scaled and isinstance(rope := from_hugging_face(config.to_dict()), RopeConfig) and rope.scaling is not None:
+    one = {**config.to_dict(), "rope_parameters": own}
+    if scaled and isinstance(rope := from_hugging_face(one), RopeConfig) and rope.scaling is not None:
         options = {"scaling": rope.scaling.as_dict(), **options}
     if "rope_theta" in own and "base" in known:
         options = {"base": own["rope_theta"], **options}
