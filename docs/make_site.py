@@ -23,7 +23,7 @@ SECTIONS = {
     "mixers": ["mixers/*", "hierarchical", "latent"],
     "guides": [
         "guides/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
-        "schemes", "stock-models", "models", "encoder-decoder", "patterns", "scaling",
+        "schemes", "stock-models", "ecosystem", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],
     "api": ["api/*"],

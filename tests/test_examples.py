@@ -65,3 +65,17 @@ def test_wrong_use(
     with pytest.raises(SystemExit) as refused:
         run("--out", str(tmp_path / out), *more)
     assert refused.value.code == 2 and words in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+# ---- a training loop of one's own ---------------------------------------------------------------------------------------------
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "none"])
+def test_a_training_loop_of_ones_own(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch alone it learns, and what it finds at the longer length is a share."""
+    loop = EXAMPLE.with_name("own_training_loop.py")
+    assert "transformers" not in loop.read_text().partition("import argparse")[2]
+    monkeypatch.setattr(sys, "argv", [str(loop), "--encoding", encoding, "--steps", "60"])
+    found = runpy.run_path(str(loop))["main"]()
+    chance = 1 / 8
+    assert found.keys() == {24, 96} and 0 <= found[96] <= 1
+    assert found[24] > (0.9 if encoding in ("rope", "t5") else 1.5 * chance)

@@ -1,6 +1,7 @@
 """What an engine, a second checkpoint or an adapter believes of a checkpoint."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support import edit_config
 
 gguf = pytest.importorskip("gguf")
 HEADS, KEYS, DIM = 4, 2, 8
+FACTOR = 0.1 * math.log(4.0) + 1  # of YaRN at four times the length
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def test_a_file_of_the_converter_contradicts_nothing(checkpoint, tmp_path):
     ("changes", "name", "values"),
     [
         ({"rope_freq_base": None}, "base", (5e5, 10_000.0)),  # what llama.cpp takes where the file has none
-        ({"rope_scaling_factor": 2.0}, "factor", (4.0, 2.0)),
+        ({"rope_scaling_attn_factors": 0.5}, "attention factor", (FACTOR, FACTOR / 2)),
         ({"rope_scaling_orig_ctx_len": LENGTH}, "original length", (LENGTH // 4, LENGTH)),
         ({"context_length": 4 * LENGTH}, "declared length", (LENGTH, 4 * LENGTH)),
         ({"head_count_kv": HEADS}, "heads of keys", (KEYS, HEADS)),
@@ -80,6 +82,11 @@ def test_a_file_of_the_converter_contradicts_nothing(checkpoint, tmp_path):
 )
 def test_what_differs_is_named(changes, name, values, checkpoint, tmp_path):
     assert wrong(against(checkpoint, written(checkpoint, tmp_path / "wrong.gguf", **changes))) == {name: values}
+
+
+def test_another_factor_is_another_attention_factor(checkpoint, tmp_path):
+    found = wrong(against(checkpoint, written(checkpoint, tmp_path / "wrong.gguf", rope_scaling_factor=2.0)))
+    assert found == {"factor": (4.0, 2.0), "attention factor": (FACTOR, pytest.approx(0.1 * math.log(2.0) + 1))}
 
 
 def test_llama3s_factors_are_a_tensor(tmp_path):
@@ -120,7 +127,7 @@ def test_an_adapter_is_compared_by_what_it_was_trained_on(checkpoint, tmp_path):
     )
     facts = against(checkpoint, folder)
     assert facts[0].there == str(base) and facts[1].there == "q_proj, v_proj"
-    assert wrong(facts) == {"scaling": ("yarn", "none")}
+    assert wrong(facts) == {"scaling": ("yarn", "none"), "attention factor": (FACTOR, 1.0)}
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "somewhere/else"}))
     with pytest.raises(ValueError, match="'somewhere/else' is no folder here"):
         against(checkpoint, folder)

@@ -1,5 +1,8 @@
 """torch.compile and torch.export take a whole model; the laws of compilers hold each encoding and mixer alone."""
 
+import copy
+import shutil
+
 import pytest
 import torch
 import torch._dynamo
@@ -90,6 +93,29 @@ def test_no_graph_break(build, ids):
     with torch.no_grad():
         cache = model(x, use_cache=True).past_key_values
         require_one_graph(x[:, :1], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.slow
+@pytest.mark.ecosystem
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which torch itself calls
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++, and there is no compiler")
+def test_inductor(build, ids):
+    """torch's own backend: loss, gradients and a step of decoding are those of the eager model."""
+    eager, x = build("alibi"), ids(2, 12)
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(model, fullgraph=True)
+    close(
+        parameter_gradients(compiled(x, labels=x).loss, model),
+        parameter_gradients(eager(x, labels=x).loss, eager), 1e-10,
+    )  # fmt: skip
+    with torch.no_grad():
+        caches = [eager(x, use_cache=True).past_key_values for _ in range(2)]
+        for token in ids(2, 3, seed=2).split(1, 1):
+            step, wanted = (
+                each(token, past_key_values=cache, use_cache=True).logits
+                for each, cache in zip((compiled, eager), caches, strict=True)
+            )
+            close(step, wanted, 1e-10)
 
 
 # ---- torch.export ----------------------------------------------------------------------------------------------------

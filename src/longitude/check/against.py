@@ -95,6 +95,7 @@ def facts_of(source: Source) -> dict[str, Any]:
         "base": rope.base,
         "scaling": "none" if scaling is None else scaling.name,
         "factor": getattr(scaling, "factor", None),
+        "attention factor": 1.0 if scaling is None else scaling.factors()[0],
         "original length": getattr(scaling, "original_max_length", None),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,18 @@ class GGUF:
             "base": self._own("rope.freq_base") or 10_000.0,
             "scaling": "none" if kind is None else str(kind),
             "factor": self._own("rope.scaling.factor"),
+            "attention factor": self._attention_factor(kind),
             "original length": self._own("rope.scaling.original_context_length"),
             "declared length": self._own("context_length"),
             "window": self._own("attention.sliding_window"),
         }
+
+    def _attention_factor(self, kind: Any) -> float | None:
+        """By which llama.cpp multiplies cos and sin, with YaRN by 0.1 ln(s) + 1 of its own; DeepSeek's is not read."""
+        if self._own("rope.scaling.yarn_log_multiplier") is not None:
+            return None
+        of_yarn = 0.1 * math.log(self._own("rope.scaling.factor") or 1.0) + 1 if kind == "yarn" else 1.0
+        return of_yarn * (self._own("rope.scaling.attn_factor") or 1.0)
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""

@@ -41,18 +41,20 @@ class LongitudePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, **named: Any) -> Any:
-        """As in transformers, but a checkpoint of another kind of model is refused.
+        """As in transformers, but a checkpoint of another kind of model is refused, and so is a pickle.
 
         Args:
             arguments: As in transformers.
-            named: As in transformers.
+            named: As in transformers; use_safetensors is True by default.
 
         Returns:
             The model, and with output_loading_info=True that, too.
 
         Raises:
             ValueError: Where, for example, a decoder would load an encoder's weights.
+            OSError: Where there is no model.safetensors.
         """
+        named.setdefault("use_safetensors", True)
         loaded = super().from_pretrained(*arguments, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         kinds = {kind.__name__: kind.written_by for kind in kinds_of(LongitudePreTrainedModel)}

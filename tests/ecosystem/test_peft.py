@@ -1,0 +1,65 @@
+"""PEFT: LoRA on our models and on an extended Llama; what is saved is the adapter, and merged it is the model with it."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from longitude.check.against import against
+from tests.extend.conftest import LENGTH, saved
+from tests.support import close
+
+peft = pytest.importorskip("peft")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ecosystem,
+    # PEFT uses the name that transformers has given up
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture(params=["ours", "recurrences", "extended"])
+def base(request, tmp_path, command):
+    """(a model, the folder of its checkpoint where it has one)."""
+    if request.param != "extended":
+        from tests.ecosystem.conftest import MODELS
+
+        return MODELS[request.param](), None
+    source, folder = saved("llama", tmp_path / "model"), tmp_path / "longer"
+    assert command("extend", source, "--to", 4 * LENGTH, "--method", "yarn", "--out", folder)[0] == 0
+    return AutoModelForCausalLM.from_pretrained(folder), folder
+
+
+def test_an_adapter(base, tmp_path):
+    model, folder = base
+    plain = copy.deepcopy(model).eval()
+    names = [name for name in ("q_proj", "v_proj", "in_proj") if any(name in n for n, _ in model.named_modules())]
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=names, task_type="CAUSAL_LM"))
+    before = {name: p.detach().clone() for name, p in tuned.named_parameters()}
+    optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=0.05)
+    ids, losses = torch.arange(3, 15).repeat(2, 2), []
+    for _ in range(8):
+        loss = tuned(ids, labels=ids, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    moved = {name for name, p in tuned.named_parameters() if not torch.equal(p, before[name])}
+    assert moved and all("lora_" in name for name in moved)
+
+    tuned.eval().save_pretrained(tmp_path / "adapter")
+    files = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert "adapter_model.safetensors" in files and not any(name.endswith((".bin", ".pt")) for name in files)
+    with torch.no_grad():
+        wanted = tuned(ids, use_cache=False).logits
+        assert (wanted - plain(ids, use_cache=False).logits).abs().max() > 1e-3
+        loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+        close(loaded(ids, use_cache=False).logits, wanted, 1e-5)
+        merged = loaded.merge_and_unload()
+        close(merged(ids, use_cache=False).logits, wanted, 1e-5)
+    assert not any("lora_" in name for name, _ in merged.named_parameters())
+    if folder is not None:  # the adapter knows what it was trained on
+        assert [fact.name for fact in against(folder, tmp_path / "adapter") if fact.differs] == []
