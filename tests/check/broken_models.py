@@ -21,7 +21,7 @@ from transformers.models.llama import modeling_llama
 from longitude.hf import set_positions
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.layouts import convert_layout
-from tests.check import broken_layers
+from tests.check import broken_caches, broken_layers, broken_running
 from tests.check.building import (
     DYNAMIC,
     LENGTH,
@@ -257,6 +257,8 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "LongRoPE switches early": switches_early,
     },
     **broken_layers.BROKEN,
+    **broken_caches.BROKEN,
+    **broken_running.BROKEN,
     "rotary_layout": {
         "interleaved weights in a half model": interleaved_weights,
         "interleaved fused weights in a half model": interleaved_fused_weights,
@@ -291,6 +293,7 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "bloom": bloom,
     "gpt2": gpt2,
     **broken_layers.HEALTHY,
+    **broken_running.HEALTHY,
     "smollm3": partial(by_layer, SmolLM3ForCausalLM),
     "cohere2": partial(by_layer, Cohere2ForCausalLM, sliding_window=8),
     "ministral3": partial(ministral, 8),

@@ -29,7 +29,7 @@ from longitude.testing.engine import Law, OnLaw, Result, try_laws
 
 laws = CHECKPOINT_LAWS.laws
 
-IN_OWN_DTYPE = ("config", "rotary_frequencies", "far_positions")
+IN_OWN_DTYPE = ("config", "rotary_frequencies", "far_positions", "bfloat16_positions", "meta_device")
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
 CAP = 512
 """The most tokens that equality laws compare, unless a length is given."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,13 +25,17 @@ NAME = "longitude_recorder"
 
 @dataclass
 class Recorded:
-    """What the attention of one layer got: queries [B, H, L, D], keys [B, Hkv, Lk, D], mask [B, 1, L, Lk] or None, scale."""
+    """What the attention of one layer got: queries [B, H, L, D], keys [B, Hkv, Lk, D], mask [B, 1, L, Lk] or None, scale.
+
+    options: what else it got by name.
+    """
 
     module: nn.Module
     query: Tensor
     key: Tensor
     mask: Tensor | None
     scale: float | None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 _RECORD: list[Recorded] = []
@@ -44,9 +48,9 @@ def _record(
     value: Tensor,
     attention_mask: Any = None,
     scaling: Any = None,
-    **_: Any,
+    **options: Any,
 ) -> Any:
-    _RECORD.append(Recorded(module, query.detach(), key.detach(), attention_mask, scaling))
+    _RECORD.append(Recorded(module, query.detach(), key.detach(), attention_mask, scaling, options))
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 

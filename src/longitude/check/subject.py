@@ -25,16 +25,22 @@ EQUAL_IN_FLOAT32 = 1e-3
 CHECKPOINT_LAWS = Battery(
     "checkpoint",
     "longitude.check.rotary",
+    "longitude.check.precision",
     "longitude.check.decoding",
     "longitude.check.batching",
     "longitude.check.borders",
     "longitude.check.layers",
+    "longitude.check.caches",
+    "longitude.check.packing",
+    "longitude.check.coordinates",
     "longitude.check.layout",
 )
 """The laws of a checkpoint, in this order; each may rest on those before it."""
 
 CACHES = ("past_key_values", "cache_params", "state")
 """What models call the cache that forward takes and returns."""
+RECURRENT = ("Mamba", "BambaMixer", "FalconH1Mixer", "Lightning", "ShortConv", "Recurrent", "DeltaNet", "Rwkv", "mLSTM")
+"""Parts of the names of layers with a state of their own."""
 WORDS = 4096
 """Of a vocabulary, so that logits of a long pass fit into memory more than once."""
 
@@ -92,7 +98,7 @@ class Subject:
     def recurrent(self) -> bool:
         """Whether layers have a state of their own, as those of Mamba."""
         names = {type(module).__name__ for module in self.model.modules()}
-        return any(word in name for name in names for word in ("Mamba", "Recurrent", "DeltaNet", "Rwkv"))
+        return any(word in name for name in names for word in RECURRENT)
 
     @property
     def device(self) -> torch.device:

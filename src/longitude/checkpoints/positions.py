@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?_?emb\w*|embed_positions)$")
 """Names of learned tables of positions in models."""
+VISION = re.compile(r"(^|\.)(visual|vision\w*)\.")
 BUCKETS = "its positions are learned biases for buckets of distances, the last of which is of all far distances"
 
 Kind = Literal["rotary", "learned", "alibi"]
@@ -41,6 +42,8 @@ def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
 def last_position(model: Any) -> int | None:
     """Where a table of absolute positions ends, in tokens; None where the model has none."""
     for name, module in model.named_modules():
+        if VISION.search(name):  # tables of an image's patches
+            continue
         if isinstance(module, nn.Embedding) and TABLE.search(name):
             return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
         end = getattr(module, "max_length", None)

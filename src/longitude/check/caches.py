@@ -1,0 +1,219 @@
+"""Laws of the caches of transformers: every class gives one answer, and so does one that is cropped or whose rows move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache
+from transformers.cache_utils import Cache, Fp8QuantizedLayer
+
+from longitude.check.layers import RESTS_ON
+from longitude.check.subject import CACHES, CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.testing.engine import DoesNotApply, Measurement
+
+MOST = 96
+"""Tokens that go through each cache."""
+STEPS, CHUNK = 12, 7
+WRONG = 5
+"""Tokens that are taken out of a cache again."""
+ORDER = (2, 0, 0)
+"""Rows of a batch after a step of beam search: one goes on twice, one not at all."""
+RESTS = (*RESTS_ON, "layer_masks")
+REFUSALS = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+class NotCroppable(RuntimeError):
+    """A cache says that it cannot take tokens back, as one of recurrent layers does."""
+
+
+def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[[], Any]]:
+    """Every class of cache that transformers constructs of a config; static ones with this many places.
+
+    Offloaded ones need an accelerator: there is nothing to move on the CPU, and they are not made there.
+    """
+
+    def dynamic() -> DynamicCache:
+        return DynamicCache(config=config)
+
+    kinds = {
+        "dynamic": dynamic,
+        "dynamic without a config": DynamicCache,
+        "offloaded": lambda: DynamicCache(config=config, offloading=True),
+        "static": lambda: StaticCache(config=config, max_cache_len=places),
+        "static offloaded": lambda: StaticCache(config=config, max_cache_len=places, offloading=True),
+        "quantized": lambda: QuantizedCache("fp8", config=config),
+        "encoder-decoder": lambda: EncoderDecoderCache(dynamic(), dynamic()),
+    }
+    return {name: make for name, make in kinds.items() if accelerated or "offloaded" not in name}
+
+
+@contextmanager
+def without_rounding() -> Iterator[None]:
+    """A quantized cache that keeps numbers as they are: its places are what is compared."""
+
+    def kept(layer: Any, x: Tensor, scale: Any = None) -> tuple[Tensor, Any]:
+        return x, scale
+
+    with (
+        patch.object(Fp8QuantizedLayer, "_quantize", kept),
+        patch.object(Fp8QuantizedLayer, "_dequantize", lambda layer, kept: kept[0]),
+    ):
+        yield
+
+
+def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask: Tensor | None = None) -> Tensor:
+    """[B, L] -> [B, L, words], in chunks of these sizes behind a cache that is given and may hold tokens already.
+
+    mask: [B, tokens in the cache + L]; mask and positions are given with each chunk, as generate() does.
+    """
+    out, start = [], int(cache.get_seq_length())
+    mask = tokens.new_ones(len(tokens), start + tokens.shape[1]) if mask is None else mask
+    for chunk in tokens.split(sizes, 1):
+        end = start + chunk.shape[1]
+        options: dict[str, Any] = {"attention_mask": mask[:, :end]} if "attention_mask" in subject.takes else {}
+        options |= {key: at[:, start:] for key, at in subject.positions(mask[:, :end]).items()}
+        answer = subject.model(input_ids=chunk, use_cache=True, past_key_values=cache, **options)
+        out.append(subject.some(answer.logits))
+        start = end
+    return torch.cat(out, 1)
+
+
+def require_cache(subject: Subject) -> None:
+    if subject.cache_name != CACHES[0]:
+        raise DoesNotApply(f"its forward takes no {CACHES[0]}, so it cannot be given a cache")
+    answer = subject.model(input_ids=subject.tokens(2), use_cache=True)
+    if not isinstance(getattr(answer, CACHES[0], None), Cache):
+        raise DoesNotApply(f"its answers have no {CACHES[0]} of transformers' classes")
+
+
+def split(length: int) -> list[int]:
+    """A prompt, a chunk, single tokens, and the rest at once."""
+    half = length // 2
+    sizes = [half, 7, *[1] * min(STEPS, length - half - 8)]
+    return [*sizes, length - sum(sizes)]
+
+
+def of_kinds(
+    subject: Subject, places: int, errors_of: Callable[[Callable[[], Any]], dict[str, Tensor]], cause: str
+) -> Measurement:
+    """Try something with every class of cache: it returns an error by position [L] for each way.
+
+    A class that a model, or transformers, refuses is named, and no fault.
+    """
+    if subject.cache_name != CACHES[0]:
+        raise DoesNotApply(f"its forward takes no {CACHES[0]}, so it cannot be given a cache")
+    answer = subject.model(input_ids=subject.tokens(2), use_cache=True)
+    if not isinstance(getattr(answer, CACHES[0], None), Cache):
+        raise DoesNotApply(f"its answers have no {CACHES[0]} of transformers' classes")
+    errors: dict[str, Tensor] = {}
+    taken, refused = [], []
+    kinds = kinds_of(subject.model.config, places, subject.device.type != "cpu")
+    for done, (name, make) in enumerate(kinds.items()):
+        subject.on_progress(done / len(kinds))
+        try:
+            with without_rounding():
+                errors |= {f"{name}{way}": error for way, error in errors_of(make).items()}
+            taken.append(name)
+        except REFUSALS as error:
+            refused.append(f"{name} ({type(error).__name__})")
+    if not errors:
+        raise DoesNotApply(f"every class of cache refuses that: {', '.join(refused)}")
+    broken = [name for name, error in errors.items() if subject.first_above(error) is not None]
+    found = subject.measurement(torch.stack(list(errors.values())).amax(0), f"{cause} ({'; '.join(broken)})")
+    note = f"taken: {', '.join(taken)}" + (f"; refused: {', '.join(refused)}" if refused else "")
+    return replace(found, note=note)
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
+def cache_classes(subject: Subject) -> Measurement:
+    """Behind every class of cache of transformers = a whole pass.
+
+    And again after reset(). Windows where the config has them; quantized ones keep their numbers as they are.
+    """
+    tokens = subject.tokens(min(subject.length, MOST))
+    half, length = tokens.shape[1] // 2, tokens.shape[1]
+    want = subject.logits(tokens)
+    steps = min(STEPS, length - half - CHUNK - 1)
+    sizes = [half, CHUNK, *[1] * steps, length - half - CHUNK - steps] if steps > 0 else [half, length - half]
+
+    def errors_of(make: Callable[[], Any]) -> dict[str, Tensor]:
+        cache = make()
+        found = {"": subject.error(through(subject, tokens, sizes, cache), want)}
+        cache.reset()
+        return found | {" after reset()": subject.error(through(subject, tokens, sizes, cache), want)}
+
+    return of_kinds(
+        subject,
+        length + STEPS,
+        errors_of,
+        "decoding behind a cache that is given differs from a whole pass: positions are counted from the places of the cache "
+        "instead of its tokens, or its mask is not that of its tokens",
+    )
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))
+def cache_crop(subject: Subject) -> Measurement:
+    """Tokens taken back with crop() = tokens never seen.
+
+    As speculative decoding does: wrong tokens behind a prompt, crop(), then the right ones.
+    """
+    tokens = subject.tokens(min(subject.length, MOST))
+    half, length = tokens.shape[1] // 2, tokens.shape[1]
+    want, wrong = subject.logits(tokens), subject.tokens(WRONG, seed=1)
+
+    def errors_of(make: Callable[[], Any]) -> dict[str, Tensor]:
+        cache = make()
+        cache.activate_past_recording()
+        through(subject, tokens[:, :half], [half], cache)
+        if not cache.is_croppable:
+            raise NotCroppable
+        through(subject, wrong, [1, WRONG - 1], cache)
+        cache.crop(-WRONG)
+        rest = through(subject, tokens[:, half:], [1, 1, length - half - 2], cache)
+        return {"": subject.error(torch.cat([want[:, :half], rest], 1), want)}
+
+    return of_kinds(
+        subject,
+        length + STEPS,
+        errors_of,
+        "after crop() logits are those of more tokens than are left: something counts tokens outside the cache",
+    )
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))
+def cache_reorder(subject: Subject) -> Measurement:
+    """Rows moved with reorder_cache() = those rows alone.
+
+    As beam search does, with rows padded on the left by different numbers where forward takes a mask.
+    """
+    length = min(subject.length, MOST)
+    half, tokens = length // 2, subject.tokens(min(subject.length, MOST), rows=len(ORDER))
+    pads = (0, 3, half // 2) if "attention_mask" in subject.takes else (0, 0, 0)
+    mask = torch.ones_like(tokens)
+    for r, pad in enumerate(pads):
+        tokens[r, :pad], mask[r, :pad] = subject.pad, 0
+    order = torch.tensor(ORDER, device=subject.device)
+    moved = torch.cat([tokens[order, :half], tokens[:, half:]], 1)
+    want = [subject.logits(moved[r : r + 1, pads[row] :])[:, half - pads[row] :] for r, row in enumerate(ORDER)]
+
+    def errors_of(make: Callable[[], Any]) -> dict[str, Tensor]:
+        cache = make()
+        through(subject, tokens[:, :half], [half], cache, mask)
+        cache.reorder_cache(order)
+        rest = through(subject, moved[:, half:], [1, 1, length - half - 2], cache, mask[order])
+        errors = [subject.error(rest[r : r + 1], want[r]) for r in range(len(ORDER))]
+        return {"": torch.cat([errors[0].new_zeros(half), torch.stack(errors).amax(0)])}
+
+    return of_kinds(
+        subject,
+        length + STEPS,
+        errors_of,
+        "after reorder_cache(), as in beam search, a row gets what belongs to another: something of the rows is kept outside "
+        "the cache",
+    )

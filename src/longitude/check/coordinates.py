@@ -1,0 +1,142 @@
+"""The law of positions with several axes: coordinates of images and videos, and of the text after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.check.subject import CHECKPOINT_LAWS, Subject
+from longitude.testing.engine import DoesNotApply, Measurement
+
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Model types whose rule is read here."""
+STAMPED = ("qwen3_vl", "qwen3_vl_moe")
+"""Of these, those that write each frame of a video by itself, behind its time as text."""
+SECONDS = 2.0
+"""Between the frames that one step of a video's time holds."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a sequence: text of a number of tokens, or the patches of an image or a video.
+
+    Args:
+        kind: 0 text, 1 image, 2 video, as transformers numbers token types.
+        grid: (time, height, width) in tokens; of text (tokens, 1, 1).
+    """
+
+    kind: int
+    grid: tuple[int, int, int]
+
+    @property
+    def tokens(self) -> int:
+        t, h, w = self.grid
+        return t * h * w
+
+
+def text(tokens: int) -> Piece:
+    return Piece(0, (tokens, 1, 1))
+
+
+IMAGE, WIDE = Piece(1, (1, 3, 2)), Piece(1, (1, 2, 5))
+SEQUENCES = {
+    "text alone": [text(7)],
+    "text after an image": [text(3), IMAGE, text(5)],
+    "two images": [text(2), IMAGE, text(1), WIDE, text(4)],
+    "an image first": [WIDE, text(4)],
+    "a video": [text(3), Piece(2, (2, 3, 2)), text(5)],
+    "a video of more frames than rows": [text(3), Piece(2, (6, 2, 2)), text(5)],
+}
+
+
+def published(pieces: list[Piece], interval: float) -> Tensor:
+    """Coordinates [3, L] by the rule of Qwen2-VL: 2409.12191, section 2.1, https://arxiv.org/abs/2409.12191.
+
+    Text has one number on all axes. A patch has its frame, row and column, counted from the first number that is free; frames are
+    `interval` numbers apart, rounded down (Qwen2.5-VL: 2502.13923). What follows begins one above the largest number so far.
+    """
+    start, out = 0, []
+    for piece in pieces:
+        if piece.kind == 0:
+            at = torch.arange(piece.tokens).expand(3, -1)
+        else:
+            t, h, w = (torch.arange(size) for size in piece.grid)
+            at = torch.stack(
+                torch.meshgrid((t * interval if piece.kind == 2 else t).long(), h, w, indexing="ij")
+            ).flatten(1)
+        out.append(start + at)
+        start = int(out[-1].max()) + 1
+    return torch.cat(out, 1)
+
+
+def written(pieces: list[Piece], stamped: bool) -> list[Piece]:
+    """As the processor writes them: stamped, a video is its frames, each behind two tokens of time."""
+    if not stamped:
+        return pieces
+    out: list[Piece] = []
+    for piece in pieces:
+        frames = [Piece(2, (1, *piece.grid[1:]))] * piece.grid[0] if piece.kind == 2 else [piece]
+        for frame in frames:
+            out += [text(2), frame] if piece.kind == 2 else [frame]
+    merged: list[Piece] = []
+    for piece in out:
+        if merged and merged[-1].kind == piece.kind == 0:
+            merged[-1] = text(merged[-1].tokens + piece.tokens)
+        else:
+            merged.append(piece)
+    return merged
+
+
+@CHECKPOINT_LAWS.law(threshold=0)
+def image_positions(subject: Subject) -> Measurement:
+    """Coordinates around images and videos = those of the published rule.
+
+    Text after an image, two images, a video, each in a row padded on the left too, and the first position that is generated. The
+    number is the largest distance.
+    """
+    model = getattr(subject.model, "model", subject.model)
+    kind = subject.model.config.model_type
+    if not hasattr(model, "get_rope_index"):
+        raise DoesNotApply("its positions have one axis")
+    if kind not in KINDS:
+        raise DoesNotApply(f"the rule of {kind} is not read here; known: {', '.join(KINDS)}")
+    wrong: dict[str, float] = {}
+    worst = 0.0
+    for name, pieces in SEQUENCES.items():
+        off = max(distance(model, pieces, kind, pad) for pad in (0, 2))
+        worst = max(worst, off)
+        if off:
+            wrong[name] = off
+    cause = f"coordinates are not those of the published rule ({'; '.join(f'{name}, by {off:g}' for name, off in wrong.items())})"
+    if [*wrong] == ["a video of more frames than rows"] or wrong and all("video" in name for name in wrong):
+        cause += ": text after a video begins before the last number of its time, so two tokens have one position"
+    return Measurement(worst, 0, cause=cause)
+
+
+def distance(model: Any, pieces: list[Piece], kind: str, pad: int) -> float:
+    """The largest difference of a coordinate from the rule, in a row with `pad` tokens of padding on the left."""
+    config = model.config
+    merge = config.vision_config.spatial_merge_size
+    per_second = getattr(config.vision_config, "tokens_per_second", None)
+    pieces = written(pieces, kind in STAMPED)
+    interval = float(per_second) * SECONDS if kind == "qwen2_5_vl" and per_second else 1.0
+    want = published(pieces, interval)
+    kinds = torch.tensor([0] * pad + [piece.kind for piece in pieces for _ in range(piece.tokens)])[None]
+    special = torch.tensor([3, config.image_token_id, config.video_token_id])
+    mask = torch.ones_like(kinds)
+    mask[:, :pad] = 0
+    options: dict[str, Any] = {"attention_mask": mask}
+    for key, number in (("image_grid_thw", 1), ("video_grid_thw", 2)):
+        grids = [[t, h * merge, w * merge] for t, h, w in (piece.grid for piece in pieces if piece.kind == number)]
+        if number == 2 and kind in STAMPED and grids:
+            grids = [[len(grids), *grids[0][1:]]]  # one video again
+        options[key] = torch.tensor(grids) if grids else None
+    if kind == "qwen2_5_vl" and options["video_grid_thw"] is not None:
+        options["second_per_grid_ts"] = torch.tensor([SECONDS])
+    positions, delta = model.get_rope_index(special[kinds], mm_token_type_ids=kinds, **options)
+    got = positions[-3:, 0, pad:].cpu()
+    follows = int(delta[0]) + want.shape[1]  # the position of the first token that is generated
+    return float(max((got - want).abs().max(), abs(follows - int(want.max()) - 1)))

@@ -1,0 +1,145 @@
+"""Laws of how a model is run and loaded: in bfloat16 and under autocast, and through the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from longitude.check.rotary import NotShown, expected, require_tables, ropes, tables_of
+from longitude.check.subject import CHECKPOINT_LAWS, Subject
+from longitude.checkpoints.quiet import quiet
+from longitude.positions.scaling import Frequencies
+from longitude.testing.engine import DoesNotApply, Measurement
+
+BEYOND = 2**24 + 60_001
+"""A position that neither bfloat16 nor float32 has exactly."""
+RESOLVED = 0.1
+"""Of an angle of float32, in rad: pairs of which so far away less is sure are not compared."""
+
+
+# ---- bfloat16 ------------------------------------------------------------------------------------------------------------
+@contextmanager
+def weights_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Parameters in another dtype for a while and tables as they are, as from_pretrained(dtype=...) has them."""
+    kept = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
+    for p, data in kept:
+        p.data = data.to(dtype)
+    try:
+        yield
+    finally:
+        for p, data in kept:
+            p.data = data
+
+
+@CHECKPOINT_LAWS.law(threshold=1.0, rests_on=("rotary_frequencies", "far_positions"))
+def bfloat16_positions(subject: Subject) -> Measurement:
+    """Tables beyond position 2^24 in bfloat16 = those of float64.
+
+    Weights in bfloat16, and weights as they are under autocast. Of each pair, in units of what float32 angles leave sure there:
+    8 x angle x 2^-24 rad, and one rounding of cos and sin; pairs of which less than 0.1 rad is sure are left out.
+    """
+    if "position_ids" not in subject.takes:
+        raise DoesNotApply("forward takes no position_ids, so no far position can be tried alone")
+    read = ropes(subject.config)
+    wants = {layer: expected(subject.config, rope, BEYOND + 8) for layer, rope in read.items()}
+    positions = torch.arange(BEYOND, BEYOND + 8, device=subject.device)[None]
+    tokens, model, worst, causes, notes = subject.tokens(8), subject.model, 0.0, [], []
+    ways = {
+        "with weights in bfloat16": weights_in(model, torch.bfloat16),
+        "under autocast": torch.autocast(subject.device.type, torch.bfloat16),
+    }
+    for way, running in ways.items():
+        try:
+            with running:
+                tables = tables_of(subject, tokens, position_ids=positions)
+        except (RuntimeError, TypeError) as error:
+            notes.append(f"it does not run {way} ({type(error).__name__})")
+            continue
+        require_tables(tables)
+        for layer in tables.keys() & wants.keys():
+            cos, sin = (table.cpu() for table in tables[layer].pairs(len(wants[layer].inverse)))
+            off = excess(cos, sin, positions[0].cpu(), wants[layer])
+            if off > 1:
+                causes.append(way)
+            worst = max(worst, off)
+    cause = (
+        f"cos and sin at position {BEYOND} are not those of float32 ({'; '.join(dict.fromkeys(causes))}): positions, frequencies "
+        "or their product are rounded to bfloat16; make angles in float32 with autocast off, and round only cos and sin"
+    )
+    if len(notes) == len(ways):
+        raise DoesNotApply("; ".join(notes))
+    return Measurement(worst, 1.0, "; ".join([f"at position {BEYOND}", *notes]), cause, BEYOND)
+
+
+def excess(cos: Tensor, sin: Tensor, positions: Tensor, want: Frequencies) -> float:
+    """The largest error of tables [L, pairs], in units of what is allowed for each pair."""
+    angle = positions[:, None].double() * want.inverse.cpu()
+    sure = 8 * angle * 2.0**-24
+    pairs = (sure < RESOLVED).all(0)
+    if not bool(pairs.any()):
+        raise NotShown(f"all its pairs are too fast for float32 at position {BEYOND}")
+    allowed = want.attention_factor * (sure + 2 * torch.finfo(torch.bfloat16).eps)
+    errors = [
+        (got - exact * want.attention_factor).abs().nan_to_num(nan=float("inf")) / allowed
+        for got, exact in ((cos, angle.cos()), (sin, angle.sin()))
+    ]
+    return max(float(error[:, pairs].max()) for error in errors)
+
+
+# ---- the meta device -----------------------------------------------------------------------------------------------------
+@contextmanager
+def empty_is_nan() -> Iterator[None]:
+    """New memory that nothing was written to holds NaN, so that what is never filled shows."""
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+@CHECKPOINT_LAWS.law(threshold=1e-6, rests_on=("rotary_frequencies",))
+def meta_device(subject: Subject) -> Measurement:
+    """Tables of a model loaded through the meta device = its own.
+
+    Its weights given to from_pretrained() again, which builds the model without memory; tables that are not among the weights
+    must be made again.
+    """
+    model = subject.model
+    subject.logits(subject.tokens(2))  # tables that follow the length are those of a short sequence again
+    state = model.state_dict()
+    own = {name: table for name, table in model.named_buffers() if name not in state and table.numel()}
+    if not own:
+        raise DoesNotApply("all that it keeps is among its weights")
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if subject.device.type != "cpu" or 2 * size > psutil.virtual_memory().available:
+        raise DoesNotApply("a second copy of its weights is not made on this device, or does not fit into memory")
+    with quiet(), empty_is_nan():
+        try:
+            again = type(model).from_pretrained(None, config=model.config, state_dict=dict(state))
+        except (AttributeError, NotImplementedError, OSError, TypeError, ValueError) as error:
+            raise DoesNotApply(f"its class does not take its own weights ({type(error).__name__})") from error
+    found = dict(again.named_buffers())
+    errors = {name: table_gap(found.get(name), table) for name, table in own.items()}
+    wrong = [name for name, error in errors.items() if not error <= 1e-6]
+    cause = (
+        f"not made again behind the meta device: {', '.join(wrong[:3])}; neither among the weights nor filled by "
+        "_init_weights(), so a loaded model has whatever was in memory"
+    )
+    return Measurement(max(errors.values()), 1e-6, cause=cause)
+
+
+def table_gap(got: Tensor | None, want: Tensor) -> float:
+    """The largest difference, in units of the largest number; infinite where it is missing or not finite."""
+    if got is None or got.dim() != want.dim() or got.device.type == "meta":
+        return float("inf")
+    common = tuple(
+        slice(min(sizes)) for sizes in zip(got.shape, want.shape, strict=True)
+    )  # some tables grow as they are used
+    got, want = got[common].double(), want[common].double()
+    scale = float(want.abs().max()) or 1.0
+    return float(((got - want).abs() / scale).nan_to_num(nan=float("inf")).max())

@@ -1,0 +1,57 @@
+"""Models that keep something of the tokens outside the cache, or read something else off it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import StaticCache
+
+from tests.check.building import changed, llama, past_of
+
+
+def counted_in_places() -> Any:
+    """Positions of the places of a static cache, filled or not."""
+
+    def before(named: dict[str, Any]) -> None:
+        cache = named.get("past_key_values")
+        if isinstance(cache, StaticCache) and past_of(cache):
+            new = torch.arange(named["input_ids"].shape[1])
+            named["position_ids"] = (cache.layers[0].keys.shape[2] + new)[None]
+
+    return changed(llama(), before)
+
+
+def counted_in_the_model() -> Any:
+    """How many tokens were seen is counted in the model, and crop() takes none back."""
+    model = llama()
+    model.seen = 0
+
+    def before(named: dict[str, Any]) -> None:
+        new, mask = named["input_ids"].shape[1], named.get("attention_mask")
+        begun = past_of(named.get("past_key_values")) > 0
+        model.seen = model.seen + new if begun else new
+        if begun and (mask is None or bool(mask.all())):
+            named["position_ids"] = torch.arange(model.seen - new, model.seen)[None]
+
+    return changed(model, before)
+
+
+def padding_kept_in_the_model() -> Any:
+    """How many tokens of each row are padding is kept from the prompt, and reorder_cache() moves none of it."""
+    model = llama()
+
+    def before(named: dict[str, Any]) -> None:
+        mask, ids, past = named.get("attention_mask"), named["input_ids"], past_of(named.get("past_key_values"))
+        if not past:
+            model.padding = None if mask is None else (mask == 0).sum(1, keepdim=True)
+        elif model.padding is not None and len(ids) == len(model.padding):
+            named["position_ids"] = torch.arange(ids.shape[1]) + past - model.padding
+
+    return changed(model, before)
+
+
+BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
+    "cache_classes": {"positions of a static cache's places": counted_in_places},
+    "cache_crop": {"tokens counted in the model": counted_in_the_model},
+    "cache_reorder": {"padding of rows kept in the model": padding_kept_in_the_model},
+}
