@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from longitude.check import check, laws
 from longitude.testing.engine import Result
@@ -22,8 +22,8 @@ FAMILIES = """
     apertus arcee bamba biogpt bitnet bloom cohere cohere2 cwm deepseek_v2 deepseek_v3 doge ernie4_5 exaone4 falcon falcon_h1
     falcon_mamba gemma gemma2 gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss granite granitemoe helium
     hunyuan_v1_dense jamba lfm2 llama llama4_text mamba mamba2 minimax ministral3 mistral mixtral mpt nemotron olmo olmo2
-    olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe recurrent_gemma rwkv seed_oss smollm3 stablelm
-    starcoder2 vaultgemma xglm
+    olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl recurrent_gemma
+    roberta rwkv seed_oss smollm3 stablelm starcoder2 vaultgemma xglm xlnet xlstm
 """.split()
 SHAPE = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -46,18 +46,40 @@ OWN = {
     "deepseek_v3": {"head_dim": 8, "num_key_value_heads": 4},
     "minimax": {"sliding_window": None}, "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "chunk_size": 8},
     "gpt_neo": {"num_hidden_layers": None, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 8},
-    "falcon_h1": {"mamba_d_ssm": 128},
+    "falcon_h1": {"mamba_d_ssm": 128}, "roberta": {"is_decoder": True}, "xlnet": UNSET,
+    "xlstm": {"hidden_size": 128},  # its cache is of multiples of 64
 }  # fmt: skip
+TOKENS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+VISION = {
+    "depth": 1, "hidden_size": 32, "embed_dim": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 2,
+    "spatial_merge_size": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+    "window_size": 8, "fullatt_block_indexes": [0],
+}  # fmt: skip
+"""Of families with images; their text model has the shape of the others."""
 MARKS = {"holds": "yes", "does not apply": "-", "broken": "**no**"}
 
 
 def toy(family: str) -> Any:
     """A random model of a family, small in every way that its config has."""
-    has = {*AutoConfig.for_model(family).to_dict(), *type(AutoConfig.for_model(family)).attribute_map}
+    default = AutoConfig.for_model(family)
+    if getattr(default, "vision_config", None) is not None:
+        return toy_of_images(family)
+    has = {*default.to_dict(), *type(default).attribute_map}
     options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | OWN.get(family, {})
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{key: value for key, value in options.items() if value is not None})
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+def toy_of_images(family: str) -> Any:
+    """The same, of text and images: three axes of positions."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    vision = VISION | ({"hidden_size": 64} if family == "qwen2_vl" else {})  # what others call out_hidden_size
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family, text_config=SHAPE | {"head_dim": 16, "rope_parameters": rope}, vision_config=vision, **TOKENS
+    )
+    return AutoModelForImageTextToText.from_config(config).eval()
 
 
 def page(found: dict[str, dict[str, Result]]) -> str:
@@ -97,7 +119,9 @@ def page(found: dict[str, dict[str, Result]]) -> str:
 
 def type_of(family: str) -> str:
     """The name of its class."""
-    return AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model(family))].__name__
+    config = type(AutoConfig.for_model(family))
+    causal = AutoModelForCausalLM._model_mapping
+    return (causal if config in causal else AutoModelForImageTextToText._model_mapping)[config].__name__
 
 
 def main() -> None:

@@ -46,7 +46,9 @@ def left_padding(subject: Subject) -> Measurement:
     for r, pad in enumerate(pads):
         worst[pad:] = worst[pad:].maximum(subject.error(together[r : r + 1, pad:], alone[r]))
     broken = ["a whole pass"] if subject.first_above(worst) is not None else []
-    if hasattr(subject.model, "generate"):
+    if (
+        hasattr(subject.model, "generate") and "perm_mask" not in subject.takes
+    ):  # XLNet's generate() asks in another way
         prompt, end = length // 2, min(length, length // 2 + GENERATED)
         answer, generated = subject.generated(padded[:, :end], prompt, mask), torch.zeros_like(worst)
         written = slice(prompt - 1, end - 1)

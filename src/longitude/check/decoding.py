@@ -7,7 +7,7 @@ from torch import Tensor
 
 from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CACHES, CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.positions import last_position
+from longitude.checkpoints.positions import last_position, table_of
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -34,6 +34,10 @@ def repeatable(subject: Subject) -> Measurement:
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND)
 def causality(subject: Subject) -> Measurement:
     """Logits before a position = those with other tokens from it on."""
+    if "perm_mask" in subject.takes:
+        raise DoesNotApply(
+            "its tokens attend in both directions, unless perm_mask says in which order, as generate() does (XLNet)"
+        )
     tokens = subject.tokens(subject.length)
     want = subject.logits(tokens)
     worst = torch.zeros(subject.length, dtype=torch.float64, device=tokens.device)
@@ -107,6 +111,10 @@ def cached_decoding(subject: Subject) -> Measurement:
             f": positions are off while decoding; with position_ids moved by {shift:+d} the logits agree, so the position of "
             f"a new token is {abs(shift)} too {'small' if shift > 0 else 'large'}"
         )
+    elif given and GIVEN in broken and (first := begins_at(subject, tokens, want)):
+        cause += (
+            f": its own positions begin at {first}, those of generate() at 0; give position_ids that begin at {first}"
+        )
     elif broken and given and not {GIVEN, "generate()"} & {*broken}:
         cause += (
             ": positions that the model counts itself are wrong behind a cache, and where position_ids are passed, as "
@@ -131,6 +139,18 @@ def shifted(subject: Subject, tokens: Tensor, want: Tensor) -> int:
         if subject.first_above(subject.error(got, want[:, : half + few])) is None:
             return shift
     return 0
+
+
+def begins_at(subject: Subject, tokens: Tensor, want: Tensor) -> int:
+    """The position that the model itself gives to the first token, where that is not 0, as RoBERTa's."""
+    table = table_of(subject.model)
+    first = 0 if table is None or table[1].padding_idx is None else table[1].padding_idx + 1
+    if not first or "position_ids" not in subject.takes:
+        return 0
+    positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
+    return (
+        first if subject.first_above(subject.error(subject.logits(tokens, position_ids=positions), want)) is None else 0
+    )
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE))

@@ -45,7 +45,11 @@ def last_position(model: Any) -> int | None:
         if VISION.search(name):  # tables of an image's patches
             continue
         if isinstance(module, nn.Embedding) and TABLE.search(name):
-            return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
+            first = (
+                0 if module.padding_idx is None else module.padding_idx + 1
+            )  # RoBERTa's begin behind that of padding
+            longest = getattr(model.config, "max_position_embeddings", None) or module.num_embeddings
+            return min(module.num_embeddings, longest) - first
         end = getattr(module, "max_length", None)
         if "longitude.positions" in type(module).__module__ and isinstance(end, int):
             return end

@@ -10,6 +10,9 @@ from longitude.positions.by_layer import WINDOWS_ROTATE, layer_types
 from longitude.positions.hugging_face import RopeConfig, as_mapping, from_hugging_face
 from longitude.positions.layouts import Layout
 
+WINDOWS_ON_FULL = ("minimax",)
+"""Model types whose layers of "full_attention" take the sliding_window: the others are linear."""
+
 
 class LayerPositions(NamedTuple):
     """What one layer does with position.
@@ -65,7 +68,8 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
     for layer in range(layers):
         kind = None if types is None else types[layer]
         rope = read if isinstance(read, RopeConfig) else read.get(str(kind))
-        window = windowed if kind in (None, "sliding_attention") else None
+        attends_all = kind == "full_attention" and given.get("model_type") not in WINDOWS_ON_FULL
+        window = windowed if kind in (None, "sliding_attention", "full_attention") and not attends_all else None
         chunk = given.get("attention_chunk_size") if kind == "chunked_attention" else None
         found.append(LayerPositions(_specs(rope, layer, head_dim, layout), window, chunk))
     return found
