@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from longitude.check import check, laws, recorder, subject_of
+from longitude.check.coordinates import Piece, published, text
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
@@ -226,6 +227,47 @@ def test_lengths():
     assert subject_of(llama(max_position_embeddings=4096)).length == 512
     dynamic = subject_of(llama(rope=DYNAMIC), length=40)
     assert (dynamic.length, dynamic.reach) == (LENGTH - 1, 40)
+
+
+TINY = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def of_kind(kind: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | options)).eval()
+
+
+def test_roberta_as_a_decoder_begins_behind_its_padding():
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = of_kind("roberta", **shape, max_position_embeddings=34, is_decoder=True)
+    assert subject_of(model).length == 33  # position 0 is that of padding
+    found = result("cached_decoding", model)
+    assert "its own positions begin at 1, those of generate() at 0" in found.reason
+
+
+def test_xlnet_attends_in_both_directions():
+    found = result("causality", of_kind("xlnet", d_model=32, n_layer=1, n_head=2, d_inner=32))
+    assert found.status == "does not apply" and "perm_mask" in found.reason
+
+
+def test_minimax_has_windows_on_its_layers_of_full_attention():
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    shape |= {"intermediate_size": 32, "num_local_experts": 2, "max_position_embeddings": LENGTH, "sliding_window": 8}
+    assert result("layer_masks", of_kind("minimax", **shape)).status == "holds"
+
+
+def test_coordinates_of_a_video_are_the_published_ones():
+    """By hand: text 0 1, a video of 3 frames, 1 x 2 each, at 2, text from 5 on; with 4 numbers a frame from 11 on."""
+    pieces = [text(2), Piece(2, (3, 1, 2)), text(2)]
+    want = [[0, 1, 2, 2, 3, 3, 4, 4, 5, 6], [0, 1, 2, 2, 2, 2, 2, 2, 5, 6], [0, 1, 2, 3, 2, 3, 2, 3, 5, 6]]
+    assert published(pieces, 1.0).tolist() == want
+    assert published(pieces, 4.0)[0].tolist() == [0, 1, 2, 2, 6, 6, 10, 10, 11, 12]
 
 
 def test_a_finding_says_whose_it_is():

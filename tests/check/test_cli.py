@@ -1,11 +1,15 @@
 """`longitude check`: exit codes, the table, JSON, and encodings and mixers of the user's own."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
+from longitude.check.estimate import FEWEST, LONGEST, Estimate
 from longitude.check.parts import check_part
+from longitude.check.quick import QUICK, random_model
 from longitude.cli.check import check, part_of
 from tests.check.building import llama
 from tests.support import edit_config
@@ -23,7 +27,7 @@ def folder(tmp_path):
 def test_a_healthy_checkpoint(folder, capsys):
     assert check(str(folder)) == 0
     printed = capsys.readouterr().out
-    assert "cached_decoding" in printed and "of 16 laws 14 hold, 0 are broken, 2 do not apply" in printed
+    assert "cached_decoding" in printed and "of 24 laws 20 hold, 0 are broken, 4 do not apply" in printed
 
 
 def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsys):
@@ -36,6 +40,41 @@ def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsy
     assert found["broken"] == 1 and found["tokens"] == 48 and found["equality laws in"] == "float64"
     assert [(one["law"], one["measured"], one["threshold"]) for one in broken] == [("config", 1, 0)]
     assert check(str(folder), laws=("causality",), json=True) == 0
+
+
+def test_an_estimate_is_said_first_and_bounds_what_is_compared(folder, capsys, monkeypatch):
+    assert check(str(folder), json=True) == 0
+    captured = capsys.readouterr()
+    assert re.search(r"about \d+ s: all laws on 48 tokens, 0\.0\d+ M parameters", captured.err)
+    slow = Estimate(10**9, pass_seconds=0.5, token_seconds=0.04)
+    assert FEWEST < slow.longest() < 200 and slow.seconds(slow.longest()) == pytest.approx(LONGEST, rel=0.02)
+    monkeypatch.setattr(Estimate, "longest", lambda estimate: 20)
+    assert check(str(folder), json=True) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 20
+
+
+def test_quick_needs_no_weights(folder, capsys):
+    (folder / "model.safetensors").unlink()
+    for name in (folder, folder / "config.json"):
+        assert check(str(name), quick=True, json=True) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [one["law"] for one in found["laws"]] == list(QUICK) and found["weights"] == "random, few heads"
+    edit_config(folder, rope_parameters=None)
+    assert check(str(folder), quick=True) == 1
+    assert "config: expected rope_theta" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--dtype is for weights, and --quick reads none"):
+        check(str(folder), quick=True, dtype="bfloat16")
+
+
+def test_a_large_config_is_quick(tmp_path):
+    """Of DeepSeek-V3 and Gemma 3 as their classes have them: heads and layers of their own shape, a small model."""
+    for kind, most in (("deepseek_v3", 4e7), ("gemma3_text", 1e8)):
+        AutoConfig.for_model(kind).save_pretrained(tmp_path / kind)
+        model = random_model(str(tmp_path / kind))
+        assert sum(p.numel() for p in model.parameters()) < most
+        whole = AutoConfig.for_model(kind)
+        assert model.config.rope_parameters == whole.rope_parameters
+        assert model.config.num_hidden_layers == whole.num_hidden_layers
 
 
 class Raising:

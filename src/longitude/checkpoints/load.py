@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
@@ -52,6 +59,7 @@ def load(
     allow_pickle: bool = False,
     attn_implementation: str | None = None,
     tokenizer: bool = True,
+    images: bool = False,
 ) -> Checkpoint:
     """A causal model and its tokenizer, from a local folder or, by name, from the hub through transformers.
 
@@ -65,6 +73,7 @@ def load(
             loads them.
         attn_implementation: As in transformers' from_pretrained.
         tokenizer: False: load none.
+        images: True: take a model of images and text, too.
 
     Returns:
         The model in eval mode, its tokenizer and its config.
@@ -80,8 +89,11 @@ def load(
     its_tokenizer = tokenizer_of(path, config) if tokenizer else None
     if where is not None:
         require_weights(where, allow_pickle)
-    require_causal(path, config)
-    kinds, make = AutoModelForCausalLM, AutoModelForCausalLM.from_config
+    require_causal(path, config, images)
+    kinds: Any = (
+        AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
+    )
+    make = kinds.from_config
     if getattr(config, KEY, None) is not None:
         if attn_implementation not in (None, "longitude"):
             raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
@@ -126,9 +138,10 @@ def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
             shapes_of(path)
 
 
-def require_causal(path: str, config: PreTrainedConfig) -> None:
-    """ValueError for a configuration of a model that does not predict the next token."""
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+def require_causal(path: str, config: PreTrainedConfig, images: bool = False) -> None:
+    """ValueError for a configuration of a model that does not predict the next token; images: behind images, too."""
+    kinds = (AutoModelForCausalLM, AutoModelForImageTextToText) if images else (AutoModelForCausalLM,)
+    if not any(type(config) in kind._model_mapping for kind in kinds):
         raise ValueError(
             f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
         )

@@ -22,6 +22,7 @@ def check(
     reference: str | None = None,
     against: str | None = None,
     laws: tuple[str, ...] = (),
+    quick: bool = False,
     dtype: str | None = None,
     device: str = "cpu",
     allow_pickle: bool = False,
@@ -36,11 +37,14 @@ def check(
         model_or_part: A folder or hub name of a causal model, the name of an encoding ("alibi", "rope:base=500000")
             or of a mixer ("mamba", "window:size=8"), or module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3
             for one of your own.
-        length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most.
+        length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most, and as many as ten
+            minutes are enough for.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
         against: What something else believes of the model is compared instead: a .gguf file, an adapter's folder, or another
             checkpoint. Exit code 1 where they contradict each other.
         laws: The laws to try, by name ("left_padding"); all by default.
+        quick: Try the laws that need no weights, on a small random model of the same config.json: seconds, whatever the
+            checkpoint's size. MODEL may be a config.json alone.
         dtype: Of the model: float32, bfloat16, float16; by default as it is saved.
         device: Where the model computes: cpu, cuda, mps.
         allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
@@ -51,7 +55,13 @@ def check(
 
     target = part_of(model_or_part)
     if against is not None:
-        given = {"--length": length, "--reference": reference, "--dtype": dtype, "--laws": laws or None}
+        given = {
+            "--length": length,
+            "--reference": reference,
+            "--dtype": dtype,
+            "--laws": laws or None,
+            "--quick": quick or None,
+        }
         for option in [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{option} is for laws, and --against tries none; leave one of them out")
         if target is not None:
@@ -59,7 +69,7 @@ def check(
         return compare(model_or_part, against, allow_pickle, json)
     with Progress() as progress:
         if target is not None:
-            given = {"--length": length, "--reference": reference, "--dtype": dtype}
+            given = {"--length": length, "--reference": reference, "--dtype": dtype, "--quick": quick or None}
             for option in [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{option} is for models, and {model_or_part} is an encoding or a mixer; leave it out")
             from longitude.check.parts import battery_of, check_part
@@ -67,27 +77,10 @@ def check(
             results = check_part(*target, laws=laws, on_law=progress.update)
             protocol: dict[str, Any] = {"kind": battery_of(*target).noun}
         else:
-            from longitude.check import check_subject, subject_of
-            from longitude.checkpoints.load import load
-
-            def loaded(name: str):
-                progress.update(f"loading {name}", 0, 1)
-                return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False)
-
             with or_part(model_or_part):
-                checkpoint = loaded(model_or_part)
-            other = None if reference is None else loaded(reference)
-            subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
-            subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
-            results = check_subject(subject, laws, progress.update)
-            protocol = {
-                "kind": "model",
-                "tokens": subject.reach,
-                "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
-                "equality laws in": str(subject.kind).removeprefix("torch."),
-                "reference": reference,
-                "seed": seed,
-            }
+                results, protocol = check_model(
+                    model_or_part, progress, length, reference, laws, quick, dtype, device, allow_pickle, seed
+                )
     broken = sum(result.status == "broken" for result in results.values())
     if json:
         rows = [result.as_dict() for result in results.values()]
@@ -95,6 +88,59 @@ def check(
     else:
         show(model_or_part, protocol, results)
     return FAILURES if broken else DONE
+
+
+def check_model(
+    model: str,
+    progress: Any,
+    length: int | None,
+    reference: str | None,
+    laws: tuple[str, ...],
+    quick: bool,
+    dtype: str | None,
+    device: str,
+    allow_pickle: bool,
+    seed: int,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The laws of a model, and how they were tried."""
+    from longitude.check import LEAST, check_subject, subject_of
+    from longitude.check.estimate import calibrated
+    from longitude.check.quick import QUICK, random_model
+    from longitude.checkpoints.config import raw_config
+    from longitude.checkpoints.load import load
+
+    def loaded(name: str):
+        progress.update(f"loading {name}", 0, 1)
+        return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False, images=True)
+
+    if quick:
+        given = {"--reference": reference, "--dtype": dtype, "--allow-pickle": allow_pickle or None}
+        for option in [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{option} is for weights, and --quick reads none; leave one of them out")
+        subject = subject_of(random_model(model, seed).to(device), length=length, raw=raw_config(model), seed=seed)
+        laws = laws or QUICK
+    else:
+        checkpoint = loaded(model)
+        other = None if reference is None else loaded(reference)
+        subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
+        if not laws and (estimate := calibrated(subject)) is not None:
+            if length is None and estimate.longest() < subject.length:
+                subject = subject_of(checkpoint, length=max(estimate.longest(), LEAST), reference=other, seed=seed)
+            about = round(estimate.seconds(subject.length))
+            progress.note(
+                f"about {about} s: all laws on {subject.reach} tokens, {estimate.parameters / 1e6:.3g} M parameters"
+            )
+    subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
+    results = check_subject(subject, laws, progress.update)
+    return results, {
+        "kind": "model",
+        "weights": "random, few heads" if quick else None,
+        "tokens": subject.reach,
+        "dtype": str(next(subject.model.parameters()).dtype).removeprefix("torch."),
+        "equality laws in": str(subject.kind).removeprefix("torch."),
+        "reference": reference,
+        "seed": seed,
+    }
 
 
 def compare(model: str, other: str, allow_pickle: bool, json: bool) -> int:

@@ -1,0 +1,68 @@
+"""How long the laws of a checkpoint will take, from a few passes of its model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from longitude.check.subject import Subject, computing_in
+
+CALLS, TOKENS = (300.0, 3.2), (2000.0, 33.0)
+"""Passes, and tokens in them, of all laws: so many, and so many more for each token that is compared. Counted with a Llama."""
+READ = 64
+"""Tokens of the longer pass of a calibration."""
+LONGEST = 600.0
+"""Seconds that all laws may take where no length is asked for."""
+FEWEST = 32
+"""Tokens that are compared even so."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of all laws on one model.
+
+    Attributes:
+        parameters: Of the model.
+        pass_seconds: Of a pass of one token.
+        token_seconds: Of each further token in a pass.
+    """
+
+    parameters: int
+    pass_seconds: float
+    token_seconds: float
+
+    def seconds(self, length: int) -> float:
+        """About, where so many tokens are compared."""
+        calls, tokens = (fixed + each * length for fixed, each in (CALLS, TOKENS))
+        return calls * self.pass_seconds + tokens * self.token_seconds
+
+    def longest(self, seconds: float = LONGEST) -> int:
+        """The most tokens that can be compared in so many seconds, and FEWEST at least."""
+        each = CALLS[1] * self.pass_seconds + TOKENS[1] * self.token_seconds
+        return max(FEWEST, int((seconds - self.seconds(0)) / each))
+
+
+def calibrated(subject: Subject) -> Estimate | None:
+    """The estimate of a subject, from passes of 1 and 64 tokens in the dtype of its equality laws.
+
+    None for a model that cannot make them, as the laws will say.
+    """
+
+    def of(length: int) -> float:
+        tokens, times = subject.tokens(length), []
+        for _ in range(2):
+            begun = time.perf_counter()
+            subject.logits(tokens)
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    read = min(READ, subject.length)
+    try:
+        with torch.no_grad(), computing_in(subject.model, subject.kind):
+            one, many = of(1), of(read)
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        return None
+    parameters = sum(p.numel() for p in subject.model.parameters())
+    return Estimate(parameters, one, max(0.0, many - one) / (read - 1))

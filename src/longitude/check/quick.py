@@ -1,0 +1,87 @@
+"""A small model with random weights of the same config.json: what laws say of positions without the checkpoint's weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+
+from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.load import config_of, in_one_line, require_causal
+from longitude.checkpoints.quiet import quiet
+from longitude.hf.stock import KEY, class_of
+from longitude.runs.memory import available_memory, require_memory
+
+QUICK = (
+    "config", "rotary_frequencies", "far_positions", "bfloat16_positions", "meta_device", "layer_rotations", "layer_masks",
+    "score_scale", "packed_lengths", "image_positions",
+)  # fmt: skip
+"""Laws that compare tables, queries, keys and masks with config.json, which no trained weight changes."""
+HEADS, VOCABULARY = 4, 256
+SMALL = {
+    "intermediate_size": 64, "ffn_dim": 64, "n_inner": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "intermediate_size_mlp": 64, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16, "qk_nope_head_dim": 16,
+}  # fmt: skip
+"""Sizes that no law of positions reads; of configs that have them and are larger."""
+
+
+def small(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The same with few heads, narrow layers and a small vocabulary; layers, head_dim and all of its positions stay."""
+    less = copy.deepcopy(config)
+    if getattr(less, "vision_config", None) is not None and hasattr(less.vision_config, "depth"):
+        less.vision_config.depth = 1
+    text = less.get_text_config()
+    head_dim, heads = head_dim_of(text), text.num_attention_heads
+    keys = getattr(text, "num_key_value_heads", None) or heads
+    for key, size in SMALL.items():
+        if isinstance(given := getattr(text, key, None), int) and given > size:
+            setattr(text, key, size)
+    if head_dim and heads > HEADS:
+        text.num_attention_heads = HEADS
+        if getattr(text, "num_key_value_heads", None) is not None:
+            text.num_key_value_heads = max(1, HEADS * keys // heads)
+        text.hidden_size = HEADS * head_dim
+    text.vocab_size = min(text.vocab_size, VOCABULARY)
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        token = getattr(text, key, None)
+        if isinstance(token, list) or isinstance(token, int) and not 0 <= token < text.vocab_size:
+            setattr(text, key, {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}[key])
+    return less
+
+
+def random_model(name_or_path: str, seed: int = 0) -> Any:
+    """A small random model of a checkpoint's config.json, whose weights need not be there.
+
+    Args:
+        name_or_path: A folder, a config.json, or a name on the hub.
+        seed: Of the random weights.
+
+    Returns:
+        The model in eval mode, in float32. Where no smaller one can be built of its config, one of its own size.
+
+    Raises:
+        ValueError: For a configuration that cannot be read, or of no causal model.
+    """
+    config = config_of(name_or_path)
+    require_causal(name_or_path, config, images=True)
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    make = (AutoModelForCausalLM if causal else AutoModelForImageTextToText).from_config
+    if getattr(config, KEY, None) is not None:
+        make = class_of(name_or_path, config)
+    torch.manual_seed(seed)
+    with quiet():
+        try:
+            model = make(small(config))
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long))
+            return model.eval()
+        except Exception:  # sizes that depend on each other
+            with in_one_line(f"{name_or_path}: no model can be built of its config.json"):
+                with torch.device("meta"):
+                    size = 4 * sum(p.numel() for p in make(config).parameters())
+                require_memory(
+                    size, available_memory(), "a random model of its own size takes", "check it with its weights"
+                )
+                return make(config).eval()
