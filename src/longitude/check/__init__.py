@@ -28,6 +28,7 @@ from longitude.checkpoints.positions import last_position
 from longitude.testing.engine import Law, OnLaw, Result, try_laws
 
 laws = CHECKPOINT_LAWS.laws
+laws()  # all at once, so that their order is that of the battery, whichever module is imported first
 
 IN_OWN_DTYPE = ("config", "rotary_frequencies", "far_positions", "bfloat16_positions", "meta_device")
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
