@@ -22,7 +22,7 @@ def collated(subject: Subject) -> tuple[Tensor, dict[str, Any]]:
     """Documents in one row [1, L], and what DataCollatorWithFlattening gives with them."""
     ends = torch.tensor([0, *SIZES], device=subject.device).cumsum(0).int()
     ids = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES)).int()[None]
-    options: dict[str, Any] = dict.fromkeys(KEYS[:2], ends) | dict.fromkeys(KEYS[2:], max(SIZES))
+    options: dict[str, Any] = {key: max(SIZES) if key.startswith("max") else ends for key in KEYS}
     options["seq_idx"] = ids.to(subject.device)
     if "position_ids" in subject.takes:
         options["position_ids"] = torch.cat([torch.arange(size) for size in SIZES])[None].to(subject.device)
