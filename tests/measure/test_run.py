@@ -1,5 +1,6 @@
 """A run directory: what is in it, what continues, what is refused, and what a kill costs."""
 
+import math
 import os
 import re
 import shutil
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from longitude.cli import main
 from longitude.measure import Row, from_frame, read_rows, run as runs
@@ -58,6 +62,28 @@ def go(config, out, *models, **options):
 
 def numbers(rows: list[Row]) -> list[Row]:
     return [replace(row, commit=None) for row in rows]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "bloom"])
+def test_perplexity_is_that_of_a_plain_loop(name, checkpoints, config, tmp_path):
+    """Over transformers, a window at a time: the same numbers, in chunks with the cache and in batches."""
+    results, failures, _ = go(replace(config, dtype="float64", chunk=24), tmp_path / "run", checkpoints[name])
+    assert failures == []
+    model = AutoModelForCausalLM.from_pretrained(checkpoints[name], dtype=torch.float64).eval()
+    planned = plan(config, (str(checkpoints[name]),))
+    documents = planned.subjects[0].documents
+    assert documents is not None
+    for row in results.rows:
+        assert row.length is not None
+        bits = size = 0.0
+        for ids, sizes in zip(documents.ids, documents.sizes, strict=True):
+            for start in range(0, len(ids) - 1, row.length):
+                window = ids[start : start + row.length + 1]
+                with torch.no_grad():
+                    logits = model(window[None, :-1]).logits[0]
+                bits += float(F.cross_entropy(logits, window[1:], reduction="sum")) / math.log(2)
+                size += int(sizes[start + 1 : start + row.length + 1].sum())
+        assert row.value == pytest.approx(bits / size, rel=1e-6)
 
 
 @pytest.fixture(scope="module")

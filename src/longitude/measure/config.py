@@ -39,6 +39,10 @@ class MeasureConfig:
     """Step of sliding windows in tokens, at most the shortest length; by default half of each window."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Where a single needle is, 0 (first) to 1 (last), for tasks that have one."""
+    evaluator: str | None = None
+    """A model that finds the tokens which need a long context: LongPPL beside perplexity, the perplexity of these alone."""
+    evaluator_context: int = 4096
+    """Tokens of the short context that it compares the whole one with; published: 4096."""
     trials: int = 10
     """Questions per length and depth."""
     dtype: DType | None = None
@@ -62,13 +66,20 @@ def require_consistent(config: MeasureConfig) -> None:
     check_each_once("--methods", config.methods)
     check_each_once("--tasks", config.tasks)
     bounds = {"tokens": (config.lengths[-1], math.inf), "stride": (1, config.lengths[0]), "seed": (0, 2**32 - 1)}
-    bounds |= dict.fromkeys(("documents", "trials", "batch", "chunk"), (1, math.inf))
+    bounds |= dict.fromkeys(("documents", "trials", "batch", "chunk", "evaluator_context"), (1, math.inf))
     for name, (low, high) in bounds.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
             why = {"tokens": ", the longest of --lengths", "stride": ", the shortest of --lengths"}.get(name, "")
             limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-            raise ValueError(f"--{name} must be {limits}{why}, got {value}")
+            raise ValueError(f"--{name.replace('_', '-')} must be {limits}{why}, got {value}")
+    if config.evaluator is not None and PERPLEXITY not in config.tasks:
+        raise ValueError("--evaluator: expected perplexity among --tasks, which it adds LongPPL to")
+    if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:
+        raise ValueError(
+            f"--evaluator-context must be less than the longest of --lengths, {config.lengths[-1]}, got "
+            f"{config.evaluator_context} (published: 4096); such as {max(1, config.lengths[-1] // 4)}"
+        )
 
 
 def check_ascending(name: str, values: Sequence[float], low: float, high: float = math.inf) -> None:

@@ -15,10 +15,11 @@ ENOUGH = 20
 
 @dataclass(frozen=True)
 class Documents:
-    """ids: [length + 1] int64 each. bytes: of each token, its bytes of the text. unit: what a document is here."""
+    """ids: [length + 1] int64 each. sizes: of each token, its bytes of the text. text: that text. unit: what a document is."""
 
     ids: list[Tensor]
-    bytes: list[Tensor]
+    sizes: list[Tensor]
+    text: list[bytes]
     unit: str
 
 
@@ -30,28 +31,37 @@ def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Document
     of the text's tokens, one after the other, in the order of the hashes. Raises ValueError for a text that is too short.
     """
     ranked = sorted(text.documents, key=lambda named: name_hash(named[0]))
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[tuple[Tensor, Tensor, bytes]] = []
     for name, content in ranked:
         if len(content) > length:  # a token is a byte at least, but for those that share a character
             ids, sizes = tokens_of(content.decode("utf-8"), tokenizer)
             if len(ids) > length:
                 start = int(name_hash(name), 16) % (len(ids) - length)
-                found.append((ids[start : start + length + 1], sizes[start : start + length + 1]))
+                found.append(_excerpt(ids, sizes, content, start, length + 1))
         if len(found) == most:
             break
     if len(found) >= min(most, ENOUGH) and len(text.documents) > 1:
         unit = "excerpts, one of each document"
     else:
         found, unit = _blocks(ranked, tokenizer, length, most, text.source), "blocks of joined documents"
-    return Documents([ids for ids, _ in found], [sizes for _, sizes in found], unit)
+    ids, sizes, texts = zip(*found, strict=True)
+    return Documents(list(ids), list(sizes), list(texts), unit)
+
+
+def _excerpt(ids: Tensor, sizes: Tensor, content: bytes, start: int, count: int) -> tuple[Tensor, Tensor, bytes]:
+    """`count` tokens from `start` on, their bytes, and the text that they stand for."""
+    stop = start + count
+    first, last = int(sizes[:start].sum()), int(sizes[:stop].sum())
+    return ids[start:stop], sizes[start:stop], content[first:last]
 
 
 def _blocks(
     ranked: list[tuple[str, bytes]], tokenizer: Any, length: int, most: int, source: str
-) -> list[tuple[Tensor, Tensor]]:
-    found, count, most = [], 0, most * (length + 1)
+) -> list[tuple[Tensor, Tensor, bytes]]:
+    found, read, count, most = [], b"", 0, most * (length + 1)
     for _, content in ranked:
         found.append(tokens_of(content.decode("utf-8") + "\n", tokenizer))
+        read += content + b"\n"
         count += len(found[-1][0])
         if count >= most and len(ranked) > 1:
             break
@@ -60,10 +70,10 @@ def _blocks(
             f"the text ({source}) is {count} tokens long by this tokenizer, and the longest length needs {length + 1}: "
             f"{length} and the one after them; give a longer --text or shorter --lengths"
         )
-    blocks = [torch.cat(each).split(length + 1) for each in zip(*found, strict=True)]
+    ids, sizes = (torch.cat(each) for each in zip(*found, strict=True))
     whole = count // (length + 1)
     chosen = min(most // (length + 1), whole)
-    return [(blocks[0][i * whole // chosen], blocks[1][i * whole // chosen]) for i in range(chosen)]
+    return [_excerpt(ids, sizes, read, i * whole // chosen * (length + 1), length + 1) for i in range(chosen)]
 
 
 def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:

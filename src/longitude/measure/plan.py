@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class MeasurePlan:
     lengths: tuple[int, ...]
     text: Text | None
     device: str
+    evaluator: Subject | None = None
 
     def units(self, subject: Subject) -> list[Unit]:
         return [
@@ -117,7 +118,11 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     labels = _labels(models)
     subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
     lengths = with_trained(config.lengths, [subject.trained for subject in subjects])
-    return MeasurePlan(config, subjects, tuple(lengths), text, device)
+    evaluator = None
+    if config.evaluator is not None:
+        alone = replace(config, tasks=(PERPLEXITY,))
+        evaluator = _subject(alone, config.evaluator, f"evaluator {config.evaluator}", text, device, read)
+    return MeasurePlan(config, subjects, tuple(lengths), text, device, evaluator)
 
 
 def _subject(

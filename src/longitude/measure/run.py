@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, as_json, words
+from longitude.measure.key_tokens import TASK as LONGPPL, KeyText
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Subject, Unit
 from longitude.measure.rows import Row, write_rows
@@ -24,6 +25,7 @@ from longitude.runs.provenance import commit_of_code, provenance
 
 SCHEMA = 1
 ABOUT, JOURNAL, ROWS, REPORT = "measure.json", "rows.jsonl", "results.parquet", "report.html"
+KEYS = "key-tokens.json"
 GROWING = ("models", "tasks", "lengths", "depths")
 """Options of which a run directory may be given more, as long as the longest length is the same."""
 FREE = ("allow_pickle",)
@@ -69,7 +71,7 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
     with locked(out):
         remove_unfinished(out)
         if fresh:
-            for name in (REPORT, ROWS, JOURNAL, ABOUT):
+            for name in (REPORT, ROWS, JOURNAL, KEYS, ABOUT):
                 (out / name).unlink(missing_ok=True)
         journal.cut(out / JOURNAL)
         _open(plan, out)
@@ -100,6 +102,8 @@ class Run:
         self.finished, self.commit = read_results(out).done, commit_of_code()
         self.failures: list[str] = []
         self.done = 0
+        evaluator, context = plan.evaluator, plan.config.evaluator_context
+        self.keys = None if evaluator is None else KeyText(out / KEYS, evaluator.content, context)
 
     def fail(self, sentence: str, units: int) -> None:
         self.failures.append(sentence)
@@ -114,6 +118,8 @@ class Run:
         if not units:
             return
         try:
+            if any(unit.task == PERPLEXITY for unit in units):
+                self.find_keys(subject)
             opened = self.opened(subject)
         except ValueError as error:
             if len(self.plan.subjects) == 1:
@@ -127,6 +133,20 @@ class Run:
             units = left
         for unit in units:
             self.attempt(opened, unit)
+
+    def find_keys(self, subject: Subject) -> None:
+        """Let the evaluator find the key tokens of a model's documents, unless they are known."""
+        evaluator, documents = self.plan.evaluator, subject.documents
+        if evaluator is None or self.keys is None or documents is None or not self.keys.lacks(documents):
+            return
+        what, opened = f"{evaluator.label} finds key tokens", self.opened(evaluator)
+        self.keys.find(
+            opened.checkpoint,
+            opened.reading.reader,
+            evaluator.last,
+            documents,
+            lambda done, total: self.watcher.update(f"{what}, document {done} of {total}", self.done),
+        )
 
     def attempt(self, opened: Opened, unit: Unit) -> None:
         """One measurement into the journal. Where it fails the next may succeed, and the same command tries it again."""
@@ -188,13 +208,22 @@ class Run:
             methods=methods,
             stride=self.config.stride,
             span=len(documents.ids[0]) - 1,
-            token_bytes=documents.bytes,
+            token_bytes=documents.sizes,
             batch_tokens=self.config.batch,
             progress=progress,
             reader=reading.reader,
+            selected=None if self.keys is None or unit.way != "non-overlapping" else self.keys.of(documents),
         )
         read = {"backend": retrieval.backend_of(opened.checkpoint.config), "prefill": reading.described(unit.length)}
-        rows = [each.row(bootstrap_seed=self.config.seed, **opened.labels, **read) for each in (first, *others)]
+        rows = []
+        for each in (first, *others):
+            labels: dict[str, Any] = opened.labels | read | ({"task": LONGPPL} if each.selected else {})
+            rows.append(each.row(bootstrap_seed=self.config.seed, **labels))
+        if self.keys is not None and unit.way == "non-overlapping" and not any(each.selected for each in others):
+            none = f"{self.config.evaluator} finds no token here that needs more than {self.config.evaluator_context} tokens"
+            rows.append(
+                Row(task=LONGPPL, metric="perplexity", length=unit.length, count=0, reason=none, **opened.labels)
+            )
         whole = first.position_from is None and rows[0].value is not None
         sums = {"nats": first.nats.tolist(), "bytes": first.sums[1].tolist()} if whole else None
         return {"rows": [asdict(row) for row in rows], "documents": sums}

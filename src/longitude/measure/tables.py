@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, with_trained
 from longitude.measure.intervals import paired_ratio
+from longitude.measure.key_tokens import TASK as LONGPPL
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import Results
@@ -38,6 +39,8 @@ def tables(results: Results) -> list[Table]:
     """All tables of a run, perplexity first."""
     tasks = results.about["configuration"]["tasks"]
     every = [_perplexity(results, method) for method in ("non-overlapping", "sliding")] if PERPLEXITY in tasks else []
+    if results.about["configuration"].get("evaluator"):
+        every.append(_longppl(results))
     every += [_retrieval(results, task) for task in tasks if task != PERPLEXITY]
     return [table for table in every if any(cell is not NONE for *_, cells in table.lines for cell in cells)]
 
@@ -52,6 +55,20 @@ def _perplexity(results: Results, method: str) -> Table:
     cells = {label: [_cell(by_cell.get((label, each)), ".3f", ".2f") for each in lengths] for label in results.labels}
     caption = f"Lower is better. Windows {laid}; every target counts once."
     return Table(f"bits per byte, {method}", caption, lengths, [], _lines(results, cells))
+
+
+def _longppl(results: Results) -> Table:
+    rows = [row for row in results.rows if row.task == LONGPPL]
+    lengths = sorted({row.length for row in rows if row.length})
+    by_cell = {(row.label, row.length): row for row in rows}
+    cells = {label: [_cell(by_cell.get((label, each)), ".2f", ".2f") for each in lengths] for label in results.labels}
+    asked, tokens = results.about["configuration"], {row.label: row.tokens for row in rows}
+    counted = ", ".join(f"{label} {count}" for label, count in tokens.items() if count)
+    caption = (
+        f"Lower is better: perplexity of the tokens that {asked['evaluator']} finds to need more than "
+        f"{asked['evaluator_context']} tokens of context ({counted})."
+    )
+    return Table("LongPPL", caption, lengths, [], _lines(results, cells))
 
 
 def _retrieval(results: Results, task: str) -> Table:

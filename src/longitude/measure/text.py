@@ -57,6 +57,8 @@ class DocumentLosses:
     position_to: int | None = None
     truncation: str
     dtype: str
+    selected: bool = False
+    """Whether only some targets were counted: those of LongPPL, in documents that have any."""
 
     @property
     def metric(self) -> str:
@@ -162,6 +164,7 @@ def losses_by_length(
     batch_tokens: int = 16384,
     progress: Progress | None = None,
     reader: Reader | None = None,
+    selected: Sequence[Tensor] | None = None,
 ) -> list[DocumentLosses]:
     """The sums per document behind `by_length`, in the same order; for paired comparisons and means over seeds.
 
@@ -181,9 +184,11 @@ def losses_by_length(
         batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         reader: How the model reads a window; one pass by default, `Bounded` of longitude.measure.windows for long ones.
+        selected: Of each document, which of its tokens count in a further entry per length, bool [tokens].
 
     Returns:
-        The sums, one entry per method and length, then one per bin of positions.
+        The sums, one entry per method and length, then one per bin of positions, then those of selected tokens, one per
+        length of windows that do not overlap.
 
     Raises:
         ValueError: For each of these that is not so.
@@ -220,7 +225,7 @@ def losses_by_length(
 
     plans = [plan_windows(counts, window, step) for _, window, step in passes]
     scores = score(model, documents, counts, plans, batch_tokens, progress, reader)
-    results, positions = [], []
+    results, positions, chosen = [], [], []
     for (method, window, step), nats in zip(passes, scores, strict=True):
         along = {"nats": nats} | weights
         protocol = {"window": window, "stride": step, "truncation": f"tail dropped to a multiple of {span} targets"}
@@ -228,13 +233,20 @@ def losses_by_length(
         if method in methods:
             sums = {name: np.array([each.sum() for each in values]) for name, values in along.items()}
             results.append(DocumentLosses(**sums, method=method, **protocol))
+        if selected is not None and method == "non-overlapping":
+            which = [each[1 : count + 1].numpy() for each, count in zip(selected, counts, strict=True)]
+            have = [i for i, each in enumerate(which) if each.any()]
+            sums = {"nats": np.array([nats[i][which[i]].sum() for i in have])}
+            sums["tokens"] = np.array([which[i].sum() for i in have], dtype=np.int64)
+            if have:
+                chosen.append(DocumentLosses(**sums, method=method, selected=True, **protocol))
         if "per-position" in methods and method == "non-overlapping" and window in edges:
             profiles = {name: np.stack([_profile(each, window) for each in values]) for name, values in along.items()}
             for start, stop in pairwise(edges[window]):
                 sums = {name: profile[:, start:stop].sum(1) for name, profile in profiles.items()}
                 bounds = {"position_from": start, "position_to": stop}
                 positions.append(DocumentLosses(**sums, method="per-position", **bounds, **protocol))
-    return results + positions
+    return results + positions + chosen
 
 
 def document_losses(
