@@ -133,7 +133,7 @@ class CostMeasurement:
                 lengths=[length],
                 methods=["non-overlapping"],
                 span=len(documents.ids[0]) - 1,
-                token_bytes=documents.bytes,
+                token_bytes=documents.sizes,
                 batch_tokens=max(BATCH, length),
                 progress=lambda done, total: self.on_progress(what, done, total),
                 reader=Bounded(checkpoint.model, None),
