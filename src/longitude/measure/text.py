@@ -45,6 +45,7 @@ class DocumentLosses:
         position_to: One after the last.
         truncation: What became of text that did not fill the windows.
         dtype: Of the model's weights.
+        selected: Whether only some targets were counted: those of LongPPL, in documents that have any.
     """
 
     nats: np.ndarray
@@ -58,7 +59,6 @@ class DocumentLosses:
     truncation: str
     dtype: str
     selected: bool = False
-    """Whether only some targets were counted: those of LongPPL, in documents that have any."""
 
     @property
     def metric(self) -> str:
