@@ -1,10 +1,12 @@
 """Prompts of retrieval: the published texts, fitted to a length and never cut, and the published scores."""
 
+import math
 import re
 from collections import Counter
 from itertools import product
 from random import Random
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -272,7 +274,14 @@ def test_a_question_that_does_not_fit():
 
 
 def test_new_tokens_are_the_published_ones_unless_the_answer_is_longer():
-    published = {"passkey": 10, "variable-tracking": 30, "common-words": 120, "frequent-words": 50}
+    published = {
+        "passkey": 10,
+        "variable-tracking": 30,
+        "common-words": 120,
+        "frequent-words": 50,
+        "needle-city": 32,
+        "needle-country": 32,
+    }
     assert {name: task.new_tokens for name, task in TASKS.items()} == dict.fromkeys(TASKS, 128) | published
     asked = Question(text=lambda size: "x" * size, ask="x", smallest=1, answers=("x",), whole_answer="z" * 77)
     assert [fit(asked, TOKENIZERS["bytes"], 200, new).new_tokens for new in (10, 78)] == [77, 78]
@@ -337,3 +346,40 @@ def test_intervals_are_wilsons():
 def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
         plan(**{"task": "passkey", "lengths": [512], "depths": None, "trials": 1} | options)
+
+
+@pytest.mark.parametrize("task", ["needle-city", "needle-country"])
+def test_a_needle_and_its_question_share_no_word(task):
+    """But for the line of the question's own form: every landmark, both steps, as NoLiMa wants it."""
+    common = set("the character has been to only answer with name of is which actually lives next".split())
+    for seed in range(60):
+        question = TASKS[task].draw(Random(seed), 512, 0.5, haystack.of_python())
+        [needle], [name] = question.needles, question.answers
+        words = [set(re.findall(r"\w+", text.lower())) - common for text in (needle, question.ask)]
+        assert not words[0] & words[1] and name.lower() in words[0]
+        assert question.text(300).count(needle) == 1 and question.text(300).endswith(question.ask)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((50, 100), (80, 100)), ((0, 20), (20, 20)), ((300, 400), (30, 40))])
+def test_the_interval_of_a_ratio_covers(ours, theirs):
+    """Of samples drawn again and again: at least 93 % of intervals hold the true ratio (95 in the limit)."""
+    draw, (p, q) = np.random.default_rng(0), (ours[0] / ours[1], theirs[0] / theirs[1])
+    value, low, high = scoring.ratio(scoring.wilson(p, ours[1]), scoring.wilson(q, theirs[1]))
+    assert value == pytest.approx(p / q) and low <= value <= high
+    held = tried = 0
+    for _ in range(2000):
+        a, b = draw.binomial(ours[1], p) / ours[1], draw.binomial(theirs[1], q) / theirs[1]
+        if b > 0:
+            _, low, high = scoring.ratio(scoring.wilson(a, ours[1]), scoring.wilson(b, theirs[1]))
+            held, tried = held + (low - 1e-12 <= p / q <= high + 1e-12), tried + 1
+    assert held / tried > 0.93
+
+
+def test_the_interval_of_a_ratio_is_the_published_formula():
+    """Donner and Zou 2012, equations for L and U, from limits (0.2, 0.6) of 0.4 and (0.5, 0.9) of 0.8."""
+    value, low, high = scoring.ratio((0.4, 0.2, 0.6), (0.8, 0.5, 0.9))
+    root = math.sqrt(0.32**2 - 0.2 * 0.9 * (0.8 - 0.2) * (1.6 - 0.9))
+    assert (value, low) == pytest.approx((0.5, (0.32 - root) / (0.9 * (1.6 - 0.9))))
+    root = math.sqrt(0.32**2 - 0.6 * 0.5 * (0.8 - 0.6) * (1.6 - 0.5))
+    assert high == pytest.approx((0.32 + root) / (0.5 * (1.6 - 0.5)))
+    assert scoring.ratio((0.5, 0.2, 0.8), (0.1, 0.0, 0.3))[2] == math.inf

@@ -23,6 +23,7 @@ from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Unit, plan
 from longitude.measure.report import terminal, write_report
+from longitude.measure.retrieval import scoring
 from longitude.measure.run import measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.runs.progress import Progress
@@ -84,6 +85,24 @@ def test_perplexity_is_that_of_a_plain_loop(name, checkpoints, config, tmp_path)
                 bits += float(F.cross_entropy(logits, window[1:], reduction="sum")) / math.log(2)
                 size += int(sizes[start + 1 : start + row.length + 1].sum())
         assert row.value == pytest.approx(bits / size, rel=1e-6)
+
+
+def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
+    """Of all depths together, at the longest length, over the trained length or the shortest."""
+    about = {"models": {m: {"label": m, "trained": t} for m, t in (("a", 64), ("b", None))}}
+    about["configuration"] = {"tasks": ["passkey"], "lengths": [32, 64, 128]}
+    shared: dict[str, Any] = {"task": "passkey", "metric": "accuracy", "weighting": "trial", "count": 10}
+    values = {"a": {32: (1.0, 1.0), 64: (0.9, 0.7), 128: (0.5, 0.3)}, "b": {32: (0.0, 0.0), 128: (0.5, 0.5)}}
+    rows = [
+        Row(**shared, label=label, length=length, depth=float(i), value=value)
+        for label, lengths in values.items()
+        for length, both in lengths.items()
+        for i, value in enumerate(both)
+    ]
+    lines = [line for line in sentences(runs.Results(tmp_path, about, rows, [], {}, set())) if "of its own" in line]
+    _, low, high = scoring.ratio(scoring.wilson(0.4, 20), scoring.wilson(0.8, 20))
+    interval = f"95 % interval {low:.0%} to {high:.0%}"
+    assert lines == [f"a: passkey at 128 tokens is 50% of its own at 64 ({interval})"]  # of b there is nothing to keep
 
 
 @pytest.fixture(scope="module")

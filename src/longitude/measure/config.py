@@ -13,7 +13,7 @@ Method = Literal["non-overlapping", "sliding", "per-position"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
-    "needle-multi-query", "variable-tracking", "common-words", "frequent-words",
+    "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
 ]  # fmt: skip
 PERPLEXITY = "perplexity"
 DType = Literal["float32", "bfloat16", "float16", "float64"]

@@ -8,6 +8,7 @@ from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, with_trained
 from longitude.measure.intervals import paired_ratio
 from longitude.measure.key_tokens import TASK as LONGPPL
+from longitude.measure.retrieval import scoring
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import Results
@@ -111,7 +112,7 @@ def _cell(row: Row | None, value: str, ends: str) -> Cell:
 # ---- sentences --------------------------------------------------------------------------------------------------------
 def sentences(results: Results) -> list[str]:
     """The cost on short contexts compared with the first model; what is not in the tables, and why; what failed."""
-    return [*_costs(results), *_missing(results), *results.failures]
+    return [*_costs(results), *_kept(results), *_missing(results), *results.failures]
 
 
 def _costs(results: Results) -> list[str]:
@@ -133,6 +134,29 @@ def _costs(results: Results) -> list[str]:
         if change.low is not None and change.high is not None:
             line += f" (95 % interval {change.low - 1:+.1%} to {change.high - 1:+.1%}, paired over documents)"
         lines.append(line)
+    return lines
+
+
+def _kept(results: Results) -> list[str]:
+    """Of each task, what a model keeps at its longest length of its own score at a short one."""
+    lines = []
+    for about in results.about["models"].values():
+        for task in (task for task in results.about["configuration"]["tasks"] if task != PERPLEXITY):
+            rows = [row for row in results.rows if (row.task, row.label) == (task, about["label"]) and row.count]
+            scores = retrieval.scores_by_length(rows)
+            lengths = [*scores]
+            short = about["trained"] if about["trained"] in scores else lengths[0] if lengths else 0
+            if len(lengths) < 2 or lengths[-1] <= short or not scores[short]:
+                continue
+            both = (
+                scoring.wilson(scores[at], sum(row.count or 0 for row in rows if row.length == at))
+                for at in (lengths[-1], short)
+            )
+            kept, low, high = scoring.ratio(*both)
+            lines.append(
+                f"{about['label']}: {task} at {lengths[-1]} tokens is {kept:.0%} of its own at {short} "
+                f"(95 % interval {low:.0%} to {high:.0%})"
+            )
     return lines
 
 

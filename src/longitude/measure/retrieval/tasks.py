@@ -1,7 +1,8 @@
 """The tasks by name. Prompts and parameters are the published ones; names are our own where texts or words are not theirs.
 
-Passkey: Mohtashami and Jaggi 2023, "Landmark Attention", the authors' llama/run_test.py. The others: Hsieh et al. 2024,
-"RULER", the authors' scripts/synthetic.yaml, scripts/data/synthetic/constants.py and one generator per task.
+Passkey: Mohtashami and Jaggi 2023, "Landmark Attention", the authors' llama/run_test.py. Needles without shared words: Modarressi
+et al. 2025, "NoLiMa". The others: Hsieh et al. 2024, "RULER", the authors' scripts/synthetic.yaml,
+scripts/data/synthetic/constants.py and one generator per task.
 docs/retrieval.md lists where ours differ.
 """
 
@@ -135,6 +136,40 @@ def _different(count: int, draw: Callable[[], str], avoid: Haystack | tuple[str,
         if drawn not in found and drawn not in avoid:
             found.append(drawn)
     return found
+
+
+# ---- a needle that shares no word with its question: who knows the world knows the answer --------------------------------
+LANDMARKS = {
+    "the Eiffel Tower": ("Paris", "France"), "the Colosseum": ("Rome", "Italy"), "the Brandenburg Gate": ("Berlin", "Germany"),
+    "the Sagrada Familia": ("Barcelona", "Spain"), "Big Ben": ("London", "England"), "the Acropolis": ("Athens", "Greece"),
+    "the Kremlin": ("Moscow", "Russia"), "the Hagia Sophia": ("Istanbul", "Turkey"), "the Opera House": ("Sydney", "Australia"),
+    "the Christ the Redeemer statue": ("Rio de Janeiro", "Brazil"), "the Charles Bridge": ("Prague", "Czechia"),
+    "the Little Mermaid statue": ("Copenhagen", "Denmark"), "the Forbidden City": ("Beijing", "China"),
+}  # fmt: skip
+"""Of each, a city and a country that everyone knows it is in."""
+NAMES = "Amira Bruno Clara Dmitri Elena Farid Greta Hiro Ines Jonas Katya Luca Mara Nadia Oskar Petra Rosa Tilda Yuki".split()
+LIVES = "Actually, {name} lives next to {place}."
+WHO = (
+    "You will answer a question based on the following text. Memorize who is where.\n{context}\n",
+    "Which character has been to {place}? Only answer with the name of the character. The character is",
+)
+
+
+def inferred(step: int) -> Draw:
+    """A character beside a landmark, asked for by the landmark's city (step 0) or country (1): no word of one is in the other."""
+
+    def draw(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+        name, landmark = random.choice([name for name in NAMES if name not in haystack]), random.choice([*LANDMARKS])
+        opening, asking = WHO
+        line, ask = LIVES.format(name=name, place=landmark), asking.format(place=LANDMARKS[landmark][step])
+        depths = _depths(random, 1) if depth is None else [depth]
+
+        def text(size: int) -> str:
+            return opening.format(context=haystack.with_needles(size, (line,), depths)) + ask
+
+        return Question(text=text, ask=ask, needles=(line,), answers=(name,), whole_answer=f" {name}")
+
+    return draw
 
 
 # ---- variable tracking: one chain of four assignments after the first, in repeated sentences -------------------------
@@ -282,6 +317,14 @@ TASKS: dict[str, Task] = {task.name: task for task in (
     Task("needle-multi-key", needles(4, 4, 1), 128, "RULER niah_multikey_1", "one of four numbers with four keys", text=True),
     Task("needle-multi-value", needles(1, 4), 128, "RULER niah_multivalue", "all four numbers of one key", text=True),
     Task("needle-multi-query", needles(4, 4, 4), 128, "RULER niah_multiquery", "the numbers of four keys at once", text=True),
+    Task(
+        "needle-city", inferred(0), 32, "after NoLiMa", "who lives beside a landmark, asked for by its city",
+        metric="accuracy", depths=True, text=True,
+    ),
+    Task(
+        "needle-country", inferred(1), 32, "after NoLiMa", "who lives beside a landmark, asked for by its country",
+        metric="accuracy", depths=True, text=True,
+    ),
     Task("variable-tracking", variables, 30, "RULER vt", "the five variables of one chain of assignments"),
     Task("common-words", common, 120, "RULER cwe", "the ten most common words of a list"),
     Task("frequent-words", frequent, 50, "RULER fwe", "the three most frequent words of a text of made-up words"),
