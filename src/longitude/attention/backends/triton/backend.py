@@ -18,7 +18,9 @@ from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
 from longitude.c_compile import needs_operator
 from longitude.kernels import why_not_on
-from longitude.positions.base import Drift, OffsetBias
+from longitude.positions.base import Drift, OffsetBias, PairBias
+from longitude.positions.coordinates import explicit
+from longitude.positions.normalized import NormalizedOffset
 
 OLDEST = (8, 0)
 """Compute capability."""
@@ -28,20 +30,43 @@ WIDEST = 128
 
 def inputs_of(r: Request) -> Inputs:
     """What the kernels read of a request."""
-    table = q_level = k_level = None
-    biases = [term.at for term in r.terms if isinstance(term, OffsetBias)]
-    if biases:
-        counting = steady(r)
-        assert counting is not None
-        gap = counting.position_gap
-        offsets = torch.arange(gap + 1 - r.length, gap + r.rows, device=r.q.device)
+    table = q_level = k_level = curves = rates = None
+    biases, own = [term.at for term in r.terms if isinstance(term, OffsetBias)], normalized(r)
+    nearest = 0
+    if own is not None:
+        offsets, places = offsets_of(r), explicit(r.q_positions, r.rows, r.q.device)
+        table = own.distances(offsets).to(torch.float32).expand(r.heads, -1).contiguous()
+        curves = own.curves().to(torch.float32)
+        rates = (1 / own.scale_of(places)).to(torch.float32).expand(len(r.q), -1).contiguous()
+        nearest = r.length - 1 - gap_of(r)
+    elif biases:
+        offsets = offsets_of(r)
         table = torch.stack([at(offsets).to(torch.float32) for at in biases]).sum(0).contiguous()
     if (level := drift_level(r)) is not None:
         rows, keys = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
         # Only differences count, and near 0 they round less.
         level = level - level[..., keys].mean(-1, keepdim=True).detach()
         q_level, k_level = (level[..., part].to(torch.float32).contiguous() for part in (rows, keys))
-    return Inputs(r.q, r.k, r.v, table, q_level, k_level, *intervals_of(r), r.scale)
+    return Inputs(r.q, r.k, r.v, table, q_level, k_level, curves, rates, *intervals_of(r), nearest, r.scale)
+
+
+def gap_of(r: Request) -> int:
+    """Position of the first query minus that of the first key."""
+    counting = steady(r)
+    assert counting is not None
+    return counting.position_gap
+
+
+def offsets_of(r: Request) -> Tensor:
+    """From the last key to the first query, up to the last query to the first key."""
+    gap = gap_of(r)
+    return torch.arange(gap + 1 - r.length, gap + r.rows, device=r.q.device)
+
+
+def normalized(r: Request) -> NormalizedOffset | None:
+    """FIRE's formula, where nothing else is added."""
+    own = [term.at for term in r.terms if isinstance(term, PairBias)]
+    return own[0] if len(r.terms) == 1 and own and isinstance(own[0], NormalizedOffset) else None
 
 
 def attention(r: Request) -> tuple[Tensor, Tensor]:
@@ -52,7 +77,8 @@ def attention(r: Request) -> tuple[Tensor, Tensor]:
 
 # ---- the operators -------------------------------------------------------------------------------------------------------
 INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor lo, Tensor hi, float scale"
+    "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? curves, Tensor? rates, "
+    "Tensor lo, Tensor hi, int nearest, float scale"
 )
 
 _attention = torch.library.custom_op(
@@ -66,7 +92,7 @@ _attention = torch.library.custom_op(
 def _run_backward(
     grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool, *inputs: Any
 ) -> list[Tensor]:
-    """Gradients of the first six inputs; empty ones where there is none."""
+    """Gradients of the first eight inputs; empty ones where there is none."""
     found = launch.backward(Inputs(*inputs), grad, grad_lse, out, lse, learned)
     return [lse.new_empty(0) if x is None else x for x in found]
 
@@ -89,23 +115,25 @@ def _(*inputs):
 def _(grad, grad_lse, out, lse, learned, *inputs):
     x = Inputs(*inputs)
     own = [launch.heads_last(y, *y.shape[1::2]) for y in x[:3]]
-    rest = [y if y is not None and wanted else None for y, wanted in zip(x[3:6], (learned, True, True), strict=True)]
+    wanted = learned, True, True, learned, learned
+    rest = [y if y is not None and wants else None for y, wants in zip(x[3:8], wanted, strict=True)]
     return [*own, *(lse.new_empty(0) if y is None else torch.empty_like(y) for y in rest)]
 
 
 def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:8], *output)
-    ctx.scale = inputs[8]
+    ctx.save_for_backward(*inputs[:10], *output)
+    ctx.numbers = inputs[10:]
     ctx.set_materialize_grads(False)
 
 
 def _autograd_backward(ctx, grad, grad_lse):
     *tensors, out, lse = ctx.saved_tensors
-    learned = tensors[3] is not None and ctx.needs_input_grad[3]
+    learned = any(tensors[n] is not None and ctx.needs_input_grad[n] for n in (3, 6, 7))
     grad = torch.zeros_like(out) if grad is None else grad
-    found = _attention_backward(grad, grad_lse, out, lse, learned, *tensors, ctx.scale)
-    wanted = True, True, True, learned, *(x is not None for x in tensors[4:6])
-    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), None, None, None
+    found = _attention_backward(grad, grad_lse, out, lse, learned, *tensors, *ctx.numbers)
+    levels, curved = tensors[4] is not None, learned and tensors[6] is not None
+    wanted = True, True, True, learned, levels, levels, curved, curved
+    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), None, None, None, None
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)
@@ -121,7 +149,9 @@ def limits(r: Request) -> str | None:
     widths = r.q.shape[3], r.v.shape[3]
     if max(widths) > WIDEST:
         return f"it takes head_dim up to {WIDEST}, not {max(widths)}"
-    if any(isinstance(term, OffsetBias) for term in r.terms) and steady(r) is None:
+    if any(isinstance(term, PairBias) for term in r.terms) and normalized(r) is None:
+        return "of biases of pairs it takes normalized offsets (FIRE), alone"
+    if any(isinstance(term, OffsetBias | PairBias) for term in r.terms) and steady(r) is None:
         return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
     if (why := refusal(r)) is not None:
         return why
@@ -139,20 +169,26 @@ def of_chip(r: Request) -> str | None:
         need, got = (".".join(map(str, of)) for of in (OLDEST, capability))
         return f"it needs compute capability {need}, this GPU has {got}"
     kinds = {type(term) for term in r.terms}
-    return _not_compiled(device, r.q.dtype, r.q.shape[3], r.v.shape[3], OffsetBias in kinds, Drift in kinds)
+    own = normalized(r)
+    pieces = 0 if own is None else len(own.b1) + 1
+    return _not_compiled(device, r.q.dtype, r.q.shape[3], r.v.shape[3], OffsetBias in kinds, Drift in kinds, pieces)
 
 
 @lru_cache
-def _not_compiled(device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool) -> str | None:
+def _not_compiled(
+    device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool, pieces: int = 0
+) -> str | None:
     """Why the kernels do not run here, tried on one block."""
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
     level = torch.zeros(1, 1, 1, device=device) if levels else None
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
-    x = Inputs(q, q, v, torch.zeros(1, 1, device=device) if table else None, level, level, lo, hi, 1.0)
+    own = torch.zeros(1, 1, device=device) if table or pieces else None
+    curves = torch.zeros(1, 3, pieces, device=device) if pieces else None
+    x = Inputs(q, q, v, own, level, level, curves, own if pieces else None, lo, hi, 0, 1.0)
 
     def small_call() -> None:
         out, lse = launch.forward(x)
-        launch.backward(x, out, None, out, lse, learned=table)
+        launch.backward(x, out, None, out, lse, learned=own is not None)
 
     return why_not_on(device, "backend 'triton'", small_call)
 
@@ -163,7 +199,11 @@ def memory(r: Request) -> int:
     table = (r.heads + (launch.table_rows(r.q.device, r.heads) * r.heads if r.learned else 0)) * (r.rows + r.length)
     levels = 4 * r.q.shape[0] * r.heads * (r.rows + r.length)
     kinds = {type(term) for term in r.terms}
-    return 4 * (per_query + table * (OffsetBias in kinds) + levels * (Drift in kinds))
+    own = normalized(r)
+    curves = 0 if own is None else r.q.shape[0] * (r.heads + 1) * r.rows
+    if own is not None and r.learned:  # sums of each program, by piece and by query of a block
+        curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(own.b1) + 1) * 2 * 128
+    return 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
 
 
 def price(r: Request) -> float:
@@ -175,7 +215,7 @@ TRITON = Backend(
     "triton",
     run=lambda r: attention(r)[0],
     partial=attention,
-    terms=(OffsetBias, Drift),
+    terms=(OffsetBias, PairBias, Drift),
     any_mask=True,  # `refusal` says which
     dtypes=(torch.bfloat16, torch.float16),
     devices=("cuda",),

@@ -8,13 +8,17 @@ and padding are such. So a block of queries reads an interval of blocks of keys:
 Scores are counted in units of log 2, because 2^x is what the chip computes: `factor` is scale / log 2, and the table and
 the levels are divided by it too.
 
+Where `curves` are given (FIRE), the table holds distances, and a curve of theirs times the query's rate is added: see curves.py.
+
 There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are the
 same bit for bit from run to run. The gradient of the table is summed by programs that own a row of a workspace each.
 
     Q, K            queries and keys of a block
     D, DV           width of queries and keys, and of values
     WIDE_D, WIDE_DV the next powers of two
-    last            column of the table that has offset 0
+    last            column of the table that has the first query and the first key
+    ENDS            of the pieces of a curve, up to the next power of two; 0 without curves
+    nearest         column of the table with the smallest distance
     group           heads of queries per head of keys
 
 What is written is laid out [B, L, heads, width].
@@ -22,6 +26,8 @@ What is written is laid out [B, L, heads, width].
 
 import triton
 import triton.language as tl
+
+from longitude.attention.backends.triton.curves import bend, ends_of, pieces_of, unbend
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -56,20 +62,33 @@ def _biases(corner, at_i, at_j):
 
 
 @triton.jit
-def _scores(products, j, lo, hi, q_level, k_level, corner, at_i, at_j, factor, masked,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
+def _scores(products, j, lo, hi, q_level, k_level, corner, at_i, at_j, factor, masked, rate, curve, pieces, low, high,
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
     """Of queries and keys, in units of log 2; -inf where a query does not attend, if any of the block is `masked`.
 
     What belongs to queries has one dimension of the products, what belongs to keys the other.
     """
     s = products * factor
-    if TABLE:
+    if ENDS:
+        s += bend(_biases(corner, at_i, at_j) * rate, curve, pieces, low, high)
+    elif TABLE:
         s += _biases(corner, at_i, at_j)
     if LEVELS:
         s += q_level - k_level
     if masked:
         s = tl.where((j >= lo) & (j < hi), s, float("-inf"))
     return s
+
+
+@triton.jit
+def _rates(rates, first, i, real, rows, Q: tl.constexpr, ENDS: tl.constexpr):
+    """Of a block of queries: the greatest and the smallest, which are those at its ends, and all of them."""
+    if ENDS:
+        newest = tl.minimum(first + Q, rows) - 1
+        found = tl.load(rates + first), tl.load(rates + newest), tl.load(rates + i, mask=real, other=0.0)
+    else:
+        found = 0.0, 0.0, i
+    return found
 
 
 @triton.jit
@@ -81,10 +100,10 @@ def _interval(lo, hi, first, rows, Q: tl.constexpr, K: tl.constexpr):
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
 @triton.jit
-def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, factor, last, width, rows, keys, heads, group,
-            q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
+def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, last, width, nearest, pieces, rows,
+            keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
             D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
     """A block of queries of a head: out and the logsumexp of their scores."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q  # under causality the longest first
     b, h = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
@@ -97,7 +116,10 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, factor, last, wi
     lo += b * interval
     hi += b * interval
     k_level += (b * heads + h) * keys
-    corner = table + h * width + last + first
+    table += h * width
+    curve = curves + h * 3 * pieces
+    ends = ends_of(curve, pieces, ENDS)
+    fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
     queries = _vectors(q + b * q_batch + h * q_head, i, real, q_stride, D, WIDE_D)
     own_lo, own_hi = tl.load(lo + i, mask=real, other=0), tl.load(hi + i, mask=real, other=0)
     mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
@@ -110,8 +132,11 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, factor, last, wi
         exists = j < keys
         theirs = tl.load(k_level + j, mask=exists, other=0.0) if LEVELS else j
         products = tl.dot(queries, tl.trans(_vectors(k, j, exists, k_stride, D, WIDE_D)), input_precision="ieee")
-        s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], corner - first_j,
-                    at_i[:, None], at_j[None, :], factor, (first_j < full) | (first_j + K > rest), TABLE, LEVELS)  # fmt: skip
+        column = last + first - first_j
+        low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
+        s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
+                    at_i[:, None], at_j[None, :], factor, (first_j < full) | (first_j + K > rest), rate[:, None], curve, pieces,
+                    low, high, TABLE, LEVELS, ENDS)  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         above = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet: 2^(-inf - 0) is 0
         p = tl.exp2(s - above[:, None])
@@ -147,11 +172,12 @@ def _add_diagonals(corner, x, K: tl.constexpr):
 
 
 @triton.jit
-def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, of_q, of_level, of_table,
-                     scale, factor, last, width, batch, rows, keys, heads, group, q_batch, q_head, q_stride,
-                     k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
+def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q, of_level,
+                     of_table, of_rates, of_pieces, scale, factor, last, width, nearest, pieces, batch, rows, keys, heads, group,
+                     q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
                      D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                     K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, LEARNED: tl.constexpr):  # fmt: skip
+                     K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
+                     LEARNED: tl.constexpr):  # fmt: skip
     """Blocks of queries of one head, one after the other: their gradients, and `delta` for `backward_keys`.
 
     delta_i = grad_i . out_i - grad_lse_i. What the table gets of them all is summed in a row of `of_table` of its own.
@@ -159,6 +185,12 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
     h = tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(rows, Q)
     at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
+    table += h * width
+    curve = curves + h * 3 * pieces
+    ends = ends_of(curve, pieces, ENDS)
+    own_row = h * tl.num_programs(0) + tl.program_id(0)
+    of_table += own_row * width
+    of_pieces += own_row * pieces * 2 * Q
     for tile in range(tl.program_id(0), batch * blocks, tl.num_programs(0)):
         b, first = (tile // blocks).to(tl.int64), (blocks - 1 - tile % blocks) * Q
         i = first + at_i
@@ -174,9 +206,10 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
         own_delta -= tl.load(grad_lse + line, mask=real, other=0.0)
         tl.store(delta + line, own_delta, mask=real)
         mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
+        fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
 
         start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
-        acc, level = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32)
+        acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
         k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
         for first_j in range(start, stop, K):
             j = first_j + at_j
@@ -184,9 +217,11 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
             k_block = _vectors(k_head_ptr, j, exists, k_stride, D, WIDE_D)
             products = tl.dot(queries, tl.trans(k_block), input_precision="ieee")
-            s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :],
-                        table + h * width + last + first - first_j, at_i[:, None], at_j[None, :], factor,
-                        (first_j < full) | (first_j + K > rest), TABLE, LEVELS)  # fmt: skip
+            column = last + first - first_j
+            low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
+            s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
+                        at_i[:, None], at_j[None, :], factor, (first_j < full) | (first_j + K > rest), rate[:, None], curve,
+                        pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
             values = _vectors(v_head_ptr, j, exists, v_stride, DV, WIDE_DV)
             of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
             of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
@@ -194,20 +229,26 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             if LEVELS:
                 level += tl.sum(of_s, 1)
             if LEARNED:
-                row = of_table + (h * tl.num_programs(0) + tl.program_id(0)) * width
-                _add_diagonals(row + last + first - first_j, of_s, K)
+                if ENDS:
+                    distances = _biases(table + column, at_i[:, None], at_j[None, :])
+                    of_s = unbend(distances * rate[:, None], of_s, curve, pieces, low, high, of_pieces)
+                    of_rate += tl.sum(of_s * distances, 1)
+                    of_s *= rate[:, None]
+                _add_diagonals(of_table + column, of_s, K)
                 tl.debug_barrier()  # the next block reads what other threads wrote
         _write(of_q + written * D, i, real, heads * D, acc * scale, D, WIDE_D)
         if LEVELS:
             tl.store(of_level + line, level, mask=real)
+        if LEARNED and ENDS:
+            tl.store(of_rates + line, of_rate, mask=real)
 
 
 @triton.jit
-def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, of_k, of_v, of_level, scale, factor, last,
-                  width, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride,
+def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, of_k, of_v, of_level,
+                  scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride,
                   v_batch, v_head, v_stride, interval, blocks,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
+                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
     bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
@@ -229,6 +270,8 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
         line, written = b * heads + h, b * rows * heads + h
         theirs = tl.load(k_level + line * keys + j, mask=exists, other=0.0) if LEVELS else j
         level = tl.zeros([K], tl.float32)
+        distances, curve = table + h * width, curves + h * 3 * pieces
+        ends = ends_of(curve, pieces, ENDS)
         for first in range(start, stop, Q):
             i = first + at_i
             real = i < rows
@@ -237,9 +280,12 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             mine = tl.load(q_level + line * rows + i, mask=real, other=0.0) if LEVELS else own_lo
             queries = _vectors(q + b * q_batch + h * q_head, i, real, q_stride, D, WIDE_D)
             products = tl.dot(k_block, tl.trans(queries), input_precision="ieee")
+            column = last + first - first_j
+            fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
+            low, high = pieces_of(ends, distances, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[:, None], own_lo[None, :], own_hi[None, :], mine[None, :], theirs[:, None],
-                        table + h * width + last + first - first_j, at_i[None, :], at_j[:, None], factor,
-                        (first < full) | (first + Q > rest), TABLE, LEVELS)  # fmt: skip
+                        distances + column, at_i[None, :], at_j[:, None], factor, (first < full) | (first + Q > rest),
+                        rate[None, :], curve, pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
             p = tl.exp2(s - _in_bits(tl.load(lse + line * rows + i, mask=real, other=float("inf")))[None, :])
             of_out = _vectors(grad + written * DV, i, real, heads * DV, DV, WIDE_DV)
             acc_v = tl.dot(p.to(of_out.dtype), of_out, acc_v, input_precision="ieee")

@@ -19,7 +19,11 @@ PROGRAMS = 2
 
 
 class Inputs(NamedTuple):
-    """What the kernels read. In float32: the table, by offset from 1 - Lk to Lq - 1, and levels. lo, hi: of `Intervals`."""
+    """What the kernels read. lo, hi: of `Intervals`. In float32: the table, by offset from 1 - Lk to Lq - 1, and levels.
+
+    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the least in column `nearest`,
+    and adds curve(table[i - j] rate_i). Rates never rise from query to query.
+    """
 
     q: Float[Tensor, "B H Lq D"]
     k: Float[Tensor, "B Hkv Lk D"]
@@ -27,8 +31,11 @@ class Inputs(NamedTuple):
     table: Float[Tensor, "H Lq+Lk-1"] | None
     q_level: Float[Tensor, "B H Lq"] | None
     k_level: Float[Tensor, "B H Lk"] | None
+    curves: Float[Tensor, "H 3 pieces"] | None
+    rates: Float[Tensor, "B Lq"] | None
     lo: Tensor
     hi: Tensor
+    nearest: int
     scale: float
 
 
@@ -84,12 +91,17 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     # Blocks at the ends read beyond the offsets, and the diagonals of a square are written with a zero behind them.
     before, after = -keys % blocks.K, -rows % blocks.Q + 1
-    table = x.q if x.table is None else F.pad(x.table / LOG2, (before, after))
+    table, curves, rates = x.q if x.table is None else F.pad(x.table / LOG2, (before, after)), x.q, x.q
+    pieces = 0 if x.curves is None else x.curves.shape[2]
+    if x.table is not None and x.curves is not None and x.rates is not None:
+        table = F.pad(x.table[None], (before, after), mode="replicate")[0]  # beyond the ends distances do not fall
+        curves, rates = torch.cat([x.curves[:, :2] / LOG2, x.curves[:, 2:]], 1), x.rates.contiguous()
     levels = (x.q, x.q) if x.q_level is None or x.k_level is None else (x.q_level / LOG2, x.k_level / LOG2)
     return {
         "q": x.q, "k": x.k, "v": x.v, "lo": x.lo, "hi": x.hi,
-        "q_level": levels[0], "k_level": levels[1], "table": table,
+        "q_level": levels[0], "k_level": levels[1], "table": table, "curves": curves, "rates": rates,
         "factor": x.scale / LOG2, "last": keys + before - 1, "width": table.shape[1],
+        "nearest": min(max(x.nearest + before, 0), table.shape[1] - 1), "pieces": pieces,
         "rows": rows, "keys": keys, "heads": heads, "group": heads // kv_heads,
         "q_batch": x.q.stride(0), "q_head": x.q.stride(1), "q_stride": x.q.stride(2),
         "k_batch": x.k.stride(0), "k_head": x.k.stride(1), "k_stride": x.k.stride(2),
@@ -97,6 +109,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
         "interval": rows if len(x.lo) > 1 else 0,
         "D": d, "DV": dv, "WIDE_D": wide(d), "WIDE_DV": wide(dv),
         "TABLE": x.table is not None, "LEVELS": x.q_level is not None,
+        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0,
         **blocks._asdict(),
     }  # fmt: skip
 
@@ -122,7 +135,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
 def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, table, q_level, k_level; `learned`: the table's is wanted."""
+    """Gradients of q, k, v, table, q_level, k_level, curves, rates; `learned`: those of the table, curves and rates are wanted."""
     kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
@@ -138,9 +151,12 @@ def backward(
     learned = learned and x.table is not None
     programs = min(tiles, table_rows(x.q.device, heads)) if learned else tiles
     of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
+    curved = learned and x.curves is not None
+    of_pieces = lse.new_zeros(heads, programs, shared["pieces"], 2, blocks.Q) if curved else lse
+    of_rates = torch.empty_like(lse) if curved else lse
     kernels.backward_queries[(programs, heads)](
         out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
-        scale=x.scale, batch=batch, LEARNED=learned, **shared,
+        of_pieces=of_pieces, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
     )  # fmt: skip
 
     before = shared["last"] + 1 - keys
@@ -151,7 +167,12 @@ def backward(
         grad=grad, lse=lse, delta=delta, bounds=bounds, of_k=of_k, of_v=of_v, of_level=of_levels[1], scale=x.scale,
         blocks=bounds.shape[2], **_shared(x, blocks),
     )  # fmt: skip
-    return of_q, of_k, of_v, table_gradient, *((None, None) if x.q_level is None else of_levels)
+    levels = (None, None) if x.q_level is None else of_levels
+    if not curved:
+        return of_q, of_k, of_v, table_gradient, *levels, None, None
+    assert table_gradient is not None
+    of_curves = F.pad(of_pieces.sum((1, 4)).mT, (0, 0, 0, 1))  # ends have no gradient
+    return of_q, of_k, of_v, table_gradient * LOG2, *levels, of_curves, of_rates.sum(1) * LOG2
 
 
 def table_rows(device: torch.device, heads: int) -> int:
