@@ -30,11 +30,13 @@ from longitude.positions.gpu import rotate
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take on a chip of this compute capability (CUDA C++ Programming Guide, table of technical
 specifications)."""
-ADDS = {"nothing": (False, False), "table": (True, False), "levels": (False, True), "both": (True, True)}
+ADDS = {"nothing": (False, False, 0), "table": (True, False, 0), "levels": (False, True, 0), "both": (True, True, 0), "curves": (True, False, 32)}
+"""A table, levels, and ends of the pieces of FIRE's curves."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 WHOLE = {"q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
 INTEGERS, FLOATS = {"lo", "hi", "bounds"}, {"scale", "factor"}
-FLOAT_ROWS = {"lse", "grad_lse", "delta", "q_level", "k_level", "table", "of_level", "of_table"}
+FLOAT_ROWS = {"lse", "grad_lse", "delta", "q_level", "k_level", "table", "curves", "rates"}
+FLOAT_ROWS |= {"of_level", "of_table", "of_rates", "of_curves"}
 
 
 def kind_of(name: str, dtype: str) -> str:
@@ -49,10 +51,10 @@ def kind_of(name: str, dtype: str) -> str:
 def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: str, dtype: str) -> dict[str, Any]:
     """What came out of it: a row of the table."""
     function = getattr(kernels, kernel)
-    (table, levels), wide = ADDS[adds], launch.wide(width)
+    (table, levels, ends), wide = ADDS[adds], launch.wide(width)
     fixed = {
         "D": width, "DV": width, "WIDE_D": wide, "WIDE_DV": wide, "Q": blocks.Q, "K": blocks.K,
-        "TABLE": table, "LEVELS": levels, "LEARNED": table,
+        "TABLE": table, "LEVELS": levels, "ENDS": ends, "LEARNED": table,
     }  # fmt: skip
     names = function.arg_names
     signature = {name: "constexpr" if name in fixed else kind_of(name, dtype) for name in names}

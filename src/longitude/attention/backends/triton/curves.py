@@ -37,41 +37,47 @@ def pieces_of(ends, distances, column, nearest, fast, slow, Q: tl.constexpr, K: 
 
 
 @triton.jit
-def bend(t, curve, pieces, first, last):
-    """What is added to scores at t, in the units of slopes and levels."""
-    y = tl.load(curve + first) * t + tl.load(curve + pieces + first)
-    if first < last:
+def bend(s, t, curve, pieces, low, high):
+    """Scores s with the curve at t added, in the units of its slopes and levels."""
+    s += tl.load(curve + low) * t + tl.load(curve + pieces + low)
+    if low < high:
         shift = 0.0
-        for m in range(first, last):
-            # Beyond the end the slope is another: change max(t, end) - change end, whose second part is the same for all.
+        for m in range(low, high):
+            # Beyond an end the slope is another: change max(t, end) - change end, and the second part is the same for all.
             end, change = tl.load(curve + 2 * pieces + m), tl.load(curve + m + 1) - tl.load(curve + m)
-            y += change * tl.maximum(t, end)
+            s += change * tl.maximum(t, end)
             shift += change * end
-        y -= shift
-    return y
+        s -= shift
+    return s
 
 
 @triton.jit
-def _add(at, of_t, of_y):
-    """Sums over keys of two blocks, added to two rows of numbers, one behind the other."""
-    queries: tl.constexpr = of_t.shape[0]
-    at += tl.arange(0, queries)
-    tl.store(at, tl.load(at) + tl.sum(of_t, 1))
-    tl.store(at + queries, tl.load(at + queries) + tl.sum(of_y, 1))
+def add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES: tl.constexpr):
+    """Adds what one piece gets from each query, of_t and of_y [Q], to gradients of rates [Q], slopes and levels [PIECES]."""
+    here = tl.arange(0, PIECES) == piece
+    of_rate += tl.load(curve + piece) * of_t
+    of_slopes += tl.where(here, tl.sum(of_t), 0.0)
+    of_levels += tl.where(here, tl.sum(of_y), 0.0)
+    return of_rate, of_slopes, of_levels
 
 
 @triton.jit
-def unbend(t, of_y, curve, pieces, first, last, sums):
-    """Gradients of t, [Q, K], where those of the bias are of_y; what slopes and levels get is added to `sums` [pieces, 2, Q]."""
-    queries: tl.constexpr = of_y.shape[0]
-    slope, rest = tl.load(curve + first), of_y
-    slope = tl.zeros_like(t) + slope
-    if first < last:
-        for m in range(first, last):
-            beyond = t > tl.load(curve + 2 * pieces + m)
-            own = tl.where(beyond, 0.0, rest)
-            _add(sums + m * 2 * queries, own * t, own)
-            slope = tl.where(beyond, tl.load(curve + m + 1), slope)
-            rest = tl.where(beyond, rest, 0.0)
-    _add(sums + last * 2 * queries, rest * t, rest)
-    return slope * of_y
+def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES: tl.constexpr):
+    """Gradients of t where those of scores are s, [Q, K]; the other gradients with those of this block added.
+
+    Most blocks have one piece, as the block before: its sums for each query, of_t and of_y, are held until another piece comes.
+    """
+    slope = tl.zeros_like(s) + tl.load(curve + low)
+    of_s = s * slope
+    if (piece != low) | (low != high):
+        of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
+        of_t, of_y, piece = tl.zeros_like(of_t), tl.zeros_like(of_y), low
+        for m in range(low + 1, high + 1):
+            within = (t > tl.load(curve + 2 * pieces + m - 1)) & ((t <= tl.load(curve + 2 * pieces + m)) | (m == high))
+            own = tl.where(within, s, 0.0)
+            of_s = tl.where(within, tl.load(curve + m) * s, of_s)
+            of_rate, of_slopes, of_levels = add_piece(m, tl.sum(own * t, 1), tl.sum(own, 1), of_rate, of_slopes, of_levels, curve, PIECES)
+            s = tl.where(within, 0.0, s)
+    of_t += tl.sum(s * t, 1)
+    of_y += tl.sum(s, 1)
+    return of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels

@@ -27,7 +27,7 @@ What is written is laid out [B, L, heads, width].
 import triton
 import triton.language as tl
 
-from longitude.attention.backends.triton.curves import bend, ends_of, pieces_of, unbend
+from longitude.attention.backends.triton.curves import add_piece, bend, ends_of, pieces_of, unbend
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -70,7 +70,7 @@ def _scores(products, j, lo, hi, q_level, k_level, corner, at_i, at_j, factor, m
     """
     s = products * factor
     if ENDS:
-        s += bend(_biases(corner, at_i, at_j) * rate, curve, pieces, low, high)
+        s = bend(s, _biases(corner, at_i, at_j) * rate, curve, pieces, low, high)
     elif TABLE:
         s += _biases(corner, at_i, at_j)
     if LEVELS:
@@ -85,7 +85,7 @@ def _rates(rates, first, i, real, rows, Q: tl.constexpr, ENDS: tl.constexpr):
     """Of a block of queries: the greatest and the smallest, which are those at its ends, and all of them."""
     if ENDS:
         newest = tl.minimum(first + Q, rows) - 1
-        found = tl.load(rates + first), tl.load(rates + newest), tl.load(rates + i, mask=real, other=0.0)
+        found = tl.load(rates + first), tl.load(rates + newest), tl.load(rates + i, mask=real, other=1.0)
     else:
         found = 0.0, 0.0, i
     return found
@@ -160,20 +160,24 @@ def _in_bits(lse):
 
 
 @triton.jit
-def _add_diagonals(corner, x, K: tl.constexpr):
-    """Add the sums of x [K, K] along its diagonals to a row of numbers by offset; corner: that of x[0, 0]."""
+def _diagonals(x, K: tl.constexpr):
+    """The sums of x [K, K] along its diagonals: the upper ones, from the corner on the right to the middle; and the lower ones."""
     i, column = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :]
     # Each row is turned by its number: then a diagonal is in one column, above `i = column` one, below it another.
     x = tl.gather(x, (i - column - 1) & (K - 1), 1)
-    for half in tl.static_range(2):
-        sums = tl.sum(tl.where((i <= column) == (half == 0), x, 0.0), 0)
-        at = corner + half * K - (K - 1) + tl.arange(0, K)
-        tl.store(at, tl.load(at) + sums)
+    upper = i <= column
+    return tl.sum(tl.where(upper, x, 0.0), 0), tl.sum(tl.where(upper, 0.0, x), 0)
+
+
+@triton.jit
+def _add(at, sums):
+    at += tl.arange(0, sums.shape[0])
+    tl.store(at, tl.load(at) + sums)
 
 
 @triton.jit
 def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q, of_level,
-                     of_table, of_rates, of_pieces, scale, factor, last, width, nearest, pieces, batch, rows, keys, heads, group,
+                     of_table, of_curves, of_rates, scale, factor, last, width, nearest, pieces, batch, rows, keys, heads, group,
                      q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
                      D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
                      K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
@@ -190,7 +194,8 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
     ends = ends_of(curve, pieces, ENDS)
     own_row = h * tl.num_programs(0) + tl.program_id(0)
     of_table += own_row * width
-    of_pieces += own_row * pieces * 2 * Q
+    PIECES: tl.constexpr = 2 * ENDS if ENDS else 1
+    of_slopes, of_levels = tl.zeros([PIECES], tl.float32), tl.zeros([PIECES], tl.float32)
     for tile in range(tl.program_id(0), batch * blocks, tl.num_programs(0)):
         b, first = (tile // blocks).to(tl.int64), (blocks - 1 - tile % blocks) * Q
         i = first + at_i
@@ -210,6 +215,8 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
         start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
         acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
+        of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
+        upper = tl.zeros([K], tl.float32)
         k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
         for first_j in range(start, stop, K):
             j = first_j + at_j
@@ -230,17 +237,29 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
                 level += tl.sum(of_s, 1)
             if LEARNED:
                 if ENDS:
-                    distances = _biases(table + column, at_i[:, None], at_j[None, :])
-                    of_s = unbend(distances * rate[:, None], of_s, curve, pieces, low, high, of_pieces)
-                    of_rate += tl.sum(of_s * distances, 1)
+                    t = _biases(table + column, at_i[:, None], at_j[None, :]) * rate[:, None]
+                    of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels = unbend(
+                        of_s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES)  # fmt: skip
                     of_s *= rate[:, None]
-                _add_diagonals(of_table + column, of_s, K)
-                tl.debug_barrier()  # the next block reads what other threads wrote
+                # The lower diagonals are the upper ones of the block before.
+                before = upper
+                upper, lower = _diagonals(of_s, K)
+                _add(of_table + column + 1, lower + before)
         _write(of_q + written * D, i, real, heads * D, acc * scale, D, WIDE_D)
         if LEVELS:
             tl.store(of_level + line, level, mask=real)
-        if LEARNED and ENDS:
-            tl.store(of_rates + line, of_rate, mask=real)
+        if LEARNED:
+            if start < stop:
+                newest_j = start + (stop - 1 - start) // K * K
+                _add(of_table + last + first - newest_j - (K - 1), upper)
+            tl.debug_barrier()  # the next queries read what other threads wrote
+            if ENDS:
+                of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
+                tl.store(of_rates + line, of_rate / rate, mask=real)
+    if LEARNED and ENDS:
+        at = of_curves + own_row * 2 * PIECES + tl.arange(0, PIECES)
+        tl.store(at, of_slopes)
+        tl.store(at + PIECES, of_levels)
 
 
 @triton.jit

@@ -152,11 +152,11 @@ def backward(
     programs = min(tiles, table_rows(x.q.device, heads)) if learned else tiles
     of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
     curved = learned and x.curves is not None
-    of_pieces = lse.new_zeros(heads, programs, shared["pieces"], 2, blocks.Q) if curved else lse
+    of_curves = lse.new_empty(heads, programs, 2, 2 * shared["ENDS"]) if curved else lse
     of_rates = torch.empty_like(lse) if curved else lse
     kernels.backward_queries[(programs, heads)](
         out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
-        of_pieces=of_pieces, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
+        of_curves=of_curves, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
     )  # fmt: skip
 
     before = shared["last"] + 1 - keys
@@ -171,7 +171,7 @@ def backward(
     if not curved:
         return of_q, of_k, of_v, table_gradient, *levels, None, None
     assert table_gradient is not None
-    of_curves = F.pad(of_pieces.sum((1, 4)).mT, (0, 0, 0, 1))  # ends have no gradient
+    of_curves = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
     return of_q, of_k, of_v, table_gradient * LOG2, *levels, of_curves, of_rates.sum(1) * LOG2
 
 
