@@ -41,6 +41,7 @@ TARGETS = {
     "ALiBi, T5, KERPLE, forward": 0.90,
     "ALiBi, T5, KERPLE, forward + backward": 0.80,
     "FIRE, forward": 0.85,
+    "FIRE, forward + backward": 0.75,
     "FoX, forward": 0.85,
     "FoX, forward + backward": 0.75,
     "window and documents, forward": 0.80,

@@ -26,7 +26,7 @@ from longitude.positions.composed import compose
 
 Measured = dict[str, Any]
 PASSES = {"forward": False, "forward + backward": True}
-ENCODINGS = "none", "alibi", "t5", "kerple_log", "fox"
+ENCODINGS = "none", "alibi", "t5", "kerple_log", "fox", "fire"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ class Problem:
         columns = self.encoding.context(torch.randn(shape.batch, shape.length, 64, **make))[0]
         self.columns = {key: x.detach().requires_grad_() for key, x in columns.items()}
         for parameter in self.encoding.parameters():
-            parameter.data.uniform_(0.1, 1.0)
+            if name != "fire":  # initialised as the paper counts it
+                parameter.data.uniform_(0.1, 1.0)
         self.mask: lg.Mask = lg.Window(shape.window) if shape.window else lg.Causal()
         if shape.document:
             self.mask = lg.Causal() & lg.Documents(torch.arange(shape.length, device=machine.device) // shape.document)
@@ -195,8 +196,8 @@ def target_of(name: str, masked: bool, length: int, backward: bool) -> str | Non
     passed = [*PASSES][backward]
     if masked:
         return f"window and documents, {passed}"
-    if name == "fox" and length >= 2048:
-        return f"FoX, {passed}"
+    if name in ("fox", "fire") and length >= 2048:
+        return f"{'FoX' if name == 'fox' else 'FIRE'}, {passed}"
     return f"ALiBi, T5, KERPLE, {passed}" if name in ("alibi", "t5", "kerple_log") and length >= 2048 else None
 
 
@@ -226,13 +227,6 @@ def flex_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
                              "passed": passed}  # fmt: skip
                     shape = machine.shape(length, head_dim, **mask)
                     yield Cell(about, partial(attention, machine, shape, name, backward, ("flash", "flex"), chip))
-
-
-def fire(machine: Machine) -> Measured:
-    """A bias of two positions, which the backend refuses: the row has its words."""
-    problem = Problem(machine, machine.shape(2048, 64), "fire")
-    ms, notes = machine.milliseconds({"triton": problem.step(partial(problem.ours, "triton"), False)})
-    return {"ms": ms, "notes": notes, "score": None}
 
 
 # ---- the same bits twice, and memory -----------------------------------------------------------------------------------
@@ -275,14 +269,12 @@ def memory(machine: Machine, name: str, head_dim: int) -> Measured:
 
 def checks(machine: Machine) -> Iterator[Cell]:
     for head_dim in machine.head_dims:
-        for name in ("t5", "fox", "kerple_log"):
+        for name in ("t5", "fox", "kerple_log", "fire"):
             about = {"part": "determinism", "encoding": name, "length": 4096, "head_dim": head_dim}
             yield Cell(about, partial(determinism, machine, name, head_dim), "the same bits twice")
-        for name in ("alibi", "t5"):
+        for name in ("alibi", "t5", "fire"):
             about = {"part": "memory", "encoding": name, "length": 8192, "head_dim": head_dim}
             yield Cell(about, partial(memory, machine, name, head_dim), "memory at 8192, of a dense bias")
-    about = {"part": "attention", "encoding": "fire", "mask": "", "length": 2048, "head_dim": 64, "passed": "forward"}
-    yield Cell(about, partial(fire, machine), "FIRE, forward")
 
 
 # ---- rotation ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,13 @@ from longitude.positions.gpu import rotate
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take on a chip of this compute capability (CUDA C++ Programming Guide, table of technical
 specifications)."""
-ADDS = {"nothing": (False, False, 0), "table": (True, False, 0), "levels": (False, True, 0), "both": (True, True, 0), "curves": (True, False, 32)}
+ADDS = {
+    "nothing": (False, False, 0),
+    "table": (True, False, 0),
+    "levels": (False, True, 0),
+    "both": (True, True, 0),
+    "curves": (True, False, 32),
+}
 """A table, levels, and ends of the pieces of FIRE's curves."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 WHOLE = {"q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
@@ -84,6 +90,7 @@ def resources(found: Any, chip: int) -> dict[str, Any]:
         "shared": found.metadata.shared,
         "fits": found.metadata.shared <= SHARED[chip] * 1024,
         "barriers": found.asm["ptx"].count("bar.sync"),
+        "ahead": found.asm["ptx"].count("cp.async.cg"),  # loads that are under way while others are used
     }
 
 
@@ -109,8 +116,8 @@ def rows(chips: list[int], widths: list[int], adds: list[str], dtypes: list[str]
     for chip in chips:
         for width in widths:
             for number, kernel in enumerate(launch.KERNELS):
-                blocks = launch.blocks_for(chip // 10, launch.wide(width))[number]
                 for what in adds:
+                    blocks = launch.blocks_for(chip // 10, launch.wide(width), what in ("both", "curves"))[number]
                     for dtype in dtypes:
                         yield compiled(kernel, chip, width, blocks, what, dtype)
             for dtype in dtypes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -90,6 +91,22 @@ def visited(shape: Shape, Q: int, K: int, by_keys: bool) -> int:
     return found * Q * K
 
 
+@lru_cache
+def ends_in_blocks(shape: Shape, Q: int, K: int) -> float:
+    """Ends of FIRE's pieces that a block of causal attention has within it, on average."""
+
+    def psi(x: int) -> float:
+        return math.log1p(FIRE_C * x)
+
+    found = []
+    for first in range(0, shape.length, Q):
+        oldest, newest = (psi(max(i, FIRE_THRESHOLD)) for i in (first, min(first + Q, shape.length) - 1))
+        for start in range(0, first + Q, K):
+            far, near = first + Q - 1 - start, max(0, first - start - K + 1)
+            found.append(FIRE_ENDS * min(1.0, psi(far) / oldest - psi(near) / newest))
+    return sum(found) / len(found)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Per pair that it visits: products of blocks of head_dim, operations in float32; and what it moves, in tensors of tokens."""
@@ -108,15 +125,26 @@ FORWARD, QUERIES, KEYS = (
 FLASH_FORWARD, FLASH_BACKWARD = Kernel("flash forward", 2, 4, 4), Kernel("flash backward", 5, 4, 8)
 LEARNED = 4
 """Operations per pair that sum a block's gradients along its diagonals: two choices, two additions."""
+CURVES, ENDS, ENDS_BACKWARD, UNBENT = 3, 2, 9, 5
+"""Operations per pair with FIRE's curves: each has 3, and 2 for each end of a piece within its block, where gradients take 9 more;
+gradients of curves and rates take 5 everywhere."""
+FIRE_ENDS, FIRE_C, FIRE_THRESHOLD = 8, 0.1, 512
+"""As it is initialised: of 32 units one in four ends where the curve is read, here evenly spaced."""
 
 
 def seconds(kernel: Kernel, shape: Shape, adds: str, chip: str, blocks: launch.Blocks = FLASH) -> dict[str, float]:
-    """Of each unit. adds: "nothing", "fixed" and "learned" tables, "levels"."""
+    """Of each unit. adds: "nothing", "fixed" and "learned" tables, "levels", "curves"."""
     pairs = visited(shape, blocks.Q, blocks.K, kernel is KEYS) * shape.all_heads
-    table, clocks = adds in ("fixed", "learned"), SMS * CLOCK
+    table, clocks = adds in ("fixed", "learned", "curves"), SMS * CLOCK
     arithmetic = kernel.arithmetic + {"nothing": 0, "levels": 2}.get(adds, 1)
     moved = 2 * kernel.tensors * shape.tokens * shape.width + 8 * shape.tokens * shape.heads
-    if adds == "learned" and kernel is QUERIES:
+    if adds == "curves":
+        ends = ends_in_blocks(shape, blocks.Q, blocks.K)
+        arithmetic += CURVES - 1 + ENDS * ends
+        if kernel is QUERIES:
+            arithmetic += UNBENT + ENDS_BACKWARD * ends
+            table = 2
+    if adds in ("learned", "curves") and kernel is QUERIES:
         arithmetic += LEARNED
         moved += 3 * workspace(shape)
     return {
@@ -144,7 +172,7 @@ def expected(shape: Shape, adds: str, backward: bool, chip: str = "H200") -> dic
     Where the mask leaves pairs out, the ratio is the score: flash's time times the share of pairs that is left, over ours.
     """
     ours = [(kernel, blocks) for kernel, blocks in
-            zip((FORWARD, QUERIES, KEYS), launch.blocks_for(9, shape.head_dim), strict=True)]  # fmt: skip
+            zip((FORWARD, QUERIES, KEYS), launch.blocks_for(9, shape.head_dim, adds == "curves"), strict=True)]  # fmt: skip
     flash = [FLASH_FORWARD, FLASH_BACKWARD]
     if not backward:
         ours, flash = ours[:1], flash[:1]
@@ -177,7 +205,14 @@ def rotation_share(heads_per_read: int = 4) -> float:
     return vector / (vector + angles)
 
 
-ADDS = {"none": "nothing", "alibi": "fixed", "t5": "learned", "kerple_log": "learned", "fox": "levels"}
+ADDS = {
+    "none": "nothing",
+    "alibi": "fixed",
+    "t5": "learned",
+    "kerple_log": "learned",
+    "fox": "levels",
+    "fire": "curves",
+}
 """What an encoding adds to scores."""
 MASKED = {"window 1024": {"window": 1024}, "documents of 2048": {"document": 2048}}
 

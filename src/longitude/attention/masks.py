@@ -185,10 +185,10 @@ class _PerToken(Mask):
         return getattr(self, self.column)
 
     def of(self, batch: slice | list[int]) -> Mask:
-        return type(self)(of_rows(self.numbers, batch))  # type: ignore[call-arg]
+        return replace(self, **{self.column: of_rows(self.numbers, batch)})  # type: ignore[type-var]
 
     def since(self, first: int) -> Mask:
-        return type(self)(self.numbers[..., first:])  # type: ignore[call-arg]
+        return replace(self, **{self.column: self.numbers[..., first:]})  # type: ignore[type-var]
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         validate_tokens(f"{type(self).__name__}({self.column})", self.numbers, batch, keys)
@@ -202,6 +202,7 @@ class Documents(_PerToken):
 
     Args:
         ids: Integers [Lk] or [B, Lk], of the keys; queries are the last of them.
+        contiguous: Each number is known to stand in one place, next to itself, so that on a GPU nobody waits to look.
 
     Raises:
         ValueError: For anything else.
@@ -209,6 +210,7 @@ class Documents(_PerToken):
 
     column = "ids"
     ids: Int[Tensor, ...]
+    contiguous: bool = False
 
     def __post_init__(self):
         if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):
@@ -232,7 +234,7 @@ class Documents(_PerToken):
                 f"cu_seqlens: expected integers from 0 up to the number of keys, such as [0, 5, 9], got {got}"
             )
         token = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-        return cls(torch.searchsorted(cu_seqlens[1:], token, right=True))
+        return cls(torch.searchsorted(cu_seqlens[1:], token, right=True), contiguous=True)
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         same = self.ids[..., q_order][..., :, None] == self.ids[..., k_order][..., None, :]

@@ -27,7 +27,11 @@ def request(**options):
     [
         (lambda: request(dtype=torch.float32), "bfloat16 and float16, not in torch.float32"),
         (lambda: request(dv=129), "head_dim up to 128, not 129"),
-        (lambda: request(names="fire"), "does not support PairBias"),
+        (lambda: request(names="fire+alibi"), "normalized offsets (FIRE), alone"),
+        (
+            lambda: request(names="fire", q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)),
+            "pass one int p",
+        ),
         (lambda: request(names="shaw"), "does not support OffsetVectors"),
         (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),
         (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
@@ -40,7 +44,7 @@ def test_refusals(r, why):
     assert why in refuses(ANYWHERE, r())
 
 
-@pytest.mark.parametrize("names", ["none", "rope", "alibi", "t5", "fox+t5"])
+@pytest.mark.parametrize("names", ["none", "rope", "alibi", "t5", "fox+t5", "fire"])
 def test_it_takes(names):
     for case in ("causal", "window", "packed", "padded, packed"):
         assert refuses(ANYWHERE, request(names=names, mask=masks(20)[case])) is None
@@ -99,18 +103,19 @@ def test_blocks_of_every_chip():
     """Those of the nearest generation for chips that come; none for vectors that are too wide."""
     for major in (8, 9, 10, 11, 12, 13):
         for width in (16, 32, 64, 128):
-            assert len(launch.blocks_for(major, width)) == len(launch.KERNELS)
-            assert launch.blocks_for(major, width)[1].Q == launch.blocks_for(major, width)[1].K, (
-                "diagonals are of squares"
-            )
+            for several in (False, True):
+                blocks = launch.blocks_for(major, width, several)
+                assert len(blocks) == len(launch.KERNELS)
+                assert blocks[1].Q == blocks[1].K, "diagonals are of squares"
     assert launch.blocks_for(12, 64) == launch.blocks_for(8, 64) and launch.blocks_for(13, 64) == launch.blocks_for(
         8, 64
     )
 
 
-def test_compiled_calls_have_the_shapes_of_real_ones():
+@pytest.mark.parametrize("names", ["fox+t5", "fire"])
+def test_compiled_calls_have_the_shapes_of_real_ones(names):
     """`torch.compile` and `torch.export` see the operators by these."""
-    r, _ = problem(20, 24, names="fox+t5", kv_heads=1, dv=24)
+    r, _ = problem(20, 24, names=names, kv_heads=1, dv=24)
     x = tuple(backend.inputs_of(r))
     torch.library.opcheck(
         backend._attention, x, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
@@ -81,3 +82,51 @@ def test_layers_share_them():
     r = request(lg.Causal() & lg.Documents(torch.arange(8) // 4), 8, 8)
     assert intervals_of(r) is intervals_of(r.of_layer(r.q, r.k, r.v))
     assert intervals_of(request(lg.Causal(), 8, 8)) is intervals_of(request(lg.Causal(), 8, 8))
+
+
+def test_no_number_is_read_by_the_host():
+    """On a device without memory every read raises: documents known to be contiguous, chunks, a window, a prefix."""
+    for mask in (
+        lg.Causal() & lg.Documents(torch.zeros(2, 12, dtype=torch.long, device="meta"), contiguous=True),
+        lg.Window(3) & lg.Chunks(4) & lg.Documents(torch.zeros(12, dtype=torch.long, device="meta"), contiguous=True),
+        lg.Chunks(5) & Prefix(3),
+    ):
+        q, k = torch.zeros(2, 1, 7, 1, device="meta"), torch.zeros(2, 1, 12, 1, device="meta")
+        r = Request(q, k, k, (), mask, 5, 0, 1.0, q_order=5)
+        assert refusal(r) is None
+        found = intervals_of(r)
+        assert found.lo.shape == found.hi.shape and found.lo.shape[1] == 7
+        assert found.lo.device.type == found.first_queries(12, 4).device.type == "meta"
+
+
+class Reads(TorchDispatchMode):
+    """Counts numbers that the host waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        read = (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+            torch.ops.aten.equal.default,
+        )
+        self.count += function in read
+        return function(*args, **(kwargs or {}))
+
+
+def test_one_number_is_read_where_nobody_knows():
+    """Once for all layers: whether documents come back, and whether padding is in the middle."""
+    r = request(lg.Causal() & lg.Documents(torch.arange(8) // 4) & lg.Padding(torch.arange(8) > 1), 8, 8)
+    with Reads() as reads:
+        assert refusal(r) is None
+        intervals_of(r)
+    assert reads.count == 1
+
+
+def test_documents_by_lengths_are_contiguous():
+    """And stay so, in a part of the batch and without their first tokens."""
+    mask = lg.Documents.from_cu_seqlens(torch.tensor([0, 3, 3, 8]))
+    assert mask.contiguous and mask.of([0]).contiguous and mask.since(2).contiguous
+    assert not lg.Documents(mask.ids).contiguous

@@ -15,7 +15,7 @@ from tests.support import LargestTensor, close
 
 pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5"]
+NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5", "fire"]
 MASKS = [
     "causal", "window", "packed", "padded", "padded, packed", "none", "packed both ways", "band", "band and causal", "prefix",
     "prefix of each row",
@@ -62,6 +62,42 @@ def test_shapes(rows, keys):
         compare(run, *problem(rows, keys, names="alibi+t5", mask=mask, kv_heads=kv_heads, dv=dv), tolerance=3e-5)
 
 
+def fire_with_ends(rows, keys, *, future=False, **options):
+    """FIRE whose ends of pieces are crossed: thresholds within the text, so that each query has its own rate; units of every kind."""
+    mask = lg.NoMask() if future else lg.Causal()
+    r, wanted = problem(rows, keys, names="fire", mask=mask, **options)
+    of = {tuple(p.shape): p for p in wanted[4:] if p.dim()}
+    w1, b1 = next(p for shape, p in of.items() if shape[-1] == 1), of[(32,)]
+    with torch.no_grad():
+        w1.copy_(torch.linspace(-3, 3, 32, dtype=w1.dtype)[:, None])
+        w1[7:9] = 0
+        b1.copy_(-w1[:, 0] * torch.rand(32).to(w1))
+        c, multiplier = (p for p in wanted[4:] if p.dim() == 0)
+        c.fill_(2.0)
+        multiplier.fill_(9 / 512)
+    return r, wanted
+
+
+@pytest.mark.parametrize(("rows", "keys", "future"), [(37, 37, False), (33, 95, False), (40, 40, True), (1, 50, False)])
+def test_ends_of_pieces(rows, keys, future):
+    """Several in a block, none, and more queries in front of the keys than behind; all gradients."""
+    r, wanted = fire_with_ends(rows, keys, future=future, dv=24)
+    inputs = backend.inputs_of(r)
+    assert inputs.rates.unique().numel() >= min(rows, 20) and inputs.curves.shape[2] == 33
+    compare(run, r, wanted, tolerance=3e-5)
+
+
+def test_ends_of_pieces_at_positions_of_their_own():
+    """The second sequence is elsewhere, which changes its rates alone."""
+    given = torch.stack([torch.arange(37), torch.arange(37) + 300])
+    r, wanted = problem(37, 37, names="fire", q_positions=given, k_positions=given)
+    with torch.no_grad():
+        _, multiplier = (p for p in wanted[4:] if p.dim() == 0)
+        multiplier.fill_(9 / 512)
+    assert (backend.inputs_of(r).rates.diff(dim=0) < 0).all()
+    compare(run, r, wanted, tolerance=3e-5)
+
+
 def test_half_precision():
     """Sums are float32: the answer is as near as its own rounding."""
     r, wanted = problem(37, 37, names="fox+t5", dtype=torch.float16)
@@ -86,9 +122,10 @@ def test_the_logsumexp_and_its_gradient():
         close(ours, theirs, 2e-4)
 
 
-def test_the_same_bits_twice():
-    """There is no atomic addition: gradients of a table, which all pairs share, too."""
-    r, wanted = problem(37, 37, names="t5", mask=masks(37)["packed"])
+@pytest.mark.parametrize("names", ["t5", "fire"])
+def test_the_same_bits_twice(names):
+    """There is no atomic addition: gradients of a table and of curves, which all pairs share, too."""
+    r, wanted = problem(37, 37, names="t5", mask=masks(37)["packed"]) if names == "t5" else fire_with_ends(37, 37)
 
     def once():
         out = run(r)
@@ -131,11 +168,12 @@ def test_a_table_that_is_not_finite(value):
         close(ours.nan_to_num(), theirs.nan_to_num(), 1e-5)
 
 
-def test_memory_is_linear():
+@pytest.mark.parametrize("names", ["t5", "fire"])
+def test_memory_is_linear(names):
     """Nothing of pairs; and the workspace of the table's gradient is of the chip, not of the batch."""
     taken = []
     for length in (16, 32, 64):
-        r, wanted = problem(length, length, names="t5", dv=1)
+        r, wanted = problem(length, length, names=names, dv=1)
         with LargestTensor() as largest:
             torch.autograd.grad(run(r).sum(), wanted, allow_unused=True)
         taken.append(largest.elements)

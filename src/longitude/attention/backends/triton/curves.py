@@ -10,6 +10,7 @@ of a piece within the range the slope changes, and the function goes on without 
 import triton
 import triton.language as tl
 
+
 @triton.jit
 def ends_of(curve, pieces, ENDS: tl.constexpr):
     """The ends [ENDS] of all pieces but the last, which has none; infinite ones behind them."""
@@ -76,7 +77,9 @@ def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes
             within = (t > tl.load(curve + 2 * pieces + m - 1)) & ((t <= tl.load(curve + 2 * pieces + m)) | (m == high))
             own = tl.where(within, s, 0.0)
             of_s = tl.where(within, tl.load(curve + m) * s, of_s)
-            of_rate, of_slopes, of_levels = add_piece(m, tl.sum(own * t, 1), tl.sum(own, 1), of_rate, of_slopes, of_levels, curve, PIECES)
+            of_rate, of_slopes, of_levels = add_piece(
+                m, tl.sum(own * t, 1), tl.sum(own, 1), of_rate, of_slopes, of_levels, curve, PIECES
+            )
             s = tl.where(within, 0.0, s)
     of_t += tl.sum(s * t, 1)
     of_y += tl.sum(s, 1)

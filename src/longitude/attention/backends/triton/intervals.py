@@ -7,11 +7,11 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from longitude.attention.find_spans import Span
-from longitude.attention.masks import AllOf, Documents, Padding
+from longitude.attention.masks import AllOf, Documents, Mask, Padding, Reach
 from longitude.attention.patterns import Chunks, Prefix
 from longitude.attention.request import AllowedPairs, Request, is_band
 
@@ -51,42 +51,44 @@ def refusal(r: Request) -> str | None:
     """Why its mask is no interval of keys for each query."""
     if not all(is_band(part) or isinstance(part, Prefix | Chunks | Documents | Padding) for part in r.mask.parts()):
         return "the mask is more than causality and windows in plain order, prefixes, chunks, padding and documents joined by &"
-    spans = _without_prefixes(r).spans if r.beyond_band else []
-    return f"it reads one interval of keys for each query, and {spans}" if isinstance(spans, str) else None
+    _, cuts, _ = _split(r)
+    if cuts and torch.compiler.is_compiling():
+        return "it reads one interval of keys for each query, and where padding and documents begin is not known while compiling"
+    if all(isinstance(part, Chunks) or (isinstance(part, Documents) and part.contiguous) for part in cuts):
+        return None
+    runs = _runs_of(r)
+    if bool(runs.documents & runs.padding):  # the one number that the host waits for
+        return None
+    what = (
+        "padding is in the middle of a sequence" if bool(runs.documents) else "a document's tokens are not contiguous"
+    )
+    return f"it reads one interval of keys for each query, and {what}"
 
 
-def _without_prefixes(r: Request) -> AllowedPairs:
-    prefixes, others = _split(r)
-    if not prefixes:
-        return r.pairs
-    return AllowedPairs(AllOf(others), r.q.shape[0], r.rows, r.length, r.q_order, r.k_order)
-
-
-def _split(r: Request) -> tuple[list[Prefix], tuple]:
+def _split(r: Request) -> tuple[list[Prefix], list[Mask], Reach]:
+    """Prefixes; documents, chunks and padding; and the reach of the others."""
     parts = r.mask.parts()
-    return [part for part in parts if isinstance(part, Prefix)], tuple(p for p in parts if not isinstance(p, Prefix))
+    prefixes = [part for part in parts if isinstance(part, Prefix)]
+    cuts = [part for part in parts if not is_band(part) and not isinstance(part, Prefix)]
+    return prefixes, cuts, AllOf(tuple(part for part in parts if is_band(part))).reach
 
 
 @lru_cache(maxsize=64)
 def _of_band(rows: int, keys: int, gap: int, low: int | None, high: int | None, device: torch.device) -> Intervals:
-    return Intervals(*(x[None] for x in _within(Span(0, rows, 0, keys), gap, low, high, device)))
+    i = torch.arange(rows, device=device, dtype=torch.int32) + gap
+    return Intervals(*(x[None] for x in _within(i, torch.zeros_like(i), torch.full_like(i, keys), low, high)))
 
 
-def _within(span: Span, gap: int, low: int | None, high: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ends of the intervals of the queries of a span, in rows of the request."""
-    i = torch.arange(span.q_from, span.q_to, device=device, dtype=torch.int32) + gap
-    lo = torch.full_like(i, span.k_from) if high is None else (i - high).clamp(span.k_from, span.k_to)
-    hi = torch.full_like(i, span.k_to) if low is None else (i - low + 1).clamp(span.k_from, span.k_to)
-    return lo, torch.maximum(lo, hi)
+def _within(i: Tensor, lo: Tensor, hi: Tensor, low: int | None, high: int | None) -> tuple[Tensor, Tensor]:
+    """Intervals of queries of order i that a band leaves of the keys lo .. hi-1."""
+    first = lo if high is None else torch.minimum(torch.maximum(i - high, lo), hi)
+    stop = hi if low is None else torch.minimum(torch.maximum(i - low + 1, lo), hi)
+    return first, torch.maximum(first, stop)
 
 
 def _found(r: Request) -> Intervals:
-    prefixes, _ = _split(r)
-    pairs = _without_prefixes(r)
-    if len(pairs.beyond_band) == 0:
-        lo, hi = _of_band(r.rows, r.length, r.order_gap, *pairs.band, r.q.device)
-    else:
-        lo, hi = (x.to(r.q.device) for x in _of_spans(r, pairs))
+    prefixes, cuts, band = _split(r)
+    lo, hi = _of_cuts(r, band) if cuts else _of_band(r.rows, r.length, r.order_gap, *band, r.q.device)
     for prefix in prefixes:
         length = prefix.length.view(-1, 1) if isinstance(prefix.length, Tensor) else prefix.length
         seen = (r.q_tokens() + 1).clamp(min=length) - r.k_order
@@ -95,18 +97,72 @@ def _found(r: Request) -> Intervals:
     return Intervals(lo.contiguous(), hi.contiguous())
 
 
-def _of_spans(r: Request, pairs: AllowedPairs) -> tuple[Tensor, Tensor]:
-    """On the host, where spans are found; queries in none of them have an empty interval."""
-    found = pairs.spans
-    assert not isinstance(found, str), found
-    lo, hi = (torch.zeros(sum(len(batch) for batch, _ in found), r.rows, dtype=torch.int32) for _ in range(2))
-    for batch, own in found:
-        for span in own:
-            span = Span(*(at - r.q_order for at in span[:2]), *(at - r.k_order for at in span[2:]))
-            row = _within(span, r.order_gap, *pairs.band, lo.device)
-            for b in batch:
-                lo[b, span.q_from : span.q_to], hi[b, span.q_from : span.q_to] = row
-                lo[b, span.q_to :] = hi[b, span.q_to :] = span.k_to
-    if len(found) == 1:
-        return lo[:1], hi[:1]
-    return lo, hi
+def _of_cuts(r: Request, band: Reach) -> tuple[Tensor, Tensor]:
+    """Of a band within documents and between padding; nothing is read by the host."""
+    runs, i = _runs_of(r), torch.arange(r.q_order, r.q_order + r.rows, device=r.q.device)
+    lo, hi = (x.to(r.q.device) for x in (runs.lo, runs.hi))
+    some = lo < hi
+    lo, hi = _within(i, lo, hi, *band)
+    hi = torch.where(some, hi, r.k_order).cummax(-1).values  # of queries whose document has no keys: an empty interval
+    lo = torch.where(some, lo, hi)
+    return (lo - r.k_order).to(torch.int32), (hi - r.k_order).to(torch.int32)
+
+
+class Runs(NamedTuple):
+    """For each query the keys of its document without the padding at its ends, lo .. hi-1, by order in the stream.
+
+    documents: whether each one's tokens are next to each other; padding: whether there is none between keys that are read.
+    """
+
+    lo: Int[Tensor, "B Lq"]
+    hi: Int[Tensor, "B Lq"]
+    documents: Tensor
+    padding: Tensor
+
+
+_RUNS: WeakKeyDictionary[AllowedPairs, Runs] = WeakKeyDictionary()
+
+
+def _runs_of(r: Request) -> Runs:
+    if (known := _RUNS.get(r.pairs)) is None:
+        known = _RUNS[r.pairs] = _runs(r)
+    return known
+
+
+def _runs(r: Request) -> Runs:
+    """Where the masks are: on the device, unless all of them are elsewhere."""
+    _, cuts, _ = _split(r)
+    columns = [x for part in cuts for x in vars(part).values() if isinstance(x, Tensor)]
+    device = columns[0].device if len({x.device for x in columns}) == 1 else r.q.device
+    documents = any(not isinstance(part, Padding) for part in cuts)  # without them, queries need not be among the keys
+    stop = r.k_order + r.length
+    first, stop = (min(r.k_order, r.q_order), max(stop, r.q_order + r.rows)) if documents else (r.k_order, stop)
+    token = torch.arange(stop, device=device)
+    visible = (token >= r.k_order) & (token < r.k_order + r.length)
+    begins, label = token == first, torch.zeros_like(token)
+    for part in cuts:
+        if isinstance(part, Padding):
+            visible = visible & part.valid[..., :stop].to(device).bool()
+            continue
+        ids = (part.ids if isinstance(part, Documents) else part.ids(token))[..., :stop].to(device)
+        begins = begins | F.pad(ids[..., 1:] != ids[..., :-1], (1, 0), value=True)
+        of_ids = torch.searchsorted(ids.sort(-1).values, ids.contiguous())
+        label, of_ids = torch.broadcast_tensors(label, of_ids)
+        label = label * stop + of_ids
+        label = torch.searchsorted(label.sort(-1).values, label.contiguous())  # a small number again
+    begins, label, visible, token = torch.broadcast_tensors(begins, label, visible, token)
+
+    begin = torch.where(begins, token, 0).cummax(-1).values
+    end = torch.where(F.pad(begins[..., 1:], (0, 1), value=True), token + 1, stop)
+    end = end.flip(-1).cummin(-1).values.flip(-1)
+    next_key = torch.where(visible, token, stop).flip(-1).cummin(-1).values.flip(-1)
+    newest_key = torch.where(visible, token + 1, 0).cummax(-1).values
+    lo = next_key.gather(-1, begin)
+    hi = torch.maximum(lo, newest_key.gather(-1, end - 1))
+    among = (token >= r.k_order) & (token < r.k_order + r.length)
+    runs = begins[..., first + 1 :].sum(-1)
+    distinct = label[..., first:].sort(-1).values.diff(dim=-1).ne(0).sum(-1)
+    hole = among & ~visible & (token > lo) & (token < hi)
+    queries = slice(r.q_order, r.q_order + r.rows) if documents else slice(0, 1)
+    lo, hi = (x[..., queries].reshape(-1, x[..., queries].shape[-1]).expand(-1, r.rows) for x in (lo, hi))
+    return Runs(lo, hi, (runs == distinct).all(), ~hole.any())

@@ -55,7 +55,7 @@ def _biases(corner, at_i, at_j):
 
     tl.load would bring the numbers through shared memory into the layout of the product, in which assembly loads them.
     """
-    pointers = corner + (at_i.to(tl.int64) - at_j.to(tl.int64))
+    pointers = corner + (at_i - at_j)
     if INTERPRETED:
         return tl.load(pointers)
     return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], tl.float32, is_pure=True, pack=1)
@@ -252,9 +252,11 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             if start < stop:
                 newest_j = start + (stop - 1 - start) // K * K
                 _add(of_table + last + first - newest_j - (K - 1), upper)
-            tl.debug_barrier()  # the next queries read what other threads wrote
+            tl.debug_barrier()  # the next queries read what other threads wrote; in the loop it would stop loads ahead of use
             if ENDS:
-                of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
+                of_rate, of_slopes, of_levels = add_piece(
+                    piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES
+                )
                 tl.store(of_rates + line, of_rate / rate, mask=real)
     if LEARNED and ENDS:
         at = of_curves + own_row * 2 * PIECES + tl.arange(0, PIECES)

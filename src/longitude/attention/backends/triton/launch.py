@@ -53,27 +53,35 @@ KERNELS = "forward", "backward_queries", "backward_keys"
 _WIDE, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
 BLOCKS = {
     8: {64: (_WIDE, _SMALL, _SMALL), 128: (Blocks(128, 32, 8, 2), _SMALL, Blocks(32, 64, 8, 2))},
-    9: {64: (_WIDE, _SQUARE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _SQUARE, Blocks(32, 128, 8, 2))},
+    9: {64: (_WIDE, Blocks(64, 64, 4, 2), Blocks(64, 128, 8, 2)), 128: (_WIDE, _SQUARE, Blocks(32, 128, 8, 2))},
     10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (Blocks(128, 32, 8, 2), _SQUARE, Blocks(64, 64, 8, 1))},
 }
 """For each generation of chips and width up to a limit, the blocks of `KERNELS`: of those tried the largest that spill no
 register and fit into the shared memory of all its chips. `python benchmarks/gpu_kernels.py` prints what the assembler says."""
+SEVERAL = {
+    8: {64: BLOCKS[8][64], 128: (Blocks(128, 32, 8, 2), _SMALL, Blocks(32, 64, 8, 1))},
+    9: {64: (_WIDE, _SQUARE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _SMALL, Blocks(32, 128, 8, 1))},
+    10: {64: BLOCKS[10][64], 128: (Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
+}
+"""Those where curves, or a table and levels, are added, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
 """Chips that multiply as those of another generation do."""
 
 
-def blocks_for(major: int, width: int) -> tuple[Blocks, ...]:
-    """Of `KERNELS`, for chips of a compute capability and vectors up to a width.
+def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, ...]:
+    """Of `KERNELS`, for chips of a compute capability and vectors up to a width; several: see `SEVERAL`.
 
     Decided by these alone: nothing is timed, so that the same call rounds in the same way.
     """
-    widths = BLOCKS.get(GENERATIONS.get(major, major), BLOCKS[8])
+    blocks = SEVERAL if several else BLOCKS
+    widths = blocks.get(GENERATIONS.get(major, major), blocks[8])
     return next(blocks for limit, blocks in widths.items() if width <= limit)
 
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
     major = torch.cuda.get_device_capability(x.q.device)[0] if x.q.is_cuda else 8
-    return blocks_for(major, max(wide(x.q.shape[3]), wide(x.v.shape[3])))[KERNELS.index(kernel)]
+    several = x.curves is not None or (x.table is not None and x.q_level is not None)
+    return blocks_for(major, max(wide(x.q.shape[3]), wide(x.v.shape[3])), several)[KERNELS.index(kernel)]
 
 
 def wide(width: int) -> int:
