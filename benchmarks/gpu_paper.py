@@ -126,7 +126,7 @@ FLASH_FORWARD, FLASH_BACKWARD = Kernel("flash forward", 2, 4, 4), Kernel("flash 
 LEARNED = 4
 """Operations per pair that sum a block's gradients along its diagonals: two choices, two additions."""
 CURVES, ENDS, ENDS_BACKWARD, UNBENT = 3, 2, 9, 5
-"""Operations per pair with FIRE's curves: each has 3, and 2 for each end of a piece within its block, where gradients take 9 more;
+"""Operations per pair with FIRE's curves: each has 3, and 2 for each end of a piece within its block, where gradients take 9;
 gradients of curves and rates take 5 everywhere."""
 FIRE_ENDS, FIRE_C, FIRE_THRESHOLD = 8, 0.1, 512
 """As it is initialised: of 32 units one in four ends where the curve is read, here evenly spaced."""

@@ -18,7 +18,7 @@ class NormalizedOffset:
 
     Args:
         distances: of offsets, a number that never falls as |offset| rises; float32 or wider.
-        scale_of: positions of queries, above 0.
+        scale_of: of positions of queries, a number above 0 that never falls as they rise.
         w1: [width, 1]; b1 [width], w2 [heads, width], b2 [heads], in the dtype of distances.
     """
 

@@ -63,7 +63,7 @@ def test_shapes(rows, keys):
 
 
 def fire_with_ends(rows, keys, *, future=False, **options):
-    """FIRE whose ends of pieces are crossed: thresholds within the text, so that each query has its own rate; units of every kind."""
+    """FIRE whose ends of pieces are crossed, with a threshold within the text, so that queries have rates of their own."""
     mask = lg.NoMask() if future else lg.Causal()
     r, wanted = problem(rows, keys, names="fire", mask=mask, **options)
     of = {tuple(p.shape): p for p in wanted[4:] if p.dim()}

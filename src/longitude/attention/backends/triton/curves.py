@@ -4,7 +4,8 @@
     bias[i, j] = slope_m t + level_m,  t = distance[i - j] rate_i,  m the piece that t is in: end_(m-1) < t <= end_m
 
 `NormalizedOffset` defines it. In a block of queries and keys t stays in a small range, so most blocks have one piece; at each end
-of a piece within the range the slope changes, and the function goes on without a jump. A curve is [3, pieces]: slopes, levels, ends.
+of a piece within the range the slope changes, and the function goes on without a jump. A curve is
+[3, pieces]: slopes, levels, ends.
 """
 
 import triton
@@ -77,9 +78,8 @@ def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes
             within = (t > tl.load(curve + 2 * pieces + m - 1)) & ((t <= tl.load(curve + 2 * pieces + m)) | (m == high))
             own = tl.where(within, s, 0.0)
             of_s = tl.where(within, tl.load(curve + m) * s, of_s)
-            of_rate, of_slopes, of_levels = add_piece(
-                m, tl.sum(own * t, 1), tl.sum(own, 1), of_rate, of_slopes, of_levels, curve, PIECES
-            )
+            own_t, own_y = tl.sum(own * t, 1), tl.sum(own, 1)
+            of_rate, of_slopes, of_levels = add_piece(m, own_t, own_y, of_rate, of_slopes, of_levels, curve, PIECES)
             s = tl.where(within, 0.0, s)
     of_t += tl.sum(s * t, 1)
     of_y += tl.sum(s, 1)

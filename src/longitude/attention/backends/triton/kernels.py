@@ -161,7 +161,7 @@ def _in_bits(lse):
 
 @triton.jit
 def _diagonals(x, K: tl.constexpr):
-    """The sums of x [K, K] along its diagonals: the upper ones, from the corner on the right to the middle; and the lower ones."""
+    """The sums of x [K, K] along its diagonals: the upper ones, from the top right corner to the middle; and the lower ones."""
     i, column = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :]
     # Each row is turned by its number: then a diagonal is in one column, above `i = column` one, below it another.
     x = tl.gather(x, (i - column - 1) & (K - 1), 1)
@@ -266,7 +266,8 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
 @triton.jit
 def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, of_k, of_v, of_level,
-                  scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride,
+                  scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride,
+                  k_batch, k_head, k_stride,
                   v_batch, v_head, v_stride, interval, blocks,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
                   K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip

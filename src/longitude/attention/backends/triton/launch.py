@@ -21,7 +21,7 @@ PROGRAMS = 2
 class Inputs(NamedTuple):
     """What the kernels read. lo, hi: of `Intervals`. In float32: the table, by offset from 1 - Lk to Lq - 1, and levels.
 
-    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the least in column `nearest`,
+    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the least at `nearest`,
     and adds curve(table[i - j] rate_i). Rates never rise from query to query.
     """
 
@@ -143,7 +143,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
 def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, table, q_level, k_level, curves, rates; `learned`: those of the table, curves and rates are wanted."""
+    """Gradients of q, k, v, table, q_level, k_level, curves, rates; `learned`: the table's, curves' and rates' are wanted."""
     kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
