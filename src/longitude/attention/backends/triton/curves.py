@@ -1,4 +1,3 @@
-# type: ignore  (a language of its own)
 """FIRE's bias in a block of scores, in Triton: a piecewise linear function of a distance times a number of the query's.
 
     bias[i, j] = slope_m t + level_m,  t = distance[i - j] rate_i,  m the piece that t is in: end_(m-1) < t <= end_m

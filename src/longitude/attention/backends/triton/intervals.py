@@ -144,6 +144,7 @@ def _runs(r: Request) -> Runs:
         if isinstance(part, Padding):
             visible = visible & part.valid[..., :stop].to(device).bool()
             continue
+        assert isinstance(part, Documents | Chunks)
         ids = (part.ids if isinstance(part, Documents) else part.ids(token))[..., :stop].to(device)
         begins = begins | F.pad(ids[..., 1:] != ids[..., :-1], (1, 0), value=True)
         of_ids = torch.searchsorted(ids.sort(-1).values, ids.contiguous())
