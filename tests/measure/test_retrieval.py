@@ -183,6 +183,36 @@ def test_prompts_are_full_and_whole(name, tokenizer):
         assert not name.startswith("needle") or set(found) == {1}
 
 
+CHAT = (
+    "{% for each in messages %}<|{{ each.role }}|>\n{{ each.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_chat_has_the_question_as_a_message_and_begins_the_answer(name):
+    """With the template's tokens counted; without the template, or without a wish for it, the plain text."""
+    tokens = byte_pairs([" ".join(haystack.of_python().words[:8000]), NOISE], 600, bos_token="<s>", pad_token="<|end|>")
+    length = 6000 if name == "common-words" else 2600
+    plain = plan(name, [length], None, 1).prompt(tokens, length, None, 0)
+    tokens.chat_template = CHAT
+    asked = plan(name, [length], None, 1)
+    prompt = asked.prompt(tokens, length, None, 0)
+    assert length - 400 < prompt.tokens <= length
+    text = tokens.decode(prompt.ids)
+    begin = prompt.question.begin.strip()
+    assert begin and text.startswith("<|user|>\n") and text.endswith(f"<|end|>\n<|assistant|>\n{begin}")
+    message = text.split("<|end|>")[0].removeprefix("<|user|>\n")
+    assert (
+        message.endswith(prompt.question.ask.removesuffix(prompt.question.begin).rstrip())
+        and begin not in message[-40:]
+    )
+    if prompt.needles:
+        first, last = prompt.needles
+        assert prompt.question.needles[0].split()[1] in tokens.decode(prompt.ids[first:last])
+    assert plan(name, [length], None, 1, chat=False).prompt(tokens, length, None, 0).ids == plain.ids
+
+
 def test_fine_filler_fills_to_the_last_token():
     for tokens in TOKENIZERS.values():
         for length in range(1000, 1010):

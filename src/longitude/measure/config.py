@@ -45,6 +45,8 @@ class MeasureConfig:
     """Tokens of the short context that it compares the whole one with; published: 4096."""
     trials: int = 10
     """Questions per length and depth."""
+    chat: bool = True
+    """Put questions into the tokenizer's chat template, where it has one."""
     dtype: DType | None = None
     """Of the weights in memory; by default as they are saved."""
     device: Device = "auto"

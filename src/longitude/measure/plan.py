@@ -142,7 +142,9 @@ def _subject(
     for task in options.tasks:
         if task != PERPLEXITY:
             depths = options.depths if retrieval.TASKS[task].depths else None
-            retrieval.plan(task, options.lengths, depths, options.trials, options.seed).require_prompt(tokenizer, last)
+            retrieval.plan(
+                task, options.lengths, depths, options.trials, options.seed, None, options.chat
+            ).require_prompt(tokenizer, last)
     documents = None if text is None else _documents(options, tokenizer, text, read)
     highest = max(int(ids.max()) for ids in documents.ids) if documents else 0
     if highest >= (size := config.get_text_config().vocab_size):

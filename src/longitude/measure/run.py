@@ -186,7 +186,8 @@ class Run:
         if unit.task == PERPLEXITY:
             return self.perplexity(opened, unit, progress)
         depths = [float(unit.way)] if unit.way else None
-        options = {"trials": self.config.trials, "seed": self.config.seed, "progress": progress, **opened.labels}
+        asked = {"trials": self.config.trials, "seed": self.config.seed, "chat": self.config.chat}
+        options = {**asked, "progress": progress, **opened.labels}
         options["prefill"] = None if opened.reading.reason else self.config.chunk
         try:
             rows = retrieval.run(opened.checkpoint, unit.task, lengths=[unit.length], depths=depths, **options)
@@ -283,7 +284,8 @@ def _require_same(out: Path, saved: Any, now: dict[str, Any]) -> None:
     remedy = "leave --out out, then it has a folder of its own, or name another --out"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{out} holds a measure.json that this release cannot read; {remedy}")
-    before = as_json(MeasureConfig()) | saved["configuration"] | {"models": list(saved["models"])}
+    older = {"chat": False}  # what a run without the option did
+    before = as_json(MeasureConfig()) | older | saved["configuration"] | {"models": list(saved["models"])}
     for name, value in (now["configuration"] | {"models": list(now["models"])}).items():
         grows = name in GROWING and not set(before[name]) - set(value)
         if name == "lengths":

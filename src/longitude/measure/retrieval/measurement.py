@@ -35,6 +35,7 @@ class RetrievalPlan:
     trials: int
     seed: int
     haystack: haystack.Haystack
+    chat: bool = True
 
     @property
     def cells(self) -> list[tuple[int, float | None]]:
@@ -45,7 +46,11 @@ class RetrievalPlan:
         """One trial, filled up. Raises as `fit`."""
         random = Random(f"{self.task.name}/{self.seed}/{length}/{depth}/{trial}")
         question = self.task.draw(random, length, depth, self.haystack)
-        return fit(question, tokenizer, length, self.task.new_tokens)
+        return fit(question, tokenizer, length, self.task.new_tokens, self.chats_with(tokenizer))
+
+    def chats_with(self, tokenizer: Any) -> bool:
+        """Whether prompts are messages in a tokenizer's template."""
+        return self.chat and getattr(tokenizer, "chat_template", None) is not None
 
     def require_prompt(self, tokenizer: Any, most: int | None) -> None:
         """ValueError unless there is a length, of at most `most` tokens, at which the task has a prompt."""
@@ -71,6 +76,7 @@ def plan(
     trials: int,
     seed: int = 0,
     text: str | None = None,
+    chat: bool = True,
 ) -> RetrievalPlan:
     """The plan of these options. Raises ValueError for each that is not as `run` documents."""
     if not isinstance(task, Task):
@@ -86,7 +92,7 @@ def plan(
         check_ascending("depths", depths, 0, 1)
     around = haystack.LINES if not task.text else haystack.of_python() if text is None else haystack.of_text(text)
     places: list[float | None] = [None] if depths is None else [float(depth) for depth in depths]
-    return RetrievalPlan(task, checked_lengths(lengths), places, trials, seed, around)
+    return RetrievalPlan(task, checked_lengths(lengths), places, trials, seed, around, chat)
 
 
 # ---- asking ----------------------------------------------------------------------------------------------------------
@@ -99,6 +105,7 @@ def run(
     trials: int = 10,
     seed: int = 0,
     text: str | None = None,
+    chat: bool = True,
     prefill: int | None = None,
     progress: Progress | None = None,
     **labels: Any,
@@ -106,9 +113,8 @@ def run(
     """Ask one checkpoint the questions of a task, at each length and depth.
 
     The answer is the greedy continuation by model.generate with a cache, one prompt at a time; of the model's own generation
-    settings only the end of sequence counts. Prompts are plain text, without a chat template, filled up to their length and
-    never cut: a length that is too short for the task, or longer than a table of positions, gives a row without value, with
-    the reason.
+    settings only the end of sequence counts. Prompts are filled up to their length and never cut: a length that is too short
+    for the task, or longer than a table of positions, gives a row without value, with the reason.
 
     Args:
         checkpoint: A model that generates, with its tokenizer.
@@ -118,6 +124,8 @@ def run(
         trials: Questions per row.
         seed: Of the questions; they depend on it, task, length, depth and trial, on no model.
         text: What to hide needles in, for tasks that do so; None: prose that comes with Python.
+        chat: Put each prompt into the tokenizer's chat template, where it has one, as a user's message; the words that begin the
+            answer follow the template. False: plain text.
         prefill: Tokens of the prompt per forward pass; None: the whole prompt in one, and no logits but the last.
         progress: Called as progress(done, total), in tokens, after every trial.
         labels: Columns of `Row`, `LABELS`. (Its `seed` is the training seed, which stays open.)
@@ -128,7 +136,7 @@ def run(
     Raises:
         ValueError: When called, for each of these that is not so, and where no length suits the task.
     """
-    planned = plan(task, lengths, depths, trials, seed, text)
+    planned = plan(task, lengths, depths, trials, seed, text, chat)
     check_sizes("retrieval", prefill=1 if prefill is None else prefill)
     check_labels(labels, LABELS)
     planned.require_prompt(checkpoint.tokenizer, last_position(checkpoint.model))
@@ -146,6 +154,7 @@ def _rows(
     progress = progress or (lambda done, total: None)
     done, total = 0, sum(length * planned.trials for length, _ in planned.cells)
     text = f", in {planned.haystack.source}" if task.text else ""
+    text += ", in the chat template" if planned.chats_with(tokenizer) else ""
     protocol = {
         "task": task.name,
         "metric": task.metric,

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 FIRST = 64
@@ -16,13 +16,15 @@ class Question:
 
     text: the whole prompt with `size` units of filler (letters, words, lines, ...), the same for the same size.
     smallest: units that it needs at least.
-    ask: what the prompt ends with; needles: what it must contain, each once; answers: what a right answer contains;
-    whole_answer: a right answer as a whole, whose tokens are counted.
+    ask: what the prompt ends with; begin: its last words, which begin the answer and in a chat stand behind the template.
+    needles: what it must contain, each once; answers: what a right answer contains; whole_answer: a right answer as a whole, whose
+    tokens are counted.
     """
 
     text: Callable[[int], str]
     smallest: int = 0
     ask: str
+    begin: str = ""
     needles: tuple[str, ...] = ()
     answers: tuple[str, ...]
     whole_answer: str
@@ -50,21 +52,36 @@ class DoesNotFit(ValueError):
     """A question that does not fit into a length."""
 
 
-def fit(question: Question, tokenizer: Any, length: int, new_tokens: int) -> Prompt:
+def fit(question: Question, tokenizer: Any, length: int, new_tokens: int, chat: bool = False) -> Prompt:
     """The prompt with as much filler as fits into `length` tokens, new ones included.
 
-    new_tokens: to generate; raised where a right answer takes more of this tokenizer's tokens.
+    new_tokens: to generate; raised where a right answer takes more of this tokenizer's tokens. chat: as a user's message, in the
+    tokenizer's template.
     Raises DoesNotFit when the question without filler is too long; ValueError when the tokenizer cuts or loses text.
     """
     new_tokens = max(new_tokens, len(encode(tokenizer, question.whole_answer)))
-    size = _most(lambda size: len(encode(tokenizer, question.text(size))), length - new_tokens, question.smallest)
+    written = (lambda text: in_chat(question, text, tokenizer)) if chat else (lambda text: text)
+    ids_of = partial(tokens_of_chat if chat else encode, tokenizer)
+    size = _most(lambda size: len(ids_of(written(question.text(size)))), length - new_tokens, question.smallest)
     if size is None:
-        shortest = len(encode(tokenizer, question.text(question.smallest))) + new_tokens
+        shortest = len(ids_of(written(question.text(question.smallest)))) + new_tokens
         raise DoesNotFit(f"the shortest prompt with its answer takes {shortest} tokens, {length} are given")
-    text = question.text(size)
-    ids = encode(tokenizer, text)
-    check(question, text, tokenizer.decode(ids))
-    return Prompt(question, ids, new_tokens, _place(question, text, tokenizer))
+    text = written(question.text(size))
+    ids = ids_of(text)
+    check(replace(question, ask=question.begin) if chat else question, text, tokenizer.decode(ids))
+    return Prompt(question, ids, new_tokens, _place(question, text, ids_of))
+
+
+def in_chat(question: Question, text: str, tokenizer: Any) -> str:
+    """A user's message by the tokenizer's template, and the begin of the answer."""
+    message = {"role": "user", "content": text.removesuffix(question.begin).rstrip()}
+    rendered = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+    return rendered + question.begin.strip()
+
+
+def tokens_of_chat(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a rendered conversation, which has its special tokens as text."""
+    return list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -113,9 +130,9 @@ def _most(count: Callable[[int], int], budget: int, smallest: int) -> int | None
     return low
 
 
-def _place(question: Question, text: str, tokenizer: Any) -> tuple[int, int] | None:
+def _place(question: Question, text: str, ids_of: Callable[[str], list[int]]) -> tuple[int, int] | None:
     if not question.needles:
         return None
     first = min(text.index(needle) for needle in question.needles)
     last = max(text.index(needle) + len(needle) for needle in question.needles)
-    return len(encode(tokenizer, text[:first])), len(encode(tokenizer, text[:last]))
+    return len(ids_of(text[:first])), len(ids_of(text[:last]))

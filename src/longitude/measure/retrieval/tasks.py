@@ -52,7 +52,7 @@ PASSKEY_OPENING = (
     "I will quiz you about the important information there."
 )
 PASSKEY = "The pass key is {key}. Remember it. {key} is the pass key."
-PASSKEY_ASK = "What is the pass key? The pass key is"
+PASSKEY_ASK, PASSKEY_BEGIN = "What is the pass key? The pass key is", "The pass key is"
 
 NEEDLE = "One of the special magic numbers for {key} is: {value}."
 ONE = (
@@ -79,7 +79,9 @@ def passkey(random: Random, length: int, depth: float | None, haystack: Haystack
         before = int(depth * size)
         return "\n".join([PASSKEY_OPENING, _filler(before), line, _filler(size - before), PASSKEY_ASK])
 
-    return Question(text=text, ask=PASSKEY_ASK, needles=(line,), answers=(key,), whole_answer=f" {key}")
+    return Question(
+        text=text, ask=PASSKEY_ASK, begin=PASSKEY_BEGIN, needles=(line,), answers=(key,), whole_answer=f" {key}"
+    )
 
 
 def _filler(letters: int) -> str:
@@ -116,7 +118,10 @@ def _hidden(pairs: Pairs, asked: Pairs, depths: Sequence[float], haystack: Hayst
     def text(size: int) -> str:
         return opening.format(context=haystack.with_needles(size, lines, depths)) + ask
 
-    return Question(text=text, ask=ask, needles=lines, answers=answers, whole_answer=f" {_listed(answers)}")
+    begin = ask[ask.index("? ") + 2 :]
+    return Question(
+        text=text, ask=ask, begin=begin, needles=lines, answers=answers, whole_answer=f" {_listed(answers)}"
+    )
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -167,7 +172,8 @@ def inferred(step: int) -> Draw:
         def text(size: int) -> str:
             return opening.format(context=haystack.with_needles(size, (line,), depths)) + ask
 
-        return Question(text=text, ask=ask, needles=(line,), answers=(name,), whole_answer=f" {name}")
+        begin = ask[ask.index("The character") :]
+        return Question(text=text, ask=ask, begin=begin, needles=(line,), answers=(name,), whole_answer=f" {name}")
 
     return draw
 
@@ -208,8 +214,18 @@ def _chain(random: Random, letters: int) -> Question:
         return TRACKING.format(context=" ".join(parts)) + ask
 
     return Question(
-        text=text, smallest=1, ask=ask, needles=(first, *hops), answers=tuple(names), whole_answer=" ".join(names)
+        text=text,
+        smallest=1,
+        ask=ask,
+        begin=_answer_of(ask),
+        needles=(first, *hops),
+        answers=tuple(names),
+        whole_answer=" ".join(names),
     )
+
+
+def _answer_of(ask: str) -> str:
+    return ask[ask.index("Answer: ") :]
 
 
 # ---- words to be counted: common ones of a numbered list, frequent ones among made-up words --------------------------
@@ -265,7 +281,8 @@ def common(random: Random, length: int, depth: float | None, haystack: Haystack)
         return f"{solved}\n{LISTED.format(context=_list(question, size, often, seldom, order=order))}{ASK_COMMON}"
 
     answers = tuple(question[:COMMON])
-    return Question(text=text, smallest=2 * COMMON, ask=ASK_COMMON, answers=answers, whole_answer=_numbered(answers))
+    of = {"ask": ASK_COMMON, "begin": _answer_of(ASK_COMMON), "whole_answer": _numbered(answers)}
+    return Question(text=text, smallest=2 * COMMON, answers=answers, **of)
 
 
 def _shuffled(random: Random) -> list[str]:
@@ -302,7 +319,8 @@ def frequent(random: Random, length: int, depth: float | None, haystack: Haystac
         return CODED.format(context=" ".join(coded)) + ASK_FREQUENT
 
     answers = tuple(vocabulary[1:4])
-    return Question(text=text, smallest=CLEAR, ask=ASK_FREQUENT, answers=answers, whole_answer=f" {' '.join(answers)}")
+    of = {"ask": ASK_FREQUENT, "begin": _answer_of(ASK_FREQUENT), "whole_answer": f" {' '.join(answers)}"}
+    return Question(text=text, smallest=CLEAR, answers=answers, **of)
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------
