@@ -17,8 +17,8 @@ class Question:
     text: the whole prompt with `size` units of filler (letters, words, lines, ...), the same for the same size.
     smallest: units that it needs at least.
     ask: what the prompt ends with; begin: its last words, which begin the answer and in a chat stand behind the template.
-    needles: what it must contain, each once; answers: what a right answer contains; whole_answer: a right answer as a whole, whose
-    tokens are counted.
+    needles: what it must contain, each once; answers: what a right answer contains; whole_answer: a right answer as a whole,
+    whose tokens are counted.
     """
 
     text: Callable[[int], str]
