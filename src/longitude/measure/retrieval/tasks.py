@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from string import ascii_lowercase, ascii_uppercase
+from typing import Any
 
 from scipy.special import zeta
 
@@ -281,7 +282,7 @@ def common(random: Random, length: int, depth: float | None, haystack: Haystack)
         return f"{solved}\n{LISTED.format(context=_list(question, size, often, seldom, order=order))}{ASK_COMMON}"
 
     answers = tuple(question[:COMMON])
-    of = {"ask": ASK_COMMON, "begin": _answer_of(ASK_COMMON), "whole_answer": _numbered(answers)}
+    of: dict[str, Any] = {"ask": ASK_COMMON, "begin": _answer_of(ASK_COMMON), "whole_answer": _numbered(answers)}
     return Question(text=text, smallest=2 * COMMON, answers=answers, **of)
 
 
@@ -319,7 +320,11 @@ def frequent(random: Random, length: int, depth: float | None, haystack: Haystac
         return CODED.format(context=" ".join(coded)) + ASK_FREQUENT
 
     answers = tuple(vocabulary[1:4])
-    of = {"ask": ASK_FREQUENT, "begin": _answer_of(ASK_FREQUENT), "whole_answer": f" {' '.join(answers)}"}
+    of: dict[str, Any] = {
+        "ask": ASK_FREQUENT,
+        "begin": _answer_of(ASK_FREQUENT),
+        "whole_answer": f" {' '.join(answers)}",
+    }
     return Question(text=text, smallest=CLEAR, answers=answers, **of)
 
 
