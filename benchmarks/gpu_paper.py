@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_paper.py [--json benchmarks/results/DATE-gpu-expected.json]
 
-For each kernel five units work: tensor cores, exponentials, other arithmetic, reads of the bias, memory. If all of them overlap,
- a kernel takes as long as the slowest; if none does, as long as their sum. Real ones lie between, and waste more.
+For each kernel six units work: tensor cores, exponentials, other arithmetic, reads of the bias, the second cache, memory. If all
+overlap, a kernel takes as long as the slowest; if none does, as long as their sum. Real ones lie between, and waste more.
 Ratios to flash attention, of which the same is assumed, are between those of the two assumptions.
 """
 
@@ -30,6 +30,8 @@ PER_CLOCK = {"exponentials": 16, "arithmetic": 128, "bias": 32}
 """Of each multiprocessor: 2^x, operations in float32 (a multiplication with an addition is one), and numbers read through L1."""
 MEMORY = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes/s."""
+L2 = 5.5e12
+"""Bytes/s through the second cache."""
 TOKENS, WIDTH = 16384, 2048
 """Of all sequences of a shape, and of all heads of a token."""
 FLASH = launch.Blocks(128, 64, 8, 2)
@@ -109,12 +111,16 @@ def ends_in_blocks(shape: Shape, Q: int, K: int) -> float:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Per pair that it visits: products of blocks of head_dim, operations in float32; and what it moves, in tensors of tokens."""
+    """Per pair that it visits: products of blocks of head_dim, operations in float32; and what it moves, in tensors of tokens.
+
+    streamed: bytes of the vectors of queries or keys that each block reads and writes, for each number of head_dim.
+    """
 
     name: str
     products: int
     arithmetic: int
     tensors: int
+    streamed: int = 4
 
 
 FORWARD, QUERIES, KEYS = (
@@ -122,7 +128,8 @@ FORWARD, QUERIES, KEYS = (
     Kernel("backward_queries", 3, 4, 6),
     Kernel("backward_keys", 4, 4, 6),
 )
-FLASH_FORWARD, FLASH_BACKWARD = Kernel("flash forward", 2, 4, 4), Kernel("flash backward", 5, 4, 8)
+FLASH_FORWARD, FLASH_BACKWARD = Kernel("flash forward", 2, 4, 4), Kernel("flash backward", 5, 4, 8, 8)
+ONE = Kernel("one backward kernel", 5, 4, 8, 12)
 LEARNED = 4
 """Operations per pair that sum a block's gradients along its diagonals: two choices, two additions."""
 CURVES, ENDS, ENDS_BACKWARD, UNBENT = 3, 2, 9, 5
@@ -134,7 +141,7 @@ FIRE_ENDS, FIRE_C, FIRE_THRESHOLD = 8, 0.1, 512
 
 def seconds(kernel: Kernel, shape: Shape, adds: str, chip: str, blocks: launch.Blocks = FLASH) -> dict[str, float]:
     """Of each unit. adds: "nothing", "fixed" and "learned" tables, "levels", "curves"."""
-    pairs = visited(shape, blocks.Q, blocks.K, kernel is KEYS) * shape.all_heads
+    pairs = visited(shape, blocks.Q, blocks.K, kernel in (KEYS, ONE)) * shape.all_heads
     table, clocks = adds in ("fixed", "learned", "curves"), SMS * CLOCK
     arithmetic = kernel.arithmetic + {"nothing": 0, "levels": 2}.get(adds, 1)
     moved = 2 * kernel.tensors * shape.tokens * shape.width + 8 * shape.tokens * shape.heads
@@ -144,7 +151,7 @@ def seconds(kernel: Kernel, shape: Shape, adds: str, chip: str, blocks: launch.B
         if kernel is QUERIES:
             arithmetic += UNBENT + ENDS_BACKWARD * ends
             table = 2
-    if adds in ("learned", "curves") and kernel is QUERIES:
+    if adds in ("learned", "curves") and kernel in (QUERIES, ONE):
         arithmetic += LEARNED
         moved += 3 * workspace(shape)
     return {
@@ -152,8 +159,30 @@ def seconds(kernel: Kernel, shape: Shape, adds: str, chip: str, blocks: launch.B
         "exponentials": pairs / (PER_CLOCK["exponentials"] * clocks),
         "arithmetic": pairs * arithmetic / (PER_CLOCK["arithmetic"] * clocks),
         "bias": pairs * table / (PER_CLOCK["bias"] * clocks),
+        "L2": pairs * kernel.streamed * shape.head_dim / (blocks.K if kernel in (KEYS, ONE) else blocks.Q) / L2,
         "memory": moved / MEMORY[chip],
     }
+
+
+def one_kernel(shape: Shape, adds: str, chip: str = "H200", K: int = 128) -> dict[str, Any]:
+    """Of a backward pass that was not built: one kernel, whose results are the same each time, too.
+
+    Each of the programs of a head has blocks of keys of its own, holds the gradients of a block of keys and values in registers,
+    and adds those of queries, in float32, to rows of its own in memory: five products, not seven, and each block of queries read
+    and written. seconds: of each unit; workspace: bytes of the rows; ratio: to flash, forward and backward together.
+    """
+    programs = max(1, SMS // shape.all_heads)
+    blocks = launch.Blocks(64, K, 8, 2)
+    units = seconds(ONE, shape, adds, chip, blocks)
+    rounds = -(-programs * shape.all_heads // SMS)
+    idle = rounds * SMS / (programs * shape.all_heads)  # multiprocessors that wait for the last programs
+    rows = 4 * shape.tokens * shape.width * programs
+    units["memory"] += (rows * (2 if programs > 1 else 1) + 2 * shape.tokens * shape.width) / MEMORY[chip]
+    first = seconds(FORWARD, shape, adds, chip, launch.blocks_for(9, shape.head_dim)[0])
+    flash = [seconds(kernel, shape, "nothing", chip) for kernel in (FLASH_FORWARD, FLASH_BACKWARD)]
+    ratios = [sum(join(each.values()) for each in flash) / (join(first.values()) + idle * join(units.values()))
+              for join in (sum, max)]  # fmt: skip
+    return {"programs": programs, "workspace": rows, "ratio": sorted(ratios), "seconds": units}
 
 
 def workspace(shape: Shape) -> int:
@@ -248,6 +277,14 @@ def main() -> int:
         about = f"{row['encoding']:10} {' '.join(map(str, *row['mask'].items())) if row['mask'] else '':13} {row['length']:5}"
         times, ratios = (" to ".join(f"{x:5.2f}" for x in on[name]) for name in ("ms", "ratio"))
         print(f"{about}  head_dim {row['head_dim']:3}  {row['passed']:18} {times} ms  {ratios} of flash  {on['bound']}")
+    for name in ("none", "alibi", "t5"):
+        for length in (2048, 8192):
+            for head_dim in (64, 128):
+                shape = Shape(length, head_dim)
+                one = one_kernel(shape, ADDS[name])
+                ratios = " to ".join(f"{x:.2f}" for x in one["ratio"])
+                print(f"{name:6} {length:5}  head_dim {head_dim:3}  both passes, one backward kernel, not built: {ratios}, "
+                      f"{one['workspace'] / 2**20:.0f} MiB of rows, {one['programs']} programs per head")  # fmt: skip
     if chosen.json:
         chosen.json.write_text(json.dumps({"schema": 1, "rows": found}, indent=1) + "\n", encoding="utf-8")
     return 0
