@@ -94,6 +94,26 @@ def test_encoders_look_to_both_sides(task, stacks, tmp_path):
         drawn(path, "rope", 5)
 
 
+def test_cross_attention_by_place(tmp_path, command):
+    """Rows of the answer, columns of the source: the means of what the model's own weights are."""
+    path = write_run(
+        tmp_path, {"rope": (2.5,)}, task="reverse", test_lengths=(16,), layers=2, hidden=16, heads=2, train_length=8
+    )
+    run = learned.read_run(path)
+    save(build_model(run.config, "rope", 0), run.of("rope")[0].folder)
+    grids = [each for name, each in drawn(path, "rope", 8).items() if name.startswith("cross")]
+    assert [grid.name for grid in grids] == ["cross-1", "cross-2"]
+    texts = learned.windows(run, run.task.prepare(run.config), 8)
+    model = run.task.model.from_pretrained(run.of("rope")[0].folder).eval()
+    with torch.no_grad():
+        weights = model(**texts, output_attentions=True).cross_attentions[1].numpy()
+    assert grids[1].values == pytest.approx(weights.mean((0, 1)), rel=1e-5)
+    assert grids[1].values.sum(1) == pytest.approx(np.ones(len(grids[1].rows)))
+    assert grids[1].values.std() > 0 and len(grids[1].columns) == texts["input_ids"].shape[1]
+    code, out, _ = command("show", path, "--encoding", "rope")
+    assert code == 0 and "Cross-attention by place, decoder, layer 2" in out
+
+
 def test_a_mixer_without_weights_draws_none(study):
     assert drawn(study, "mamba") == {}
 

@@ -12,7 +12,7 @@ from longitude.attention.mixer import Mixer
 from longitude.checkpoints.quiet import quiet
 from longitude.errors import unknown
 from longitude.report.wording import named
-from longitude.show.drawing import Drawing, Lines, floor_of, middle
+from longitude.show.drawing import Drawing, Grid, Lines, floor_of, middle
 from longitude.study.data import StudyData
 from longitude.study.pictures.biases import panels_of
 from longitude.study.results import Run, TrialResult, read_run
@@ -123,10 +123,11 @@ def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def attention(model: Any, inputs: dict[str, Tensor]) -> Iterator[Drawing]:
-    """Mean weights by offset, by layer and head, and within how many tokens they are; of self-attention."""
+    """Mean weights by offset, by layer and head, and within how many tokens they are; of cross-attention by place."""
     if not any(module.has_weights for module in model.modules() if isinstance(module, Mixer)):
         return
     out = model(**inputs, output_attentions=True)
+    yield from crossing(out.get("cross_attentions") or ())
     layers = {
         f"{stack}layer {place}": one
         for stack, name in STACKS.items()
@@ -172,6 +173,23 @@ def attention(model: Any, inputs: dict[str, Tensor]) -> Iterator[Drawing]:
         log_y=True,
         focus=last,
     )
+
+
+def crossing(layers: Sequence[Tensor]) -> Iterator[Grid]:
+    """Of each layer [B, H, L, S]: where in the source the tokens of the answer look. The two have no offset from each other."""
+    for place, weights in enumerate(layers, 1):
+        mean = weights.double().mean((0, 1)).numpy()
+        yield Grid(
+            name=f"cross-{place}",
+            title=f"Cross-attention by place, decoder, layer {place}",
+            caption=f"Mean weight over the heads and {len(weights)} held-out examples; each row adds up to 1.",
+            x="place in the source",
+            y="place in the answer",
+            values=mean,
+            rows=[str(row) for row in range(1, len(mean) + 1)],
+            columns=range(1, mean.shape[1] + 1),
+            floor=0.0,
+        )
 
 
 def by_offset(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
