@@ -287,7 +287,7 @@ def test_one_bad_model_of_several_costs_the_others_nothing(checkpoints, config, 
 
 def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     nan = shutil.copytree(checkpoints["llama"], tmp_path / "nan")
-    spoil(nan, lambda weights: weights["model.norm.weight"].fill_(float("nan")))
+    spoil(nan, lambda weights: weights["model.norm.weight"].fill_(3e38))
     config = replace(config, lengths=(512,), tasks=("perplexity", "passkey"), depths=(0.0, 1.0), trials=1)
     results, failures, _ = go(config, tmp_path / "run", nan)
     assert failures == ["nan: its logits are not finite, so it is not measured; look at its weights"]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
@@ -26,9 +26,14 @@ from longitude.checkpoints.config import contradictions, raw_config
 from longitude.checkpoints.quiet import quiet
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
+from longitude.runs.files import read_json
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLED = "pytorch_model*.bin"
+PARTS = ("*.incomplete", "*.part", "*.crdownload")
+"""What downloads that have not ended are called."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -89,6 +94,7 @@ def load(
     its_tokenizer = tokenizer_of(path, config) if tokenizer else None
     if where is not None:
         require_weights(where, allow_pickle)
+        require_shards(where)
     require_causal(path, config, images)
     kinds: Any = (
         AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
@@ -124,6 +130,7 @@ def load(
             f"{path}: the weights lack {len(missing)} of the model's tensors, such as {missing[0]}; they would be random "
             f"numbers; complete the checkpoint, or correct config.json"
         )
+    require_finite(path, model)
     model = model.eval().to(place)
     return Checkpoint(model, its_tokenizer, model.config, path, tuple(sorted(info["unexpected_keys"])))
 
@@ -134,8 +141,7 @@ def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
     if where is not None:
         _require_config(where)
         require_weights(where, allow_pickle)
-        for path in sorted(where.glob("*.safetensors")):
-            shapes_of(path)
+        require_shards(where)
 
 
 def require_causal(path: str, config: PreTrainedConfig, images: bool = False) -> None:
@@ -193,6 +199,10 @@ def _where(path: str) -> Path | None:
     """The local folder, or None for a name of the hub: "model" or "owner/model", where no such folder is."""
     folder = Path(path).expanduser()
     if folder.is_dir():
+        if folder.name.startswith(".") and folder.name.endswith(".unfinished"):
+            raise ValueError(
+                f"{path} is being written, or was left by a process that was killed; take the finished folder"
+            )
         return folder
     if folder.exists():
         raise ValueError(f"{path} is a file; expected the folder of a checkpoint, with config.json")
@@ -205,6 +215,8 @@ def _where(path: str) -> Path | None:
 
 def _require_config(folder: Path) -> None:
     file = folder / "config.json"
+    if not file.is_file() and (folder / ADAPTER).is_file():
+        _refuse_adapter(folder)
     if not file.is_file():
         raise ValueError(f"{folder}: there is no config.json; expected the folder of a Hugging Face checkpoint")
     _require_configuration(file)
@@ -231,8 +243,12 @@ def _require_configuration(file: Path) -> None:
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
     """ValueError where there are no weights, or only pickled ones that were not allowed."""
-    if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
+    if any(not path.name.startswith("adapter_") for path in folder.glob("*.safetensors")):
         return
+    if any(folder.glob("*.safetensors.index.json")):
+        return
+    if (folder / ADAPTER).is_file():
+        _refuse_adapter(folder)
     pickled = sorted(path.name for path in folder.glob(PICKLED))
     if not pickled:
         raise ValueError(f"{folder}: there are no weights; expected model.safetensors")
@@ -243,13 +259,59 @@ def require_weights(folder: Path, allow_pickle: bool) -> None:
         )
 
 
+def _refuse_adapter(folder: Path) -> NoReturn:
+    base = (read_json(folder / ADAPTER) or {}).get("base_model_name_or_path")
+    raise ValueError(
+        f"{folder / ADAPTER}: this is an adapter of {base}, and no model; merge it into its base (merge_and_unload of peft) and "
+        "give the folder of that"
+    )
+
+
+def require_shards(folder: Path) -> dict[str, list[int]]:
+    """Name -> shape of every tensor in a folder's safetensors, from their headers.
+
+    ValueError where a file is truncated, or one that the index names is missing.
+    """
+    held = {name: shape for shard in sorted(folder.glob("*.safetensors")) for name, shape in shapes_of(shard).items()}
+    index = folder / INDEX
+    named = (read_json(index) or {}).get("weight_map", {})
+    if lost := sorted({file for file in named.values() if not (folder / file).is_file()}):
+        raise ValueError(
+            f"{index} names {lost[0]}, which is not there; fetch it, or restore the index{_downloading(folder)}"
+        )
+    if lost := sorted(set(named) - held.keys()):
+        raise ValueError(f"{index} names the tensor {lost[0]}, which no file holds; restore the files")
+    return held
+
+
+def _downloading(folder: Path) -> str:
+    """The first file of a download that has not ended, for a message; empty where there is none."""
+    parts = sorted(path for part in PARTS for path in folder.rglob(part))
+    return f"; a download into the folder has not ended ({parts[0].relative_to(folder)})" if parts else ""
+
+
+def require_finite(path: str, model: Any) -> None:
+    """ValueError for a weight with NaN or infinity, with the file that holds it."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype.itemsize > 1 and not bool(torch.isfinite(weight).all()):
+            folder = _where(path)
+            shards = [] if folder is None else sorted(folder.glob("*.safetensors"))
+            held_by = next((shard for shard in shards if name in shapes_of(shard)), path)
+            raise ValueError(f"{held_by}: {name} has numbers that are not finite; copy or download the weights again")
+
+
 def shapes_of(shard: Path) -> dict[str, list[int]]:
     """Name -> shape of each tensor of a safetensors file, from its header. ValueError when it is truncated or broken."""
     if not os.access(shard, os.R_OK):
         raise ValueError(f"{shard} cannot be read; you need the permission to")
-    problem = f"{shard}: the weights are truncated or broken; copy or download them again"
-    with in_one_line(problem), safe_open(shard, framework="pt") as file:
-        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  it is no dict
+    try:
+        with safe_open(shard, framework="pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  it is no dict
+    except Exception as error:
+        raise ValueError(
+            f"{shard}: the weights are truncated or broken; copy or download them again ({one_line_of(error)})"
+            f"{_downloading(shard.parent)}"
+        ) from error
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:

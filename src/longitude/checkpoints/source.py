@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedC
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from longitude.checkpoints.config import LENGTH_KEYS, declared_length
-from longitude.checkpoints.load import config_of, in_one_line, require_weights, shapes_of
+from longitude.checkpoints.load import config_of, in_one_line, require_shards, require_weights
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.checkpoints.quiet import quiet
 from longitude.runs.files import read_json
 
-INDEX = "model.safetensors.index.json"
+BY_CHANCE = 2
+"""Tensors of another architecture's files that a model may have by name: embeddings and head."""
 
 
 @dataclass(frozen=True)
@@ -120,43 +121,34 @@ def _fetched(name: str, allow_pickle: bool) -> Path:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 def require_files(source: Source, allow_pickle: bool) -> None:
     """ValueError unless every weights file is whole and nothing is missing. Reads headers only."""
-    held = {name: shape for shard in source.shards for name, shape in shapes_of(shard).items()}
-    index = source.folder / INDEX
-    if index.is_file():
-        named = read_json(index).get("weight_map", {})
-        if lost := sorted({file for file in named.values() if not (source.folder / file).is_file()}):
-            raise ValueError(f"{index} names {lost[0]}, which is not there; fetch it, or restore the index")
-        if lost := sorted(set(named) - held.keys()):
-            raise ValueError(f"{index} names the tensor {lost[0]}, which no file holds; restore the files")
-    if source.pickled:
-        require_weights(source.folder, allow_pickle)
-    else:
-        require_fit(source, held)
+    require_weights(source.folder, allow_pickle)
+    held = require_shards(source.folder)
+    if held and source.quantization is None:  # packed weights have shapes of their own
+        require_fit(source.name, source.skeleton, held)
 
 
-def require_fit(source: Source, held: dict[str, list[int]]) -> None:
+def require_fit(name: str, skeleton: nn.Module, held: dict[str, list[int]]) -> None:
     """ValueError where the tensors of the files are not those that config.json describes: another shape, or one missing.
 
-    transformers loads some checkpoints under other names than the files': where it would, nothing is called missing.
+    transformers loads some checkpoints under other names than the files': where it might, because a part has the model's names,
+    nothing is called missing.
     """
-    if source.quantization is not None:
-        return  # packed weights have shapes of their own
-    state = source.skeleton.state_dict(keep_vars=True)
-    prefix = getattr(source.skeleton, "base_model_prefix", "")
-    found = {name if name in state else f"{prefix}.{name}": shape for name, shape in held.items()}
-    for name in sorted(found.keys() & state.keys()):
-        if found[name] != [*state[name].shape]:
+    state = skeleton.state_dict(keep_vars=True)
+    prefix = getattr(skeleton, "base_model_prefix", "")
+    found = {each if each in state else f"{prefix}.{each}": shape for each, shape in held.items()}
+    for each in sorted(found.keys() & state.keys()):
+        if found[each] != [*state[each].shape]:
             raise ValueError(
-                f"{source.name}: {name} is {found[name]} in the weights and {[*state[name].shape]} by config.json; correct "
-                f"config.json"
+                f"{name}: {each} is {found[each]} in the weights and {[*state[each].shape]} by config.json; correct config.json"
             )
-    ignored = getattr(source.skeleton, "_keys_to_ignore_on_load_unexpected", None) or []
-    if any(name not in state and not any(re.search(rule, name) for rule in ignored) for name in found):
+    ignored = getattr(skeleton, "_keys_to_ignore_on_load_unexpected", None) or []
+    there = {id(state[each]) for each in found if each in state}  # a tied weight is one tensor of many names
+    renamed = any(each not in state and not any(re.search(rule, each) for rule in ignored) for each in found)
+    if renamed and len(there) > BY_CHANCE:
         return
-    there = {id(state[name]) for name in found if name in state}  # a tied weight is one tensor of many names
-    lost = [name for name, tensor in state.items() if isinstance(tensor, nn.Parameter) and id(tensor) not in there]
+    lost = [each for each, tensor in state.items() if isinstance(tensor, nn.Parameter) and id(tensor) not in there]
     if lost:
         raise ValueError(
-            f"{source.name}: the weights lack {len(lost)} of the model's tensors, such as {min(lost)}; complete the "
+            f"{name}: the weights lack {len(lost)} of the model's tensors, such as {min(lost)}; complete the "
             f"checkpoint, or correct config.json"
         )

@@ -82,7 +82,7 @@ def _main(arguments: list[str]) -> int:
     except OSError as error:
         if error.errno is None or error.strerror is None:
             raise
-        print(f"longitude: {error.strerror}: {error.filename or 'while writing'}", file=sys.stderr)
+        print(f"longitude: {error.strerror}: {error.filename2 or error.filename or 'while writing'}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
         print("longitude: interrupted; the same command continues", file=sys.stderr)

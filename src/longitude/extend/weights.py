@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from longitude.checkpoints.layout import Change
-from longitude.checkpoints.load import load, shapes_of
+from longitude.checkpoints.load import INDEX, load, shapes_of
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.source import INDEX, Source
+from longitude.checkpoints.source import Source
 from longitude.runs.files import new_folder, read_json, require_space, write_json
 
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")
@@ -74,6 +74,8 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
         (folder / "generation_config.json").unlink(missing_ok=True)
         del model
     missing, growth = set(changes), 0
+    if source.quantization is None:
+        require_numbers(source)
     for shard in source.shards or list(folder.glob("*.safetensors")):
         changed = {name: changes[name] for name in shapes_of(shard) if name in changes}
         missing -= changed.keys()
@@ -91,6 +93,22 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
         if "total_size" in entries.get("metadata", {}):
             entries["metadata"]["total_size"] += growth
             write_json(index, entries)
+
+
+def require_numbers(source: Source) -> None:
+    """ValueError for a weight with NaN or infinity, with the file that holds it."""
+    prefix = getattr(source.skeleton, "base_model_prefix", "")
+    weights = {name for name, _ in source.skeleton.named_parameters()}
+    for shard in source.shards:
+        with safe_open(shard, framework="pt") as file:
+            for name in shapes_of(shard):
+                if not weights & {name, f"{prefix}.{name}"}:
+                    continue  # a table of an older release may hold infinity
+                tensor = file.get_tensor(name)
+                if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and not bool(tensor.isfinite().all()):
+                    raise ValueError(
+                        f"{shard}: {name} has numbers that are not finite; copy or download the weights again"
+                    )
 
 
 def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:

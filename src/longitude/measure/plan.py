@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from longitude.checkpoints import load as checkpoints
 from longitude.checkpoints.config import contradictions, head_dim_of, raw_config, rope_types, trained_length
 from longitude.checkpoints.positions import has_alibi, last_position
+from longitude.checkpoints.source import require_fit
 from longitude.hf.stock import KEY, class_of
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, check_each_once, require_consistent, with_trained
@@ -132,6 +133,9 @@ def _subject(
     config = checkpoints.config_of(model)
     tokenizer = checkpoints.tokenizer_of(model, config)
     outline = outline_of(model, config)
+    plain = all(getattr(config, key, None) is None for key in (KEY, "quantization_config"))
+    if plain and (held := checkpoints.require_shards(Path(model).expanduser())):
+        require_fit(model, outline, held)
     needs, free = _needed(options, outline), available_memory(device)
     if needs.total > free:
         raise ValueError(

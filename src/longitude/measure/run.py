@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, NamedTuple
 
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
@@ -67,8 +68,9 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
     removes them), or when the only checkpoint cannot be loaded.
     """
     require_place(out)
+    made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with removed_if_nothing(out, made), locked(out):
         remove_unfinished(out)
         if fresh:
             for name in (REPORT, ROWS, JOURNAL, KEYS, ABOUT):
@@ -83,6 +85,17 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
             results = read_results(out)
             write_rows(results.rows, out / ROWS)
     return replace(results, failures=tuple(run.failures))
+
+
+@contextmanager
+def removed_if_nothing(out: Path, made: bool) -> Iterator[None]:
+    """Where nothing was measured because a checkpoint cannot be read, a directory that was made for it goes again."""
+    try:
+        yield
+    except ValueError:
+        if made and not (out / JOURNAL).exists():
+            rmtree(out)
+        raise
 
 
 class Opened(NamedTuple):

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,26 @@ from typing import Any
 LOCK = ".lock"
 FRESH = "start over with --fresh"
 """What remedies a broken run directory."""
+SYSTEM = re.compile(r"\(os error (\d+)\)")
+"""What a library in Rust, as safetensors, says of an error of the system."""
 FULL = 2**20
 """With fewer bytes free, a disk is full."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system while `path` is written name it, those too that a library tells in words of its own."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    except Exception as error:
+        if (number := SYSTEM.search(str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 @contextmanager
@@ -22,9 +41,10 @@ def atomic(path: Path) -> Iterator[Path]:
     """A temporary path next to `path` to write to; on leaving it is flushed and renamed to `path`, or removed on error."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield unfinished
-        flush(unfinished)
-        os.replace(unfinished, path)
+        with naming(path):
+            yield unfinished
+            flush(unfinished)
+            os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -48,7 +68,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             ) from None
         try:
             empty(unfinished)
-            yield unfinished
+            with naming(out):
+                yield unfinished
             for path in (*unfinished.rglob("*"), unfinished):
                 flush(path)
             if out.exists():

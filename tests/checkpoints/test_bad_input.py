@@ -1,0 +1,174 @@
+"""What is wrong with a checkpoint is one sentence with the file, exit code 2, nothing written and the source as it was."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.extend.conftest import files, saved
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return saved("llama", tmp_path_factory.mktemp("whole") / "model")
+
+
+@pytest.fixture(scope="module")
+def sharded(whole, tmp_path_factory):
+    folder = Path(shutil.copytree(whole, tmp_path_factory.mktemp("sharded") / "model"))
+    (folder / "model.safetensors").unlink()
+    AutoModelForCausalLM.from_pretrained(whole).save_pretrained(folder, max_shard_size="60KB")
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text("a text of some length, read many times. " * 400)
+    return tmp_path / "text.txt"
+
+
+def halved(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def with_number(name: str, number: float):
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        weights[name].view(-1)[3] = number
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def adapter(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "some/base"}))
+    save_file({"lora": torch.zeros(2)}, folder / "adapter_model.safetensors")
+
+
+def adapter_with_config(folder: Path) -> None:
+    config = (folder / "config.json").read_text()
+    adapter(folder)
+    (folder / "config.json").write_text(config)
+
+
+def of_another(folder: Path) -> None:
+    saved("gpt_neox", folder.parent / "other")
+    shutil.move(folder.parent / "other" / "config.json", folder / "config.json")
+    shutil.rmtree(folder.parent / "other")
+
+
+def downloading(folder: Path) -> None:
+    (folder / ".cache").mkdir()
+    shard(folder).rename(folder / ".cache" / "abc.incomplete")
+
+
+def shard(folder: Path) -> Path:
+    return sorted(folder.glob("*.safetensors"))[1]
+
+
+SECOND = "model-00002-of-00007.safetensors"
+DAMAGE = {  # what is done to the folder, or to the sharded one, and words of the sentence
+    "an adapter": (adapter, "adapter_config.json: this is an adapter of some/base"),
+    "an adapter with a config": (adapter_with_config, "adapter_config.json: this is an adapter of some/base"),
+    "cut in the middle": (
+        lambda folder: halved(folder / "model.safetensors"),
+        "model.safetensors: the weights are truncated",
+    ),
+    "a shard missing": (
+        lambda folder: shard(folder).unlink(),
+        f"model.safetensors.index.json names {SECOND}, which is not",
+    ),
+    "a shard cut": (lambda folder: halved(shard(folder)), f"{SECOND}: the weights are truncated"),
+    "a download that goes on": (downloading, "a download into the folder has not ended (.cache/abc.incomplete)"),
+    "another architecture's config": (of_another, "the weights lack"),
+    "NaN": (
+        with_number("model.layers.1.mlp.up_proj.weight", float("nan")),
+        "up_proj.weight has numbers that are not finite",
+    ),
+    "infinity": (
+        with_number("model.norm.weight", float("inf")),
+        "model.safetensors: model.norm.weight has numbers that",
+    ),
+    "an empty config": (lambda folder: (folder / "config.json").write_text(""), "config.json is not readable JSON"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "there is no config.json"),
+}
+
+
+def verbs(folder, text, out):
+    yarn = ("extend", folder, "--to", "256", "--method", "yarn", "--out", out)
+    return {
+        "check": ("check", folder),
+        "measure": ("measure", folder, "--lengths", "64", "--tasks", "perplexity", "--text", text, "--out", out),
+        "extend": (*yarn, "--no-measure"),
+        "extend, measured": (*yarn, "--text", text),
+    }
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_one_sentence_and_nothing_written(damage, whole, sharded, text, tmp_path, command):
+    spoil, words = DAMAGE[damage]
+    source = sharded if "shard" in damage or "download" in damage else whole
+    folder, out = Path(shutil.copytree(source, tmp_path / "model")), tmp_path / "out"
+    spoil(folder)
+    before, there = (
+        {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()},
+        sorted(tmp_path.iterdir()),
+    )
+    for verb, arguments in verbs(folder, text, out).items():
+        code, _, line = command(*arguments)
+        last = line.splitlines()[-1]
+        assert (verb, code) == (verb, 2) and words in last and str(folder) in last, (verb, line)
+        assert sorted(tmp_path.iterdir()) == there, verb
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_no_tokenizer(whole, text, tmp_path, command):
+    """Laws, and what is not measured, need none."""
+    folder, out = Path(shutil.copytree(whole, tmp_path / "model")), tmp_path / "out"
+    for path in folder.glob("token*"):
+        path.unlink()
+    codes = {verb: command(*arguments) for verb, arguments in verbs(folder, text, out).items() if verb != "extend"}
+    assert codes["check"][0] == 0
+    for verb in ("measure", "extend, measured"):
+        assert codes[verb][0] == 2 and f"{folder}: there is no tokenizer" in codes[verb][2]
+    assert not out.exists()
+
+
+def test_a_folder_that_is_being_written(whole, text, tmp_path, command):
+    folder = Path(shutil.copytree(whole, tmp_path / ".new.unfinished"))
+    for verb, arguments in verbs(folder, text, tmp_path / "out").items():
+        code, _, line = command(*arguments)
+        assert code == 2 and f"{folder} is being written" in line.splitlines()[-1], verb
+
+
+@pytest.fixture
+def full_at():
+    """full_at(bytes): from then on no file grows beyond, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("verb", ["measure", "extend", "convert"])
+def test_a_full_disk(verb, whole, text, tmp_path, command, full_at):
+    """Exit code 2, one sentence with the file; no folder that looks finished; then the same command works."""
+    out = tmp_path / "deep" / "out"
+    arguments = verbs(whole, text, out) | {
+        "convert": ("extend", whole, "--convert-layout", "interleaved", "--out", out)
+    }
+    before = files(whole)
+    full_at(1000)
+    code, _, line = command(*arguments[verb])
+    full_at(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert code == 2 and "File too large: " in (last := line.splitlines()[-1]) and str(tmp_path / "deep") in last
+    assert files(whole) == before
+    left = {path.name for path in (tmp_path / "deep").rglob("*")}
+    assert left <= ({"out", ".lock"} if verb == "measure" else set())  # a run, which the same command continues
+    assert command(*arguments[verb])[0] == 0
