@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import longitude as lg
-from longitude import c_compile
+from longitude import c_build
 from longitude.attention.backends import routes
 from longitude.bench.cases import AttentionShape, Inputs
 from longitude.bench.clock import CLOCKS, interleaved
@@ -72,7 +72,7 @@ def main() -> None:
     if options.processor and os.environ.get("ATEN_CPU_CAPABILITY") != options.processor:
         sys.exit(subprocess.run([sys.executable, *sys.argv], env={**os.environ, **AVX2}).returncode)
     if options.processor:  # our own loops too
-        c_compile.FLAGS = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in c_compile.FLAGS)
+        os.environ["LONGITUDE_COMPILE"], c_build.NATIVE = "native", ("-march=x86-64-v3", c_build.WIDE)
     found: dict[str, dict[str, dict[str, int | None]]] = {}
     work = [(t, p, d) for t in options.threads for p in ("forward", "training") for d in DTYPES]
     with Progress(total=len(work)) as progress:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from longitude import c_compile
+from longitude import c_build, c_compile
 
 SOURCE = "int answer(void) { return ANSWER; }"
-build = c_compile.library.__wrapped__
+build = lambda source, *options: c_compile.loop.__wrapped__(source, *options).library  # noqa: E731
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 /* Rotating pairs of numbers by an angle: `rotate_by_formula` in rotation.py, in one pass. */
 #include <stdint.h>
 #include <string.h>
+#include "parallel.h"
 typedef int64_t num;
 #define INLINE static inline __attribute__((always_inline))
 
@@ -65,19 +66,26 @@ static void block(const Call *call, const Heads *t, num b, num h, num end, num f
     }
 }
 
+enum { TOKENS = 128 };
+INLINE num together(const Heads *t) { return t->xh < t->xl ? t->heads : 4; }
+INLINE num blocks_of(const Call *call, const Heads *t) {
+  return call->B * ((call->L + TOKENS - 1) / TOKENS) * ((t->heads + together(t) - 1) / together(t));
+}
+
+/* The i-th block of all tensors. */
+static void rotate_block(const void *of, num i, int worker) {
+  const Call *call = of;
+  const Heads *t = call->tensors;
+  for (; i >= blocks_of(call, t); t++) i -= blocks_of(call, t);
+  num blocks = (call->L + TOKENS - 1) / TOKENS, groups = (t->heads + together(t) - 1) / together(t);
+  num b = i / (groups * blocks), h = i / blocks % groups * together(t), first = i % blocks * TOKENS;
+  num end = h + together(t) < t->heads ? h + together(t) : t->heads;
+  num last = first + TOKENS < call->L ? first + TOKENS : call->L;
+  block(call, t, b, h, end, first, last);
+}
+
 void rotate(const Call *call) {
-  enum { TOKENS = 128 };
-  num blocks = (call->L + TOKENS - 1) / TOKENS;
-  #pragma omp parallel num_threads(call->threads)
-  for (num n = 0; n < call->count; n++) {
-    const Heads *t = call->tensors + n;
-    num together = t->xh < t->xl ? t->heads : 4, groups = (t->heads + together - 1) / together;
-    #pragma omp for schedule(static) nowait
-    for (num i = 0; i < call->B * groups * blocks; i++) {
-      num b = i / (groups * blocks), h = i / blocks % groups * together, first = i % blocks * TOKENS;
-      num end = h + together < t->heads ? h + together : t->heads;
-      num last = first + TOKENS < call->L ? first + TOKENS : call->L;
-      block(call, t, b, h, end, first, last);
-    }
-  }
+  num count = 0;
+  for (num n = 0; n < call->count; n++) count += blocks_of(call, call->tensors + n);
+  in_parallel(rotate_block, call, count, 4 * call->threads, call->threads);
 }

@@ -88,18 +88,21 @@ INLINE void run(const Shape *s, const Data *d, Task k, int nv, real *out, real *
   for (num n = 0; n < N; n++) put(s, nv, last + (k.h * N + n) * V, S + n * nv, k.c);
 }
 
+typedef struct { const Shape *s; Data d; real *out, *last; } Forward;
+static void forward_task(const void *call, num i, int worker) {
+  const Forward *f = call;
+  const Shape *s = f->s;
+  Task task = task_of(s, i / blocks_of(s), i % blocks_of(s));
+  vec *S = aligned_alloc(64, (s->keys * WIDE + s->keys / LANES + 1) * sizeof(vec));
+  real *w = (real *)(S + s->keys * WIDE);
+  BY_WIDTH(s->values - task.c, run(s, &f->d, task, NV, f->out, f->last, S, w))
+  free(S);
+}
+
 void forward(const Shape *s, const real *q, const real *r, const real *k, const real *b, const real *v, const real *log_w,
              const unsigned char *keep, const real *first, real *out, real *last) {
-  Data d = {q, r, k, b, v, log_w, first, keep};
-  num blocks = blocks_of(s);
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num i = 0; i < s->batch * s->heads * blocks; i++) {
-    Task task = task_of(s, i / blocks, i % blocks);
-    vec *S = aligned_alloc(64, (s->keys * WIDE + s->keys / LANES + 1) * sizeof(vec));
-    real *w = (real *)(S + s->keys * WIDE);
-    BY_WIDTH(s->values - task.c, run(s, &d, task, NV, out, last, S, w))
-    free(S);
-  }
+  Forward call = {s, {q, r, k, b, v, log_w, first, keep}, out, last};
+  in_parallel(forward_task, &call, s->batch * s->heads * blocks_of(s), s->threads, s->threads);
 }
 
 /* Sums over the lanes of sixteen rows, times w unless NULL; added unless these are the first columns. */
@@ -190,19 +193,24 @@ INLINE void back(const Shape *s, const Data *d, Task k, int nv, const real *gout
   for (num n = 0; n < N; n++) put(s, nv, gfirst + (k.h * N + n) * V, G + n * nv, k.c);
 }
 
+typedef struct { const Shape *s; Data d; const real *gout, *glast; real *gq, *gr, *gk, *gb, *gv, *gw, *gfirst; } Backward;
+static void backward_task(const void *call, num h, int worker) {
+  const Backward *a = call;
+  const Shape *s = a->s;
+  num chunks = (s->length + s->chunk - 1) / s->chunk;
+  num vectors = s->keys * WIDE * (chunks + s->chunk + 2) + s->chunk * (WIDE + s->keys / LANES + 1);
+  vec *scratch = aligned_alloc(64, vectors * sizeof(vec));
+  for (num i = 0; i < blocks_of(s); i++) {
+    Task task = task_of(s, h, i);
+    BY_WIDTH(s->values - task.c,
+             back(s, &a->d, task, NV, a->gout, a->glast, a->gq, a->gr, a->gk, a->gb, a->gv, a->gw, a->gfirst, scratch))
+  }
+  free(scratch);
+}
+
 void backward(const Shape *s, const real *q, const real *r, const real *k, const real *b, const real *v, const real *log_w,
               const unsigned char *keep, const real *first, const real *gout, const real *glast, real *gq, real *gr, real *gk,
               real *gb, real *gv, real *gw, real *gfirst) {
-  Data d = {q, r, k, b, v, log_w, first, keep};
-  num blocks = blocks_of(s), chunks = (s->length + s->chunk - 1) / s->chunk;
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num h = 0; h < s->batch * s->heads; h++) {
-    num vectors = s->keys * WIDE * (chunks + s->chunk + 2) + s->chunk * (WIDE + s->keys / LANES + 1);
-    vec *scratch = aligned_alloc(64, vectors * sizeof(vec));
-    for (num i = 0; i < blocks; i++) {
-      Task task = task_of(s, h, i);
-      BY_WIDTH(s->values - task.c, back(s, &d, task, NV, gout, glast, gq, gr, gk, gb, gv, gw, gfirst, scratch))
-    }
-    free(scratch);
-  }
+  Backward call = {s, {q, r, k, b, v, log_w, first, keep}, gout, glast, gq, gr, gk, gb, gv, gw, gfirst};
+  in_parallel(backward_task, &call, s->batch * s->heads, s->threads, s->threads);
 }

@@ -48,16 +48,26 @@ INLINE void run(const Shape *s, num b, num c, int some, const real *u, const rea
   for (num n = 0; n < N; n++) put(last + b * 2 * N * H + c, s, n, h[n], some);
 }
 
+typedef struct {
+  const Shape *s;
+  const real *u, *r, *B, *C;
+  const unsigned char *flags;
+  const real *first;
+  real *y, *last;
+} Forward;
+static void forward_task(const void *call, num i, int worker) {
+  const Forward *f = call;
+  num b = i / blocks_of(f->s), c = i % blocks_of(f->s) * LANES, rest = f->s->channels - c;
+  complex *scratch = aligned_alloc(64, 4 * f->s->size * sizeof(complex));
+  if (rest >= LANES) run(f->s, b, c, LANES, f->u, f->r, f->B, f->C, f->flags, f->first, f->y, f->last, scratch);
+  else run(f->s, b, c, (int)rest, f->u, f->r, f->B, f->C, f->flags, f->first, f->y, f->last, scratch);
+  free(scratch);
+}
+
 void forward(const Shape *s, const real *u, const real *r, const real *B, const real *C, const unsigned char *flags,
              const real *first, real *y, real *last) {
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num i = 0; i < s->batch * blocks_of(s); i++) {
-    num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
-    complex *scratch = aligned_alloc(64, 4 * s->size * sizeof(complex));
-    if (s->channels - c >= LANES) run(s, b, c, LANES, u, r, B, C, flags, first, y, last, scratch);
-    else run(s, b, c, (int)(s->channels - c), u, r, B, C, flags, first, y, last, scratch);
-    free(scratch);
-  }
+  Forward call = {s, u, r, B, C, flags, first, y, last};
+  in_parallel(forward_task, &call, s->batch * blocks_of(s), s->threads, s->threads);
 }
 
 /* The states at the beginning of each chunk from a first pass; then chunks again, from the last to the first. */
@@ -120,17 +130,29 @@ INLINE void back(const Shape *s, num b, num c, int some, const real *u, const re
 }
 
 /* gr, gB, gC [batch, 2, size, channels]: their sums over rows are left to the caller. */
+typedef struct {
+  const Shape *s;
+  const real *u, *r, *B, *C;
+  const unsigned char *flags;
+  const real *first, *gy, *glast;
+  real *gu, *gr, *gB, *gC, *gfirst;
+} Backward;
+static void backward_task(const void *call, num i, int worker) {
+  const Backward *a = call;
+  const Shape *s = a->s;
+  num chunks = (s->length + s->chunk - 1) / s->chunk;
+  num b = i / blocks_of(s), c = i % blocks_of(s) * LANES, rest = s->channels - c;
+  complex *scratch = aligned_alloc(64, s->size * (8 + s->chunk + chunks) * sizeof(complex));
+  if (rest >= LANES)
+    back(s, b, c, LANES, a->u, a->r, a->B, a->C, a->flags, a->first, a->gy, a->glast, a->gu, a->gr, a->gB, a->gC, a->gfirst, scratch);
+  else
+    back(s, b, c, (int)rest, a->u, a->r, a->B, a->C, a->flags, a->first, a->gy, a->glast, a->gu, a->gr, a->gB, a->gC, a->gfirst,
+         scratch);
+  free(scratch);
+}
+
 void backward(const Shape *s, const real *u, const real *r, const real *B, const real *C, const unsigned char *flags,
               const real *first, const real *gy, const real *glast, real *gu, real *gr, real *gB, real *gC, real *gfirst) {
-  num chunks = (s->length + s->chunk - 1) / s->chunk;
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num i = 0; i < s->batch * blocks_of(s); i++) {
-    num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
-    complex *scratch = aligned_alloc(64, s->size * (8 + s->chunk + chunks) * sizeof(complex));
-    if (s->channels - c >= LANES)
-      back(s, b, c, LANES, u, r, B, C, flags, first, gy, glast, gu, gr, gB, gC, gfirst, scratch);
-    else
-      back(s, b, c, (int)(s->channels - c), u, r, B, C, flags, first, gy, glast, gu, gr, gB, gC, gfirst, scratch);
-    free(scratch);
-  }
+  Backward call = {s, u, r, B, C, flags, first, gy, glast, gu, gr, gB, gC, gfirst};
+  in_parallel(backward_task, &call, s->batch * blocks_of(s), s->threads, s->threads);
 }

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "parallel.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16

@@ -42,16 +42,28 @@ INLINE void run(const Shape *s, Task k, int some, const real *dt, const real *x,
   for (num n = 0; n < N; n++) store(last + ((k.b * s->groups + k.g) * N + n) * P + k.c, h[n], some);
 }
 
+typedef struct {
+  const Shape *s;
+  const real *dt, *x, *A, *B, *C;
+  const unsigned char *keep;
+  const real *first;
+  real *y, *last;
+} Forward;
+static void forward_task(const void *call, num i, int worker) {
+  const Forward *f = call;
+  Task k = task_of(f->s, i);
+  num N = f->s->size;
+  vec *scratch = aligned_alloc(64, 2 * N * sizeof(vec));
+  if (k.some == LANES)
+    run(f->s, k, LANES, f->dt, f->x, f->A, f->B, f->C, f->keep, f->first, f->y, f->last, scratch, scratch + N);
+  else run(f->s, k, k.some, f->dt, f->x, f->A, f->B, f->C, f->keep, f->first, f->y, f->last, scratch, scratch + N);
+  free(scratch);
+}
+
 void forward(const Shape *s, const real *dt, const real *x, const real *A, const real *B, const real *C,
              const unsigned char *keep, const real *first, real *y, real *last) {
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num i = 0; i < tasks_of(s); i++) {
-    Task k = task_of(s, i);
-    vec *scratch = aligned_alloc(64, 2 * s->size * sizeof(vec));
-    if (k.some == LANES) run(s, k, LANES, dt, x, A, B, C, keep, first, y, last, scratch, scratch + s->size);
-    else run(s, k, k.some, dt, x, A, B, C, keep, first, y, last, scratch, scratch + s->size);
-    free(scratch);
-  }
+  Forward call = {s, dt, x, A, B, C, keep, first, y, last};
+  in_parallel(forward_task, &call, tasks_of(s), s->threads, s->threads);
 }
 
 /* With the state after each chunk from a first pass, chunks are gone through again from the last to the first. gB, gC
@@ -123,18 +135,32 @@ INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x
   }
 }
 
+typedef struct {
+  const Shape *s;
+  const real *dt, *x, *A, *B, *C;
+  const unsigned char *keep;
+  const real *first, *gy, *glast;
+  real *gdt, *gx, *gA, *gB, *gC, *gfirst;
+} Backward;
+static void backward_task(const void *call, num i, int worker) {
+  const Backward *b = call;
+  const Shape *s = b->s;
+  Task k = task_of(s, i);
+  num chunks = (s->length + s->chunk - 1) / s->chunk;
+  real *gB = b->gB + i * s->length * s->size, *gC = b->gC + i * s->length * s->size;
+  vec *scratch = aligned_alloc(64, s->size * (4 + 2 * s->chunk + chunks) * sizeof(vec));
+  if (k.some == LANES)
+    back(s, k, LANES, b->dt, b->x, b->A, b->B, b->C, b->keep, b->first, b->gy, b->glast, b->gdt, b->gx, b->gA, gB, gC, b->gfirst,
+         scratch);
+  else
+    back(s, k, k.some, b->dt, b->x, b->A, b->B, b->C, b->keep, b->first, b->gy, b->glast, b->gdt, b->gx, b->gA, gB, gC, b->gfirst,
+         scratch);
+  free(scratch);
+}
+
 void backward(const Shape *s, const real *dt, const real *x, const real *A, const real *B, const real *C,
               const unsigned char *keep, const real *first, const real *gy, const real *glast, real *gdt, real *gx,
               real *gA, real *gB, real *gC, real *gfirst) {
-  num chunks = (s->length + s->chunk - 1) / s->chunk, each = s->length * s->size;
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num i = 0; i < tasks_of(s); i++) {
-    Task k = task_of(s, i);
-    vec *scratch = aligned_alloc(64, s->size * (4 + 2 * s->chunk + chunks) * sizeof(vec));
-    if (k.some == LANES)
-      back(s, k, LANES, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, scratch);
-    else
-      back(s, k, k.some, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, scratch);
-    free(scratch);
-  }
+  Backward call = {s, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB, gC, gfirst};
+  in_parallel(backward_task, &call, tasks_of(s), s->threads, s->threads);
 }

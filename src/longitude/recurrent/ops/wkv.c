@@ -44,14 +44,24 @@ INLINE void run(const Shape *s, num b, num c, int some, const real *w_, const re
   }
 }
 
+typedef struct {
+  const Shape *s;
+  const real *w, *u, *k, *v;
+  const unsigned char *flags;
+  const real *first;
+  real *out, *last;
+} Forward;
+static void forward_task(const void *call, num i, int worker) {
+  const Forward *f = call;
+  num b = i / blocks_of(f->s), c = i % blocks_of(f->s) * LANES, rest = f->s->channels - c;
+  if (rest >= LANES) run(f->s, b, c, LANES, f->w, f->u, f->k, f->v, f->flags, f->first, f->out, f->last, NULL);
+  else run(f->s, b, c, (int)rest, f->w, f->u, f->k, f->v, f->flags, f->first, f->out, f->last, NULL);
+}
+
 void forward(const Shape *s, const real *w, const real *u, const real *k, const real *v, const unsigned char *flags,
              const real *first, real *out, real *last) {
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num i = 0; i < s->batch * blocks_of(s); i++) {
-    num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
-    if (s->channels - c >= LANES) run(s, b, c, LANES, w, u, k, v, flags, first, out, last, NULL);
-    else run(s, b, c, (int)(s->channels - c), w, u, k, v, flags, first, out, last, NULL);
-  }
+  Forward call = {s, w, u, k, v, flags, first, out, last};
+  in_parallel(forward_task, &call, s->batch * blocks_of(s), s->threads, s->threads);
 }
 
 INLINE void back(const Shape *s, num b, num c, int some, const real *w_, const real *u_, const real *k_, const real *v_,
@@ -97,16 +107,28 @@ INLINE void back(const Shape *s, num b, num c, int some, const real *w_, const r
 }
 
 /* gw, gu [batch, channels]: their sums over rows are left to the caller. */
+typedef struct {
+  const Shape *s;
+  const real *w, *u, *k, *v;
+  const unsigned char *flags;
+  const real *first, *gout, *glast;
+  real *gw, *gu, *gk, *gv, *gfirst;
+} Backward;
+static void backward_task(const void *call, num i, int worker) {
+  const Backward *a = call;
+  const Shape *s = a->s;
+  num b = i / blocks_of(s), c = i % blocks_of(s) * LANES, rest = s->channels - c;
+  Sums *all = aligned_alloc(64, s->length * sizeof(Sums));
+  if (rest >= LANES)
+    back(s, b, c, LANES, a->w, a->u, a->k, a->v, a->flags, a->first, a->gout, a->glast, a->gw, a->gu, a->gk, a->gv, a->gfirst, all);
+  else
+    back(s, b, c, (int)rest, a->w, a->u, a->k, a->v, a->flags, a->first, a->gout, a->glast, a->gw, a->gu, a->gk, a->gv, a->gfirst,
+         all);
+  free(all);
+}
+
 void backward(const Shape *s, const real *w, const real *u, const real *k, const real *v, const unsigned char *flags,
               const real *first, const real *gout, const real *glast, real *gw, real *gu, real *gk, real *gv, real *gfirst) {
-  #pragma omp parallel for num_threads((int)s->threads)
-  for (num i = 0; i < s->batch * blocks_of(s); i++) {
-    num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
-    Sums *all = aligned_alloc(64, s->length * sizeof(Sums));
-    if (s->channels - c >= LANES)
-      back(s, b, c, LANES, w, u, k, v, flags, first, gout, glast, gw, gu, gk, gv, gfirst, all);
-    else
-      back(s, b, c, (int)(s->channels - c), w, u, k, v, flags, first, gout, glast, gw, gu, gk, gv, gfirst, all);
-    free(all);
-  }
+  Backward call = {s, w, u, k, v, flags, first, gout, glast, gw, gu, gk, gv, gfirst};
+  in_parallel(backward_task, &call, s->batch * blocks_of(s), s->threads, s->threads);
 }

@@ -125,83 +125,88 @@ num forward_space(const Shape *s) {
 
 /* lse [B, H, Lq]; ends [2, B, H, Lq], the same in base 2 and in two parts, the highest score and what the others add: backward
    then makes the same weights, however large scores are. A task is a span, a head of keys, a share of the blocks of queries. */
-void forward(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *ends,
-             real *space) {
+typedef struct { const Shape *s; In q, k, v; const real *table; num table_row; Out out; real *lse, *ends, *space; } Forward;
+static void forward_task(const void *call, num task, int worker) {
+  const Forward *all = call;
+  const Shape *s = all->s;
   Sizes size = sizes(s);
+  In q = all->q, k = all->k, v = all->v;
   num dim = size.dim;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
-  for (num task = 0; task < s->count * size.shared * s->splits; task++) {
-    num h = task / s->splits % size.shared, shift;
-    Span p = s->spans[task / s->splits / size.shared];
-    Shape t = alone(s, p, &shift);
-    num blocks = (t.queries + BLOCK - 1) / BLOCK;
-    real *keys = space + omp_get_thread_num() * forward_space(s), *values = keys + size.head, *longest = values + size.head;
-    real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
-    real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
-    real *counts = total + BLOCK, *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
-    lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
-    for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
-      const store *from_v = in(v, p.batch, h, p.k_from + b);
-      longest[b / PANEL] += 0 * lay_down(from_v, v.row, least(t.keys - b, PANEL), PANEL, s->dim, dim, 1, values + b * dim);
-    }
-    for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
-      const real *offsets = table ? table + g * table_row + shift : 0;
-      Curve curve = curve_of(s, g);
-      num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
-      tabulate(&t, s->curves ? 0 : offsets, biases, highest);
-      for (num n = task % s->splits; n < blocks; n += s->splits) {
-        num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
-        const store *from_q = in(q, p.batch, g, p.q_from + a);
-        real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
-        memset(made, 0, BLOCK * dim * sizeof(real));
-        Pieces pieces[BLOCK] = {0};
-        for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = counts[r] = 0;
-        if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
-        num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
-        for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
-          real bound = length * longest[b / PANEL];
-          for (num r = 0; r < rows; r += ROWS) {
-            num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
-            num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
-            if (from >= to) continue;
-            if (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r)) continue;
-            int wide = (int)((to - skip + WIDE - 1) / WIDE);
-            score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
-            for (num i = r; i < last; i++) {
-              vec *x = (vec *)(tile + (i - r) * PANEL), sum = SAME(0);
-              if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
-              if (s->curves) {
-                num at = MARGIN + t.queries - 1 - a - i + b + skip;
-                real rate = s->rates[p.batch * s->queries + p.q_from + a + i];
-                pieces[i] = bend(&curve, distances + at, rate, nearest - at, pieces[i], x, wide);
-              }
-              vec high = x[0];
-              for (int w = 1; w < wide; w++) high = larger(x[w], high);
-              real now = highest_of(high);
-              if (now > top[i]) {
-                real factor = power(SAME(top[i] - now))[0];
-                for (num d = 0; d < dim; d += WIDE) *(vec *)(made + i * dim + d) *= factor;
-                total[i] *= factor;
-                top[i] = now;
-              }
-              for (int w = 0; w < wide; w++) sum += x[w] = power(x[w] - top[i]);
-              total[i] += sum_of(sum);
+  num h = task / s->splits % size.shared, shift;
+  Span p = s->spans[task / s->splits / size.shared];
+  Shape t = alone(s, p, &shift);
+  num blocks = (t.queries + BLOCK - 1) / BLOCK;
+  real *keys = all->space + worker * forward_space(s), *values = keys + size.head, *longest = values + size.head;
+  real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
+  real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
+  real *counts = total + BLOCK, *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
+  lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
+  for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
+    const store *from_v = in(v, p.batch, h, p.k_from + b);
+    longest[b / PANEL] += 0 * lay_down(from_v, v.row, least(t.keys - b, PANEL), PANEL, s->dim, dim, 1, values + b * dim);
+  }
+  for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
+    const real *offsets = all->table ? all->table + g * all->table_row + shift : 0;
+    Curve curve = curve_of(s, g);
+    num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
+    tabulate(&t, s->curves ? 0 : offsets, biases, highest);
+    for (num n = task % s->splits; n < blocks; n += s->splits) {
+      num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
+      const store *from_q = in(q, p.batch, g, p.q_from + a);
+      real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
+      memset(made, 0, BLOCK * dim * sizeof(real));
+      Pieces pieces[BLOCK] = {0};
+      for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = counts[r] = 0;
+      if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
+      num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
+      for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
+        real bound = length * longest[b / PANEL];
+        for (num r = 0; r < rows; r += ROWS) {
+          num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
+          num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
+          if (from >= to) continue;
+          if (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r)) continue;
+          int wide = (int)((to - skip + WIDE - 1) / WIDE);
+          score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
+          for (num i = r; i < last; i++) {
+            vec *x = (vec *)(tile + (i - r) * PANEL), sum = SAME(0);
+            if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
+            if (s->curves) {
+              num at = MARGIN + t.queries - 1 - a - i + b + skip;
+              real rate = s->rates[p.batch * s->queries + p.q_from + a + i];
+              pieces[i] = bend(&curve, distances + at, rate, nearest - at, pieces[i], x, wide);
             }
-            gather(ROWS, dim, to - from, tile + from - skip, PANEL, 1, values + (b + from) * dim, made + r * dim);
+            vec high = x[0];
+            for (int w = 1; w < wide; w++) high = larger(x[w], high);
+            real now = highest_of(high);
+            if (now > top[i]) {
+              real factor = power(SAME(top[i] - now))[0];
+              for (num d = 0; d < dim; d += WIDE) *(vec *)(made + i * dim + d) *= factor;
+              total[i] *= factor;
+              top[i] = now;
+            }
+            for (int w = 0; w < wide; w++) sum += x[w] = power(x[w] - top[i]);
+            total[i] += sum_of(sum);
           }
+          gather(ROWS, dim, to - from, tile + from - skip, PANEL, 1, values + (b + from) * dim, made + r * dim);
         }
-        for (num r = 0; r < rows; r++) {
-          store *to = out_of(out, p.batch, g, p.q_from + a + r, 0);
-          int has_keys = low_key(&t, a + r) < high_key(&t, a + r);
-          for (num d = 0; d < s->dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total[r] : 0);
-          num at = (p.batch * s->heads + g) * s->queries + p.q_from + a + r;
-          ends[at] = has_keys ? top[r] : INFINITY;
-          ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;
-          lse[at] = !has_keys ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
-        }
+      }
+      for (num r = 0; r < rows; r++) {
+        store *to = out_of(all->out, p.batch, g, p.q_from + a + r, 0);
+        int has_keys = low_key(&t, a + r) < high_key(&t, a + r);
+        for (num d = 0; d < s->dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total[r] : 0);
+        num at = (p.batch * s->heads + g) * s->queries + p.q_from + a + r;
+        all->ends[at] = has_keys ? top[r] : INFINITY;
+        all->ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;
+        all->lse[at] = !has_keys ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
       }
     }
   }
+}
+
+void forward(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *ends, real *space) {
+  Forward all = {s, q, k, v, table, table_row, out, lse, ends, space};
+  in_parallel(forward_task, &all, s->count * (s->heads / s->groups) * s->splits, 0, s->threads);
 }
 
 /* ---- backward ---- */
@@ -213,132 +218,149 @@ num backward_space(const Shape *s) {
 
 /* ends as forward made them; grad_lse [B, H, Lq] or null: what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
    if there is one. A task is a head of keys, a share of the spans, and a share of the blocks of queries in each. */
-void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *table, num table_row, const real *ends,
-              const real *grad_lse, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *space) {
+typedef struct {
+  const Shape *s;
+  In grad, q, k, v, out;
+  const real *table;
+  num table_row;
+  const real *ends, *grad_lse;
+  Out grad_q, grad_k, grad_v;
+  real *grad_table, *space;
+} Backward;
+static void backward_task(const void *call, num task, int worker) {
+  const Backward *all = call;
+  const Shape *s = all->s;
   Sizes size = sizes(s);
+  In grad = all->grad, q = all->q, k = all->k, v = all->v, out = all->out;
+  Out grad_q = all->grad_q, grad_k = all->grad_k, grad_v = all->grad_v;
+  const real *grad_lse = all->grad_lse;
+  real *grad_table = all->grad_table;
   num dim = size.dim;
   num block = s->last - s->first < 8 * BLOCK ? BLOCK / 2 : BLOCK; /* its queries meet the panels of all: few, where it is narrow */
-#pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
-  for (num task = 0; task < size.shared * s->shares * s->splits; task++) {
-    num split = task % s->splits, share = task / s->splits % s->shares, h = task / s->splits / s->shares, shift;
-    real *keys = space + omp_get_thread_num() * backward_space(s), *values = keys + size.head, *flat = values + size.head;
-    real *made_k = flat + size.head, *made_v = made_k + size.head, *longest = made_v + size.head;
-    real *biases = longest + 2 * size.panels, *highest = biases + size.table, *made_table = highest + size.table;
-    real *queries = made_table + size.table, *grads = queries + BLOCK * dim, *made = grads + BLOCK * dim;
-    real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *top = slopes + BLOCK * PANEL;
-    real *total = top + BLOCK, *delta = total + BLOCK, *run = delta + BLOCK, *logits = run + BLOCK;
-    real *of_logits = logits + BLOCK * size.logits, *counts = of_logits + BLOCK * size.logits, full = s->columns - 1;
-    real *distances = logits + (s->logits ? BLOCK * (2 * size.logits + size.panels) : 0), *of_curve = distances + size.distances;
-    for (num span = share; span < s->count; span += s->shares) {
-      Span p = s->spans[span];
-      Shape t = alone(s, p, &shift);
-      num blocks = (t.queries + block - 1) / block, padded = up(t.keys, PANEL);
-      const store *from_k = in(k, p.batch, h, p.k_from), *from_v = in(v, p.batch, h, p.k_from);
-      lay_across(from_k, k.row, t.keys, s->dim, dim, keys, longest);
-      lay_across(from_v, v.row, t.keys, s->dim, dim, values, longest + size.panels);
-      lay_down(from_k, k.row, t.keys, padded, s->dim, dim, 1, flat);
-      for (num b = 0; b < t.keys; b += PANEL) longest[b / PANEL] += 0 * longest[size.panels + b / PANEL];
-      memset(made_k, 0, padded * dim * sizeof(real));
-      memset(made_v, 0, padded * dim * sizeof(real));
-      for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
-        const real *offsets = table ? table + g * table_row + shift : 0;
-        Curve curve = curve_of(s, g);
-        num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
-        num of_head = (split * s->shares + share) * s->heads + g; /* where sums over queries and keys go */
-        tabulate(&t, s->curves ? 0 : offsets, biases, highest);
-        memset(made_table, 0, size.table * sizeof(real));
-        for (num n = split; n < blocks; n += s->splits) {
-          num a = n * block, rows = least(block, t.queries - a);
-          num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
-          const store *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
-          const store *from_out = in(out, p.batch, g, p.q_from + a);
-          real length = lay_down(from_q, q.row, rows, block, s->dim, dim, (real)s->scale * LOG2E, queries);
-          length += 0 * lay_down(from_grad, grad.row, rows, block, s->dim, dim, 1, grads);
-          memset(made, 0, block * dim * sizeof(real));
-          for (num r = 0; r < block; r++) {
-            top[r] = r < rows ? ends[at + r] : INFINITY; /* infinite: without keys its weights are 0 */
-            total[r] = r < rows ? ends[at + r + s->batch * s->heads * s->queries] : 0;
-            delta[r] = grad_lse && r < rows ? grad_lse[at + r] : 0;
-            if (r < rows) delta[r] -= dot(grads + r * dim, from_out + r * out.row, s->dim);
-            delta[r] = top[r] != INFINITY ? delta[r] : 0;
-            length += 0 * delta[r];
-          }
-          num low = low_key(&t, a), high = high_key(&t, a + rows - 1), in_rows = at;
-          Pieces pieces[BLOCK] = {0};
-          memset(of_curve, 0, 2 * s->pieces * sizeof(vec));
-          if (s->logits) { /* the count behind each panel, the newest first */
-            lay_logits(s, at, rows, logits);
-            memset(of_logits, 0, BLOCK * size.logits * sizeof(real));
-            memset(run, 0, BLOCK * sizeof(real));
-            real *count = weights;
-            memset(count, 0, BLOCK * sizeof(real));
-            for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL)
-              for (num r = 0; r < rows; r += ROWS) {
-                int some = 0;
-                for (num i = r; i < r + ROWS; i++) some |= !((counts[b / PANEL * BLOCK + i] = count[i]) >= full);
-                if (!some) continue;
-                real bound = length * longest[b / PANEL];
-                score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), slopes);
-                for (num i = 0; i < ROWS; i++)
-                  count[r + i] = raise(logits + (r + i) * size.logits, full, count[r + i], (vec *)(slopes + i * PANEL), ACROSS, 0);
-              }
-          }
-          for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
-            num first = block, last = 0; /* the queries for which this panel counts */
-            real bound = length * longest[b / PANEL];
-            for (num r = 0; r < rows; r += ROWS) {
-              real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
-              num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
-              if (from >= to || (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r))) {
-                memset(weight, 0, ROWS * PANEL * sizeof(real));
-                memset(slope, 0, ROWS * PANEL * sizeof(real));
-                continue;
-              }
-              first = least(first, r), last = r + ROWS;
-              score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), weight);
-              product(ROWS, ACROSS, dim, grads + r * dim, dim, 1, values + b * dim, PANEL, 0, 0, slope, PANEL);
-              real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b;
-              for (num i = 0; i < ROWS; i++, diagonal--) {
-                Place at[ACROSS];
-                real *own = logits + (r + i) * size.logits, count = s->logits ? counts[b / PANEL * BLOCK + r + i] : 0;
-                num place = diagonal - made_table;
-                real rate = s->curves && r + i < rows ? s->rates[p.batch * s->queries + p.q_from + a + r + i] : 0;
-                if (s->logits) raise(own, full, count, (vec *)(weight + i * PANEL), ACROSS, at);
-                if (s->curves) pieces[r + i] = bend(&curve, distances + place, rate, nearest - place, pieces[r + i],
-                                                    (vec *)(weight + i * PANEL), ACROSS);
-                for (num w = 0; w < PANEL; w += WIDE) {
-                  vec *x = (vec *)(weight + i * PANEL + w), *y = (vec *)(slope + i * PANEL + w);
-                  *x = power(*x - top[r + i] - total[r + i]);
-                  *y = *x * (*y + delta[r + i]);
-                  if (grad_table && !s->curves) *(vec *)(diagonal + w) += *y;
-                }
-                if (s->curves && r + i < rows)
-                  s->grad_rates[in_rows + r + i] += unbend(&curve, distances + place, rate, pieces[r + i], (vec *)(slope + i * PANEL),
-                                                           (vec *)of_curve, diagonal);
-                if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], (vec *)(slope + i * PANEL), ACROSS,
-                                                  of_logits + (r + i) * size.logits);
-              }
-              gather(ROWS, dim, to - from, slope + from, PANEL, 1, flat + (b + from) * dim, made + r * dim);
-            }
-            if (first >= last) continue;
-            scatter(dim, last - first, weights + first * PANEL, grads + first * dim, made_v + b * dim);
-            scatter(dim, last - first, slopes + first * PANEL, queries + first * dim, made_k + b * dim);
-          }
-          for (num m = 0; m < 2 * s->pieces; m++) s->grad_curves[of_head * 3 * s->pieces + m] += sum_of(((vec *)of_curve)[m]);
-          for (num r = 0; r < rows; r++) {
-            store *to = out_of(grad_q, p.batch, g, p.q_from + a + r, 0);
-            for (num d = 0; d < s->dim; d++) to[d] = narrow(made[r * dim + d] * (real)s->scale);
-            for (num c = 0; s->logits && c <= s->columns; c++)
-              s->grad_logits[(at + r) * s->columns + least(c, s->columns - 1)] += of_logits[r * size.logits + c];
-          }
+  num split = task % s->splits, share = task / s->splits % s->shares, h = task / s->splits / s->shares, shift;
+  real *keys = all->space + worker * backward_space(s), *values = keys + size.head, *flat = values + size.head;
+  real *made_k = flat + size.head, *made_v = made_k + size.head, *longest = made_v + size.head;
+  real *biases = longest + 2 * size.panels, *highest = biases + size.table, *made_table = highest + size.table;
+  real *queries = made_table + size.table, *grads = queries + BLOCK * dim, *made = grads + BLOCK * dim;
+  real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *top = slopes + BLOCK * PANEL;
+  real *total = top + BLOCK, *delta = total + BLOCK, *run = delta + BLOCK, *logits = run + BLOCK;
+  real *of_logits = logits + BLOCK * size.logits, *counts = of_logits + BLOCK * size.logits, full = s->columns - 1;
+  real *distances = logits + (s->logits ? BLOCK * (2 * size.logits + size.panels) : 0), *of_curve = distances + size.distances;
+  for (num span = share; span < s->count; span += s->shares) {
+    Span p = s->spans[span];
+    Shape t = alone(s, p, &shift);
+    num blocks = (t.queries + block - 1) / block, padded = up(t.keys, PANEL);
+    const store *from_k = in(k, p.batch, h, p.k_from), *from_v = in(v, p.batch, h, p.k_from);
+    lay_across(from_k, k.row, t.keys, s->dim, dim, keys, longest);
+    lay_across(from_v, v.row, t.keys, s->dim, dim, values, longest + size.panels);
+    lay_down(from_k, k.row, t.keys, padded, s->dim, dim, 1, flat);
+    for (num b = 0; b < t.keys; b += PANEL) longest[b / PANEL] += 0 * longest[size.panels + b / PANEL];
+    memset(made_k, 0, padded * dim * sizeof(real));
+    memset(made_v, 0, padded * dim * sizeof(real));
+    for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
+      const real *offsets = all->table ? all->table + g * all->table_row + shift : 0;
+      Curve curve = curve_of(s, g);
+      num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
+      num of_head = (split * s->shares + share) * s->heads + g; /* where sums over queries and keys go */
+      tabulate(&t, s->curves ? 0 : offsets, biases, highest);
+      memset(made_table, 0, size.table * sizeof(real));
+      for (num n = split; n < blocks; n += s->splits) {
+        num a = n * block, rows = least(block, t.queries - a);
+        num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
+        const store *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
+        const store *from_out = in(out, p.batch, g, p.q_from + a);
+        real length = lay_down(from_q, q.row, rows, block, s->dim, dim, (real)s->scale * LOG2E, queries);
+        length += 0 * lay_down(from_grad, grad.row, rows, block, s->dim, dim, 1, grads);
+        memset(made, 0, block * dim * sizeof(real));
+        for (num r = 0; r < block; r++) {
+          top[r] = r < rows ? all->ends[at + r] : INFINITY; /* infinite: without keys its weights are 0 */
+          total[r] = r < rows ? all->ends[at + r + s->batch * s->heads * s->queries] : 0;
+          delta[r] = grad_lse && r < rows ? grad_lse[at + r] : 0;
+          if (r < rows) delta[r] -= dot(grads + r * dim, from_out + r * out.row, s->dim);
+          delta[r] = top[r] != INFINITY ? delta[r] : 0;
+          length += 0 * delta[r];
         }
-        num to = of_head * (s->queries + s->keys - 1) + shift;
-        for (num n = 0; grad_table && n < t.queries + t.keys - 1; n++) grad_table[to + n] += made_table[MARGIN + n];
+        num low = low_key(&t, a), high = high_key(&t, a + rows - 1), in_rows = at;
+        Pieces pieces[BLOCK] = {0};
+        memset(of_curve, 0, 2 * s->pieces * sizeof(vec));
+        if (s->logits) { /* the count behind each panel, the newest first */
+          lay_logits(s, at, rows, logits);
+          memset(of_logits, 0, BLOCK * size.logits * sizeof(real));
+          memset(run, 0, BLOCK * sizeof(real));
+          real *count = weights;
+          memset(count, 0, BLOCK * sizeof(real));
+          for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL)
+            for (num r = 0; r < rows; r += ROWS) {
+              int some = 0;
+              for (num i = r; i < r + ROWS; i++) some |= !((counts[b / PANEL * BLOCK + i] = count[i]) >= full);
+              if (!some) continue;
+              real bound = length * longest[b / PANEL];
+              score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), slopes);
+              for (num i = 0; i < ROWS; i++)
+                count[r + i] = raise(logits + (r + i) * size.logits, full, count[r + i], (vec *)(slopes + i * PANEL), ACROSS, 0);
+            }
+        }
+        for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
+          num first = block, last = 0; /* the queries for which this panel counts */
+          real bound = length * longest[b / PANEL];
+          for (num r = 0; r < rows; r += ROWS) {
+            real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
+            num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
+            if (from >= to || (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r))) {
+              memset(weight, 0, ROWS * PANEL * sizeof(real));
+              memset(slope, 0, ROWS * PANEL * sizeof(real));
+              continue;
+            }
+            first = least(first, r), last = r + ROWS;
+            score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), weight);
+            product(ROWS, ACROSS, dim, grads + r * dim, dim, 1, values + b * dim, PANEL, 0, 0, slope, PANEL);
+            real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b;
+            for (num i = 0; i < ROWS; i++, diagonal--) {
+              Place at[ACROSS];
+              real *own = logits + (r + i) * size.logits, count = s->logits ? counts[b / PANEL * BLOCK + r + i] : 0;
+              num place = diagonal - made_table;
+              real rate = s->curves && r + i < rows ? s->rates[p.batch * s->queries + p.q_from + a + r + i] : 0;
+              if (s->logits) raise(own, full, count, (vec *)(weight + i * PANEL), ACROSS, at);
+              if (s->curves) pieces[r + i] = bend(&curve, distances + place, rate, nearest - place, pieces[r + i],
+                                                  (vec *)(weight + i * PANEL), ACROSS);
+              for (num w = 0; w < PANEL; w += WIDE) {
+                vec *x = (vec *)(weight + i * PANEL + w), *y = (vec *)(slope + i * PANEL + w);
+                *x = power(*x - top[r + i] - total[r + i]);
+                *y = *x * (*y + delta[r + i]);
+                if (grad_table && !s->curves) *(vec *)(diagonal + w) += *y;
+              }
+              if (s->curves && r + i < rows)
+                s->grad_rates[in_rows + r + i] += unbend(&curve, distances + place, rate, pieces[r + i], (vec *)(slope + i * PANEL),
+                                                         (vec *)of_curve, diagonal);
+              if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], (vec *)(slope + i * PANEL), ACROSS,
+                                                of_logits + (r + i) * size.logits);
+            }
+            gather(ROWS, dim, to - from, slope + from, PANEL, 1, flat + (b + from) * dim, made + r * dim);
+          }
+          if (first >= last) continue;
+          scatter(dim, last - first, weights + first * PANEL, grads + first * dim, made_v + b * dim);
+          scatter(dim, last - first, slopes + first * PANEL, queries + first * dim, made_k + b * dim);
+        }
+        for (num m = 0; m < 2 * s->pieces; m++) s->grad_curves[of_head * 3 * s->pieces + m] += sum_of(((vec *)of_curve)[m]);
+        for (num r = 0; r < rows; r++) {
+          store *to = out_of(grad_q, p.batch, g, p.q_from + a + r, 0);
+          for (num d = 0; d < s->dim; d++) to[d] = narrow(made[r * dim + d] * (real)s->scale);
+          for (num c = 0; s->logits && c <= s->columns; c++)
+            s->grad_logits[(at + r) * s->columns + least(c, s->columns - 1)] += of_logits[r * size.logits + c];
+        }
       }
-      for (num b = 0; b < t.keys; b++) {
-        store *to_k = out_of(grad_k, p.batch, h, p.k_from + b, split), *to_v = out_of(grad_v, p.batch, h, p.k_from + b, split);
-        for (num d = 0; d < s->dim; d++) to_k[d] = narrow(made_k[b * dim + d] / LOG2E), to_v[d] = narrow(made_v[b * dim + d]);
-      }
+      num to = of_head * (s->queries + s->keys - 1) + shift;
+      for (num n = 0; grad_table && n < t.queries + t.keys - 1; n++) grad_table[to + n] += made_table[MARGIN + n];
+    }
+    for (num b = 0; b < t.keys; b++) {
+      store *to_k = out_of(grad_k, p.batch, h, p.k_from + b, split), *to_v = out_of(grad_v, p.batch, h, p.k_from + b, split);
+      for (num d = 0; d < s->dim; d++) to_k[d] = narrow(made_k[b * dim + d] / LOG2E), to_v[d] = narrow(made_v[b * dim + d]);
     }
   }
+}
+
+void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *table, num table_row, const real *ends,
+              const real *grad_lse, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *space) {
+  Backward all = {s, grad, q, k, v, out, table, table_row, ends, grad_lse, grad_q, grad_k, grad_v, grad_table, space};
+  in_parallel(backward_task, &all, s->heads / s->groups * s->shares * s->splits, 0, s->threads);
 }

@@ -2,9 +2,9 @@
 #pragma once
 #include <float.h>
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
+#include "parallel.h"
 
 #ifdef DOUBLE
 typedef double real;
