@@ -70,7 +70,9 @@ def loop(source: Path, *options: str) -> Loop:
             missing.append(reason)
     why = "; ".join(map(str, [each for each in missing if isinstance(each, _Broken)] or missing))
     if any(isinstance(each, _Broken) for each in missing):
-        instead = found.origin if found else f"torch's operators run instead, and {SLOWER} (LONGITUDE_COMPILE=0 selects them)"
+        instead = (
+            found.origin if found else f"torch's operators run instead, and {SLOWER} (LONGITUDE_COMPILE=0 selects them)"
+        )
         warnings.warn(f"a loop in C is not as expected: {why}; {instead}", RuntimeWarning, stacklevel=2)
     if found is None:
         return Loop(None, why)
@@ -138,7 +140,9 @@ def _by_gcc(source: Path, options: tuple[str, ...]) -> Loop:
         words = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace").strip()
         raise _Broken(f"{source.name} could not be compiled by {gcc}: {words[:500]}") from error
     except (OSError, RuntimeError) as error:
-        raise _Broken(f"{folder} cannot keep what gcc compiles: {error}; XDG_CACHE_HOME=FOLDER names another") from error
+        raise _Broken(
+            f"{folder} cannot keep what gcc compiles: {error}; XDG_CACHE_HOME=FOLDER names another"
+        ) from error
 
 
 def route() -> str:

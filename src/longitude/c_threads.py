@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 _using: list[ctypes.CDLL] = []
-_at_fork = 1  # threads of this process when it last forked
+_waits_for_nobody = True  # whether a child of the last fork may call torch's runtime
 _lost = False
 
 
@@ -19,40 +19,48 @@ def use_threads(library: ctypes.CDLL) -> None:
     library.use_team(ctypes.c_void_p(None if _lost else team()))
 
 
-@lru_cache
 def team() -> int | None:
-    """The address of GOMP_parallel in torch's runtime; None where torch has no OpenMP, and our loops take one thread.
+    """The address of GOMP_parallel in torch's runtime; None where torch has no OpenMP, and our loops take one thread."""
+    runtime = _runtime()
+    return None if runtime is None else ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p).value
 
-    Found as the dynamic linker finds it for torch: first among what is global in the process, then in what torch links to. A
-    runtime that another package brought for itself is in neither.
+
+@lru_cache
+def _runtime() -> ctypes.CDLL | None:
+    """Found as the dynamic linker finds it for torch: among what is global in the process, then in what torch links to.
+
+    A runtime that another package brought for itself is in neither.
     """
     if not torch.backends.openmp.is_available():
         return None
-    for name in (None, Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"):
+    for name in (None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")):
         try:
-            function = ctypes.CDLL(name if name is None else str(name)).GOMP_parallel
+            library = ctypes.CDLL(name)
+            library.GOMP_parallel  # noqa: B018
+            return library
         except (OSError, AttributeError):
             continue
-        return ctypes.cast(function, ctypes.c_void_p).value
     return None
 
 
 def why_alone() -> str | None:
-    """Why loops take one thread although torch has several; None where they take as many."""
+    """Why loops take one thread although torch may have several; None where they take as many."""
     if _lost:
-        return "this process was forked from one with threads, which a runtime would wait for"
+        return "this process was forked from one with threads, which torch's runtime would wait for"
     return None if team() is not None else "torch has no OpenMP runtime here"
 
 
 def _before_fork() -> None:
-    global _at_fork
-    _at_fork = len(os.listdir("/proc/self/task"))
+    """Ends the runtime's waiting threads, where it can: a child has none of them, and would wait for them for ever."""
+    global _waits_for_nobody
+    pause = getattr(_runtime(), "omp_pause_resource_all", None)
+    ended = pause is not None and pause(1) == 0  # since OpenMP 5; the next loop or operator starts them again
+    _waits_for_nobody = ended or len(os.listdir("/proc/self/task")) == 1
 
 
 def _after_fork() -> None:
-    """A runtime whose threads stayed behind would wait for them for ever."""
     global _lost
-    _lost = _lost or _at_fork > 1
+    _lost = _lost or not _waits_for_nobody
     for library in _using if _lost else ():
         library.use_team(ctypes.c_void_p(None))
 

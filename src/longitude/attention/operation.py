@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from longitude import c_compile
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
 from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
@@ -346,7 +347,8 @@ def _passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict, ...]:
     """Print what each backend would do with the same arguments as attend: its memory, and why it refuses or is passed over.
 
-    Without a bias on the CPU it prints the routes, too: the lengths from which our loop in C runs instead of torch's function.
+    On the CPU it prints how the loops in C were compiled, or why there are none; without a bias the routes, too: the lengths
+    from which our loop runs instead of torch's function.
 
     Args:
         q: Queries [B, H, Lq, D].
@@ -374,6 +376,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
         print(
             f"positions move by pairs: {len(requested)} calls in {regions} regions are merged; memory is of the largest"
         )
+    if largest.q.is_cpu:
+        print(c_compile.route())
     if not largest.lse and sdpa_is_plain(largest) and largest.q.is_cpu:
         print(routes.words(largest))
     require_backend(name)

@@ -74,6 +74,7 @@ def _tables(facts: dict[str, Any]) -> Iterator[Any]:
         f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, CUDA {here['gpu'] or 'no'}, "
         f"MPS {'yes' if here['mps'] else 'no'}, transformers {here['transformers'] or 'not installed'}"
     )
+    yield here["loops"]
 
 
 def _backends(entry: dict[str, Any], by_all: set[str]) -> str:

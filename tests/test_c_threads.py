@@ -1,0 +1,216 @@
+"""Threads of the loops in C: torch's own, whatever other runtimes a process has; and none that a parent left behind."""
+
+import ctypes
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude import c_build, c_compile, c_threads
+from longitude.positions import rotation
+
+PACKAGE = c_build.PACKAGE
+pytestmark = pytest.mark.skipif(rotation.compiled(torch.float32) is None, reason="no loops in C here")
+
+
+def results(threads: int) -> list[torch.Tensor]:
+    """Attention with a bias and its gradients, of one token, with a rotation; a scan. Other processes run this source, too."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 161, 32).requires_grad_().unbind()
+    outs = [lg.attend(q, k, v, encoding=lg.ALiBi(4), mask=lg.Causal(), backend="table")]
+    outs += torch.autograd.grad(outs[0].square().sum(), (q, k, v))
+    outs.append(lg.attend(q[:, :, -1:], k, v, encoding=lg.ALiBi(4), backend="table"))
+    outs.append(lg.attend(*torch.randn(3, 2, 8, 300, 64).unbind(), encoding=lg.Rotary(64, "half"), mask=lg.Causal()))
+    outs.append(lg.mixer("mamba", dim=48)(torch.randn(2, 30, 48)))
+    return [out.detach() for out in outs]
+
+
+def loaded(source: str, *options: str) -> ctypes.CDLL:
+    library = c_compile.library(PACKAGE / source, *options)
+    assert library is not None
+    return library
+
+
+def test_no_library_links_to_a_runtime():
+    """Nor names a function of one; and no loop in C asks the compiler for it."""
+    for source, (options, *_) in c_build.LOOPS.items():
+        if source in ("positions/rotate.c", "attention/backends/table/band.c", "recurrent/ops/scan.c"):
+            binary = Path(loaded(source, *options)._name).read_bytes()
+            assert b"libc.so" in binary and not re.search(rb"lib[gi]?omp|GOMP_|omp_|__kmpc", binary), source
+    texts = [path.read_text() for end in ("c", "h") for path in PACKAGE.rglob(f"*.{end}")]
+    assert not any(re.search(r"#\s*pragma\s+omp|omp\.h|\bomp_", text) for text in texts)
+    assert all("in_parallel(" in path.read_text() for path in PACKAGE.rglob("*.c"))
+    assert "openmp" not in " ".join([*c_build.FLAGS, *c_build.NATIVE])
+
+
+def test_the_runtime_is_torchs():
+    """What torch sets is set there."""
+    address = c_threads.team()
+    assert address is not None and c_threads.why_alone() is None
+
+    class Info(ctypes.Structure):
+        _fields_ = [
+            ("file", ctypes.c_char_p),
+            ("base", ctypes.c_void_p),
+            ("name", ctypes.c_char_p),
+            ("at", ctypes.c_void_p),
+        ]
+
+    info = Info()
+    assert ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
+    runtime, before = ctypes.CDLL(os.fsdecode(info.file)), torch.get_num_threads()
+    try:
+        for threads in (3, 2):
+            torch.set_num_threads(threads)
+            assert runtime.omp_get_max_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- one runtime ---------------------------------------------------------------------------------------------------------
+TEAM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+
+def team_of(given: int, asked: list[int]):
+    """A runtime that gives so many threads, one after the other, and notes how many it was asked for."""
+
+    def team(function: int, data: int, threads: int, flags: int) -> None:
+        asked.append(threads)
+        for _ in range(min(given, threads)):
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+
+    return TEAM(team)
+
+
+def test_fewer_threads_than_asked_for_do_all_the_work():
+    """A runtime may give fewer, one after the other, or none but the caller's: the same tasks, so the same bits."""
+    before = torch.get_num_threads()
+    libraries = list(c_threads._using)
+    try:
+        results(3)  # whatever is not loaded yet
+        expected, libraries = results(3), list(c_threads._using)
+        for given in (1, 2, 3):
+            asked: list[int] = []
+            team = team_of(given, asked)
+            for library in libraries:
+                library.use_team(team)
+            for out, wanted in zip(results(3), expected, strict=True):
+                assert torch.equal(out, wanted)
+            assert len(asked) >= 5 and set(asked) == {3}
+        for library in libraries:
+            library.use_team(None)
+        assert all(map(torch.equal, results(3), expected))
+    finally:
+        for library in libraries:
+            library.use_team(ctypes.c_void_p(c_threads.team()))
+        torch.set_num_threads(before)
+
+
+# ---- other runtimes, and forks: each in a process of its own; its time limit only ends one that hangs ------------------------
+def run(script: str, *arguments: str) -> None:
+    head = "import ctypes, os, sys, torch, longitude as lg\nfrom longitude import c_threads\n"
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c"]
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"PYTHONPATH": path}
+    done = subprocess.run(
+        [*command, head + inspect.getsource(results) + script, *arguments],
+        capture_output=True, text=True, timeout=240, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+OTHER = """
+def other():  # a second runtime, with threads that wait
+    if sys.argv[1] == "scikit-learn":
+        from sklearn.cluster import KMeans
+        KMeans(2, n_init=1, max_iter=2).fit(torch.randn(4000, 3).numpy())
+    else:
+        lib = ctypes.CDLL(sys.argv[1])
+        lib.GOMP_parallel(ctypes.CDLL(None).abs, None, 2, 0)
+    assert c_threads.team() == team
+team = c_threads.team()
+class Loader(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, i):
+        other()
+        return torch.cat([x.flatten() for x in results(2)])
+"""
+WHEN = {
+    "before": "other(); got = results(2)",
+    "after": "got = results(2); other(); got = results(2)",
+    "in a worker": """
+(got,) = torch.utils.data.DataLoader(Loader(), batch_size=None, num_workers=1)
+expected = torch.cat([x.flatten() for x in torch.load(sys.argv[2])])
+assert torch.equal(got, expected)
+got = results(2)""",
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("results") / "expected.pt"
+    run("torch.save(results(2), sys.argv[1])", str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module", params=["another libgomp", pytest.param("scikit-learn", marks=pytest.mark.slow)])
+def second(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "scikit-learn":
+        pytest.importorskip("sklearn")
+        return request.param
+    done = subprocess.run(["gcc", "-print-file-name=libgomp.so.1"], capture_output=True, text=True)
+    source = Path(done.stdout.strip())
+    if not source.is_absolute():
+        pytest.skip("gcc has no libgomp here")
+    copy = tmp_path_factory.mktemp("other") / "libgomp-other.so"
+    shutil.copy(source, copy)  # a file of its own is a runtime of its own
+    return str(copy)
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_second_runtime_changes_nothing(when: str, second: str, expected: str):
+    run(OTHER + WHEN[when] + "\nassert all(map(torch.equal, got, torch.load(sys.argv[2])))", second, expected)
+
+
+FORKED = """
+if sys.argv[1] == "a runtime that cannot end its threads":
+    c_threads._runtime().omp_pause_resource_all = None
+pause = getattr(c_threads._runtime(), "omp_pause_resource_all", None)
+from longitude.positions.rotation import RotaryTable, rotated
+inputs, x = torch.randn(3, 1, 4, 80, 32).requires_grad_(), torch.randn(1, 8, 300, 64)
+assert x.numel() >= 2**17  # enough for several threads
+def ours():  # torch's own operators would hang in the child, where they take several threads
+    q, k, v = inputs.unbind()
+    out = lg.attend(q, k, v, encoding=lg.ALiBi(4), mask=lg.Causal(), backend="table")
+    grads = torch.autograd.grad(out, (q, k, v), q)
+    (y,) = rotated((x,), RotaryTable(*torch.ones(2, 300, 32)), "half")
+    return [out, *grads, y[:, ::4, ::4]]
+torch.set_num_threads(2)
+got, matrix = ours(), torch.randn(600, 600)
+matrix @ matrix
+q, k, v = inputs.unbind()
+before = lg.attend(q, k, v, encoding=lg.ALiBi(4), mask=lg.Causal(), backend="table")
+pid = os.fork()
+if pid == 0:
+    torch.autograd.grad(before, (q, k, v), q)  # what the parent began
+    alone = c_threads.why_alone() is not None
+    code = 0 if alone == (pause is None) and all(map(torch.equal, ours(), got)) else 1
+    os._exit(code)
+assert os.waitpid(pid, 0)[1] == 0
+assert c_threads.why_alone() is None and all(map(torch.equal, ours(), got))
+"""
+
+
+@pytest.mark.parametrize("runtime", ["torch's", "a runtime that cannot end its threads"])
+def test_a_fork_after_use_does_not_hang(runtime: str):
+    """Nor do torch's own operators, which hang without us: a child finds no threads, and starts its own."""
+    run(FORKED, runtime)
