@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api freeze-api notebooks laws docs clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api freeze-api notebooks laws docs dist dist-test clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -118,6 +118,12 @@ laws: $(VENV)/test.stamp ## try the laws that the pages of the site lack results
 docs: $(VENV)/docs.stamp ## make the site, build/docs/index.html: searched offline, warnings are errors (a few minutes)
 	PYTHONPATH=benchmarks $(BIN)/python docs/make_site.py
 
+dist: $(VENV)/dist.stamp ## an sdist, a pure wheel, and wheels with the loops in C compiled ahead: dist/ (needs gcc; a few minutes)
+	$(BIN)/python release/build.py
+
+dist-test: $(VENV)/test.stamp ## install each wheel of dist/ without a compiler, and use it (minutes)
+	$(BIN)/python -m pytest -m dist tests/release $(ARGS)
+
 # ---- the environment: torch first, so that nothing drags another build in; then what each job needs on top ----
 install: $(VENV)/test.stamp ## everything needed to work on the project
 
@@ -145,6 +151,10 @@ $(VENV)/docs.stamp: $(VENV)/study.stamp
 
 $(VENV)/bench.stamp: $(VENV)/study.stamp
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[bench]'
+	@touch $@
+
+$(VENV)/dist.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[dist]'
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/study.stamp

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SOURCE, SITE = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
 SECTIONS = {
-    "start": ["README"],
+    "start": ["README", "install"],
     "concepts": ["concepts/*"],
     "choose": [],
     "encodings": ["encodings/*"],

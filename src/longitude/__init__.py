@@ -169,6 +169,8 @@ __all__ = ["__version__", *_MODULES, *_MODULE_OF]  # pyright: ignore[reportUnsup
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES or name in _MODULE_OF:
+        import_module("longitude.errors").require_torch()
     if name in _MODULES:
         return import_module(f"longitude.{name}")
     if name in _MODULE_OF:

@@ -50,19 +50,19 @@ def name_of(source: str, options: Iterable[str]) -> str:
     return "-".join([Path(source).stem, *defined]) + ".so"
 
 
-def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path) -> None:
+def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds: int = 60) -> None:
     """Whole or not at all, if other processes compile it too.
 
     Raises:
         OSError: The folder cannot be written, or gcc cannot be run.
-        subprocess.SubprocessError: The compiler fails, with its words as `stderr`, or takes more than a minute.
+        subprocess.SubprocessError: The compiler fails, with its words as `stderr`, or takes more than `seconds`.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=to.parent, suffix=".so", delete=False) as unfinished:
         made = Path(unfinished.name)
     try:
         command = [gcc, *options, f"-I{PACKAGE}", "-o", str(made), str(source), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=seconds)
         made.replace(to)
     finally:
         made.unlink(missing_ok=True)
@@ -78,5 +78,5 @@ def compile_ahead(machine: str, gcc: str, to: Path) -> list[Path]:
         for options in kinds
     }
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda each: compile_c(gcc, *made[each], each), made))
+        list(pool.map(lambda each: compile_c(gcc, *made[each], each, 1800), made))
     return list(made)

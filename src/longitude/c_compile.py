@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from longitude import c_build
 from longitude.c_threads import use_threads, why_alone
 
-SLOWER = "attention with a bias takes TODO times as long, and rotation TODO times"
-"""What torch's operators take of the time of the loops; docs/install.md has the measurement."""
+SLOWER = "attention with a bias takes 1.6 to 1.9 times as long, rotation up to 2.4 times"
+"""What torch's operators take, of the time of the loops (docs/install.md)."""
 _CPUINFO = Path("/proc/cpuinfo")
 
 

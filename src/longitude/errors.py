@@ -5,6 +5,19 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, get_args
 
+OLDEST_TORCH = "2.6"  # pyproject.toml has it, too
+
+
+def require_torch() -> None:
+    """ImportError where torch is older than we support, in a sentence: what is missing there would be a riddle."""
+    import torch
+
+    found = str(torch.__version__)
+    if [int(part) for part in found.split("+")[0].split(".")[:2]] < [int(part) for part in OLDEST_TORCH.split(".")]:
+        raise ImportError(
+            f"longitude needs torch {OLDEST_TORCH} or newer, and this is torch {found}: pip install --upgrade torch"
+        )
+
 
 def nearest(name: object, valid: Iterable[str]) -> str | None:
     """The valid name that is most like the given one, if any is."""

@@ -27,7 +27,7 @@ import tyro
 
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
-from longitude.errors import unknown
+from longitude.errors import require_torch, unknown
 from longitude.runs import distributed
 
 PLUGIN = Parameter(
@@ -76,6 +76,13 @@ def _main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
+    except ImportError:
+        try:
+            require_torch()
+        except ImportError as error:
+            print(f"longitude: {error}", file=sys.stderr)
+            return WRONG_USE
+        raise
     except BrokenPipeError:  # the reader of our output is gone
         sys.stdout = None
         return DONE

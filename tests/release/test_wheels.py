@@ -1,0 +1,180 @@
+"""The wheels of dist/, as `make dist` left them: names and sizes, and each in an environment of its own without a compiler."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from longitude import c_build, c_compile
+
+ROOT = Path(__file__).parents[2]
+WHEELS = sorted((ROOT / "dist").glob("*.whl"))
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
+COMPILED = {"x86_64": "manylinux_2_17_x86_64", "aarch64": "manylinux_2_17_aarch64"}
+MODEL = """
+import sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from longitude.checkpoints.load import byte_tokenizer
+torch.manual_seed(0)
+config = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                     max_position_embeddings=64)
+LlamaForCausalLM(config).save_pretrained(sys.argv[1])
+byte_tokenizer().save_pretrained(sys.argv[1])
+"""
+ATTEND = """
+import os, sys, torch, longitude as lg
+from longitude import c_compile
+assert os.path.abspath(lg.__file__).startswith(sys.argv[1]), lg.__file__
+q, k, v = torch.randn(3, 2, 4, 50, 32).requires_grad_().unbind()
+for encoding in (lg.ALiBi(4), lg.Rotary(32, "half")):
+    got, expected = (lg.attend(q, k, v, encoding=encoding, mask=lg.Causal(), backend=b) for b in ("auto", "reference"))
+    torch.testing.assert_close(got, expected)
+    got, expected = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (got, expected))
+    torch.testing.assert_close(got, expected)
+lg.mixer("mamba", dim=24)(torch.randn(1, 9, 24)).sum().backward()
+print(c_compile.route())
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    if not WHEELS:
+        pytest.skip("no wheels in dist/: make dist")
+
+
+def is_pure(wheel: Path) -> bool:
+    return wheel.name.endswith("-none-any.whl")
+
+
+def machine_of(wheel: Path) -> str:
+    return next(machine for machine in c_build.LEVELS if wheel.stem.endswith(machine))
+
+
+def test_there_is_a_wheel_for_everyone():
+    assert sum(map(is_pure, WHEELS)) == 1 and len(list((ROOT / "dist").glob("*.tar.gz"))) == 1
+    for wheel in WHEELS:
+        assert wheel.stat().st_size < 3 * 2**20, wheel.name
+        names = zipfile.ZipFile(wheel).namelist()
+        assert {f"longitude/{source}" for source in c_build.LOOPS} <= set(names)  # gcc may still compile them
+        libraries = {name for name in names if name.endswith(".so")}
+        if is_pure(wheel):
+            assert not libraries
+            continue
+        machine = machine_of(wheel)
+        assert COMPILED[machine] in wheel.name, "glibc of 2014, older than torch's own"
+        assert libraries == {
+            f"longitude/compiled/{machine}/{level}/{c_build.name_of(source, options)}"
+            for level in c_build.LEVELS[machine]
+            for source, kinds in c_build.LOOPS.items()
+            for options in kinds
+        }
+
+
+@pytest.fixture(scope="module", params=WHEELS, ids=lambda wheel: wheel.stem.split("-none-")[-1])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with nothing but a wheel, beside what it depends on; its PATH has no compiler."""
+    wheel, folder = request.param, tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
+    done = subprocess.run([*pip, str(wheel)], capture_output=True, text=True)
+    if not is_pure(wheel) and machine_of(wheel) != platform.machine():
+        assert done.returncode != 0 and "is not a supported wheel on this platform" in done.stderr
+        pytest.skip(f"pip refuses it on {platform.machine()}, as it should")
+    assert done.returncode == 0, done.stderr
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(
+        sysconfig.get_path("purelib")
+    )  # of this Python; its own longitude comes later
+    return folder
+
+
+def run(folder: Path, *arguments: object, **environment: str) -> str:
+    """In the environment; what it printed."""
+    clean = {"PATH": str(folder / "bin"), "HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", **environment}
+    assert shutil.which("gcc", path=clean["PATH"]) is None
+    done = subprocess.run(
+        [folder / "bin/python", *map(str, arguments)], capture_output=True, text=True, env=clean, cwd=folder
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def expected_route(folder: Path) -> str:
+    (site,) = folder.glob("lib/python*/site-packages")
+    if not (site / "longitude/compiled").is_dir():
+        return f"loops in C: none, this install has none compiled ahead; no gcc is on the PATH: {c_compile.SLOWER}"
+    level = c_compile.level_of(platform.machine(), Path("/proc/cpuinfo").read_text())
+    return f"loops in C: compiled ahead for {level}"
+
+
+def test_attention_runs_and_says_by_what(installed: Path):
+    printed = run(installed, "-W", "error", "-c", ATTEND, installed)
+    assert printed.splitlines()[-1] == expected_route(installed)
+    assert not (installed / "home").exists()  # nothing was compiled
+
+
+def test_the_verbs_run(installed: Path):
+    longitude = "-m", "longitude"
+    assert expected_route(installed) in " ".join(run(installed, *longitude, "list").split())
+    study = "study --steps 20 --layers 1 --hidden 16 --heads 2 --train-length 16 --test-lengths 16 32 --batch-size 2 --out run"
+    run(installed, *longitude, *study.split(), "--encodings", "rope", "alibi", "--data", "stdlib")
+    assert (installed / "run" / "report.html").is_file()
+    run(installed, "-c", MODEL, "model")
+    run(installed, *longitude, *"extend model --to 128 --method yarn --no-measure --out longer".split())
+    run(installed, *longitude, *"check longer --length 40".split())
+    run(installed, *longitude, *"check alibi --laws gradients".split())
+
+
+def test_every_level_that_this_processor_has_gives_the_same(installed: Path):
+    """The levels below the best one, as an older processor would take them."""
+    (site,) = installed.glob("lib/python*/site-packages")
+    here = site / "longitude/compiled" / platform.machine()
+    if not here.is_dir():
+        pytest.skip("it has no levels")
+    flags = next(
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+    )
+    best = c_compile.level_of(platform.machine(), flags)
+    levels = list(c_build.LEVELS[platform.machine()])
+    for level in levels[levels.index(best) :]:
+        needed = c_build.LEVELS[platform.machine()][level][1]
+        cpuinfo = installed / f"{level}.txt"
+        cpuinfo.write_text(f"flags : {needed}\nFeatures : {needed}\n")
+        script = (
+            f"from pathlib import Path; from longitude import c_compile; c_compile._CPUINFO = Path({str(cpuinfo)!r})\n"
+        )
+        printed = run(installed, "-c", script + ATTEND, installed)
+        assert printed.splitlines()[-1] == f"loops in C: compiled ahead for {level}"
+
+
+def test_a_library_that_is_cut_off_or_missing_leaves_the_slower_route(installed: Path, tmp_path: Path):
+    (site,) = installed.glob("lib/python*/site-packages")
+    if not (site / "longitude/compiled").is_dir():
+        pytest.skip("it has none")
+    copy = tmp_path / "site"
+    shutil.copytree(site / "longitude", copy / "longitude")
+    for n, path in enumerate(sorted((copy / "longitude/compiled").rglob("*.so"))):
+        path.write_bytes(path.read_bytes()[:5000]) if n % 2 else path.unlink()
+    clean = {"PATH": str(installed / "bin"), "HOME": str(tmp_path), "PYTHONPATH": str(copy)}
+    done = subprocess.run(
+        [installed / "bin/python", "-c", ATTEND, copy], capture_output=True, text=True, env={**os.environ, **clean}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].startswith("loops in C: none") and "install longitude again" in done.stdout
+    assert "is cut off" in done.stderr and "torch's operators run instead" in done.stderr
