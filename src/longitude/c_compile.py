@@ -76,7 +76,7 @@ def loop(source: Path, *options: str) -> Loop:
         warnings.warn(f"a loop in C is not as expected: {why}; {instead}", RuntimeWarning, stacklevel=2)
     if found is None:
         return Loop(None, why)
-    if hasattr(found.library, "use_team"):
+    if found.library is not None and hasattr(found.library, "use_team"):
         use_threads(found.library)
     return found
 
