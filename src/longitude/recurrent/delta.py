@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,8 @@ from longitude.errors import check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
+from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
+from longitude.recurrent.ops.matrix_state import Result
 from longitude.recurrent.ops.short_conv import causal_conv
 
 
@@ -68,9 +71,14 @@ def gated_delta_rule(
     exact = state_dtype(v)
     writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
     decay = g if g.dim() == 4 else g[..., None]
-    q = q.to(exact) * q.shape[-1] ** -0.5
+
+    def kernel(_: Sequence[Tensor], log_decay: Tensor) -> Result | None:
+        share = beta if valid is None else beta.where(valid[:, None], 0)
+        return delta_by_kernel(q, k, v, log_decay, share, state) if serve(q, v, mode, reset) else None
+
     options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
-    return delta("gated_delta_rule", q, k, writes, v, decay, **options)
+    scaled = q.to(exact) * q.shape[-1] ** -0.5
+    return delta("gated_delta_rule", scaled, k, writes, v, decay, kernel=kernel, **options)
 
 
 class DeltaMixer(RecurrentMixer):

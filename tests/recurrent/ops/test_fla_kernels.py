@@ -1,12 +1,15 @@
 """The bridge to flash-linear-attention, against a stand-in with its signatures and its layout, since its kernels need a GPU."""
 
+import builtins
 import sys
+import warnings
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from longitude.recurrent import retention, rwkv6, ssd
+from longitude.recurrent import delta, gated_delta_rule, retention, rwkv6, ssd
 from longitude.recurrent.ops import decayed, fla_kernels as kernels
 
 
@@ -90,6 +93,8 @@ def test_when_a_kernel_serves(monkeypatch):
         return kernels.serve(x, x, mode, reset)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kernels, "installed", lambda: True)
+    assert not serve()  # tests ask for deterministic algorithms, which it does not promise
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
     assert serve() and serve(dtype=torch.float16)
     assert not serve(cuda=False)
@@ -108,3 +113,54 @@ def test_nothing_is_missing_without_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla", None)
     out, _ = retention(*torch.ones(3, 1, 1, 4, 2))
     assert out.shape == (1, 1, 4, 2)
+
+
+# ---- the delta rule: the kernels themselves, interpreted ------------------------------------------------------------------
+@pytest.fixture
+def interpreted(monkeypatch):
+    """No choice of blocks by time. Compiled, the number of a loop is a tensor; interpreted, it is an int without `.to`."""
+    pytest.importorskip("fla", reason="flash-linear-attention's kernels, of Linux, are not installed")
+    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="the extra gpu, of Linux, is not installed")
+    if torch.cuda.is_available():
+        pytest.skip("interpreted where there is no GPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of no GPU
+        states = import_module("fla.ops.common.chunk_delta_h")
+
+    def numbers(*ends):
+        return map(interpreter._implicit_cvt, builtins.range(*map(int, ends)))
+
+    monkeypatch.setattr(states, "range", numbers, raising=False)
+    autotuner = import_module("triton.runtime.autotuner").Autotuner
+    monkeypatch.setattr(autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    calls = []
+    theirs = delta.delta_by_kernel
+    monkeypatch.setattr(delta, "serve", lambda q, v, mode, reset: mode == "chunked" and reset is None)
+    monkeypatch.setattr(delta, "delta_by_kernel", lambda *inputs: (calls.append(len(inputs)), theirs(*inputs))[1])
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy interprets rows beyond the last one, too
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_the_delta_rule_by_their_kernels(interpreted, by_channel):
+    """Outputs, states and all gradients, of two chunks with grouped heads and padding."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 70, 16)
+    k = torch.nn.functional.normalize(k, dim=-1)
+    v, state, beta = torch.randn(1, 2, 70, 16), torch.randn(1, 2, 16, 16), torch.rand(1, 2, 70)
+    g = -torch.rand(1, 2, 70, 16) if by_channel else -torch.rand(1, 2, 70)
+    valid = torch.arange(70)[None] > 4
+    inputs = [x.requires_grad_() for x in (q, k, v, g, beta, state)]
+
+    def call(mode):
+        out, last = gated_delta_rule(*inputs[:5], mode=mode, state=inputs[5], valid=valid)
+        direction = torch.linspace(-1, 1, out.numel()).view_as(out)
+        return [out, last, *torch.autograd.grad((out * direction).sum() + last.sin().sum(), inputs)]
+
+    wanted = call("recurrent")
+    assert not interpreted
+    given = call("chunked")
+    assert interpreted == [6]
+    for ours, theirs in zip(wanted, given, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4 * ours.abs().max().item())

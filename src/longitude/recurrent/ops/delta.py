@@ -16,7 +16,7 @@ that only states go from chunk to chunk. Decays are products of w between two to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +40,19 @@ def delta(
     *,
     b: Float[Tensor, "B H L K"] | None = None,
     early: bool = False,
+    kernel: Callable[[Sequence[Tensor], Tensor], Result | None] | None = None,
     **options: Any,
 ) -> Result:
     """-> outputs and the state after the last token; options as `matrix_state.run` has them.
 
-    b: None: k. early: whether r reads the state before it decays; then G = H.
+    b: None: k. early: whether r reads the state before it decays; then G = H. kernel: as `run` has it.
     """
     dtype, loop = state_dtype(v), options.get("mode", "chunked") == "chunked" and early == (b is not None)
 
-    def in_c(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
-        """delta.c, where it is compiled."""
+    def kernels(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
+        """`kernel`, where it takes the call; delta.c, where it is compiled."""
+        if kernel is not None and (found := kernel(keys, log_decay)) is not None:
+            return found
         if not loop or not usable("delta.c", v.new_empty(0, dtype=dtype)):
             return None
         (batch, heads, _, width), state, reset = v.shape, options.get("state"), options.get("reset")
@@ -60,7 +63,7 @@ def delta(
         out, last = DeltaLoop.apply(*tokens, keep, first)
         return out.to(v.dtype), last
 
-    return run(who, _Delta(early), [q, r], [k] if b is None else [k, b], v, log_decay, kernel=in_c, **options)
+    return run(who, _Delta(early), [q, r], [k] if b is None else [k, b], v, log_decay, kernel=kernels, **options)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 It is optional (pip install flash-linear-attention; Yang and Zhang 2024). Its layout is [batch, length, heads, dim], its states
 [batch, heads, K, V] in float32. One of its kernels serves every decay by head, with constant decays as a case of
-its own; the other is RWKV-6's.
+its own; another is RWKV-6's; and the delta rule has one for decays by head and one for decays by channel.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ def serve(q: Tensor, v: Tensor, mode: str, reset: Tensor | None) -> bool:
     """Whether a kernel takes the place of the chunked form for queries q and values v.
 
     Not where tokens begin documents (their decay of 0 has no logarithm); not for odd dimensions, or more than 256 of keys; not
+    where torch is to be deterministic, which the kernels do not promise of gradients; not
     for float64, and for float32 only where torch's own products may be TF32 too (torch.set_float32_matmul_precision), for
     that is how the kernels multiply.
     """
     key_dim, value_dim = q.shape[-1], v.shape[-1]
     if not v.is_cuda or mode != "chunked" or reset is not None or v.shape[2] == 1 or not installed():
+        return False
+    if torch.are_deterministic_algorithms_enabled():
         return False
     if key_dim > MAX_KEY_DIM or key_dim % 2 or value_dim % 2:
         return False
@@ -69,5 +72,29 @@ def decayed_by_kernel(
         else:
             decay = {"g": log_decay.expand(batch, -1, length, 1).squeeze(-1).transpose(1, 2).float().contiguous()}
         out, state = chunk_simple_gla(q, k, v, **decay, **options)
+    assert state is not None
+    return out.transpose(1, 2), state
+
+
+def delta_by_kernel(
+    q: Float[Tensor, "B G L K"],
+    k: Float[Tensor, "B G L K"],
+    v: Float[Tensor, "B H L V"],
+    log_decay: Float[Tensor, "B H L K|1"],
+    beta: Float[Tensor, "B H L"],
+    state: Float[Tensor, "B H K V"] | None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """As `gated_delta_rule`, without resets: by Gated DeltaNet's kernel, or by Kimi Delta Attention's for a decay by channel."""
+    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1).to(v.dtype) for x in (q, k))
+    q, k, v, beta = (x.transpose(1, 2).contiguous() for x in (q, k, v, beta.float()))
+    by_channel = log_decay.shape[-1] > 1
+    if by_channel:
+        rule = import_module("fla.ops.kda").chunk_kda
+    else:
+        rule, log_decay = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule, log_decay.squeeze(-1)
+    decay = log_decay.transpose(1, 2).float().contiguous()
+    first = None if state is None else state.float().contiguous()
+    scale = q.shape[-1] ** -0.5
+    out, state = rule(q, k, v, g=decay, beta=beta, scale=scale, initial_state=first, output_final_state=True)
     assert state is not None
     return out.transpose(1, 2), state
