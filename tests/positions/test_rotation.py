@@ -1,5 +1,7 @@
 """Rotating pairs cheaply: each form equals the textbook's formula, in values and gradients, on any memory."""
 
+import weakref
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -269,3 +271,16 @@ def test_not_finite_as_in_the_formula(layout):
             torch.testing.assert_close(
                 got, rotate_by_formula(given[0], RotaryTable(*given[1:]), layout), equal_nan=True
             )
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_nobody_holds_what_was_rotated(route, recorded):
+    """Neither rotation nor a projection needs it again, so its memory is free at once: writing in place would save no more."""
+    project, rope, x = torch.nn.Linear(8, 32), lg.Rotary(head_dim=8, layout="half"), torch.randn(1, 5, 8)
+    tables = rope.prepare(torch.arange(5))
+    with torch.set_grad_enabled(recorded):
+        projected = project(x)
+        before = weakref.ref(projected)
+        out = rope.queries_and_keys(*(y.unflatten(-1, (2, 8)).transpose(1, 2) for y in projected.chunk(2, -1)), tables)
+        del projected
+    assert before() is None and out[0].requires_grad == recorded
