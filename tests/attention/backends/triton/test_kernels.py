@@ -78,7 +78,10 @@ def fire_with_ends(rows, keys, *, future=False, **options):
     return r, wanted
 
 
-@pytest.mark.parametrize(("rows", "keys", "future"), [(37, 37, False), (33, 95, False), (40, 40, True), (1, 50, False)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "future"),
+    [(37, 37, False), pytest.param(33, 95, False, marks=pytest.mark.slow), (40, 40, True), (1, 50, False)],
+)
 def test_ends_of_pieces(rows, keys, future):
     """Several in a block, none, and more queries in front of the keys than behind; all gradients."""
     r, wanted = fire_with_ends(rows, keys, future=future, dv=24)
@@ -168,7 +171,7 @@ def test_a_table_that_is_not_finite(value):
         close(ours.nan_to_num(), theirs.nan_to_num(), 1e-5)
 
 
-@pytest.mark.parametrize("names", ["t5", "fire"])
+@pytest.mark.parametrize("names", ["t5", pytest.param("fire", marks=pytest.mark.slow)])
 def test_memory_is_linear(names):
     """Nothing of pairs; and the workspace of the table's gradient is of the chip, not of the batch."""
     taken = []
