@@ -24,7 +24,7 @@ WRONG = 5
 """Tokens that are taken out of a cache again."""
 ORDER = (2, 0, 0)
 """Rows of a batch after a step of beam search: one goes on twice, one not at all."""
-RESTS = (*RESTS_ON, "layer_masks")
+RESTS = (*RESTS_ON, "batch_invariance", "layer_rotations", "layer_masks")
 REFUSALS = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
