@@ -31,12 +31,13 @@ ATTEND = """
 import os, sys, torch, longitude as lg
 from longitude import c_compile
 assert os.path.abspath(lg.__file__).startswith(sys.argv[1]), lg.__file__
+torch.manual_seed(0)
 q, k, v = torch.randn(3, 2, 4, 50, 32).requires_grad_().unbind()
 for encoding in (lg.ALiBi(4), lg.Rotary(32, "half")):
     got, expected = (lg.attend(q, k, v, encoding=encoding, mask=lg.Causal(), backend=b) for b in ("auto", "reference"))
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     got, expected = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (got, expected))
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 lg.mixer("mamba", dim=24)(torch.randn(1, 9, 24)).sum().backward()
 print(c_compile.route())
 """
