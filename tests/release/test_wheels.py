@@ -27,6 +27,29 @@ config = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=32, num_h
 LlamaForCausalLM(config).save_pretrained(sys.argv[1])
 byte_tokenizer().save_pretrained(sys.argv[1])
 """
+ROTATE = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <math.h>
+#include <stdint.h>
+typedef int64_t num;
+int main(int n, char **arg) {
+  for (int i = 1; i < n; i++) if (!dlopen(arg[i], RTLD_NOW)) { puts(dlerror()); return 2; }
+  void *lib = dlopen(arg[1], RTLD_NOW);
+  void (*rotate)(const num *) = dlsym(lib, "rotate");
+  float x[24], y[24], c[12], s[12];
+  for (int i = 0; i < 24; i++) x[i] = i - 7;
+  for (int i = 0; i < 12; i++) c[i] = cosf(i), s[i] = sinf(i);
+  num call[] = {(num)c, (num)s, 1, 3, 4, 0, 1, 1, 1, (num)x, (num)y, 1, 0, 24, 24, 8, 24, 24, 8};
+  rotate(call);
+  float worst = 0;
+  for (int l = 0; l < 3; l++) for (int k = 0; k < 4; k++) {
+    float a = x[8*l+k], b = x[8*l+k+4], cc = c[4*l+k], ss = s[4*l+k];
+    worst = fmaxf(worst, fabsf(y[8*l+k] - (a*cc - b*ss)) + fabsf(y[8*l+k+4] - (a*ss + b*cc)));
+  }
+  printf("worst %g\n", worst); return worst > 1e-5;
+}
+"""
 ATTEND = """
 import os, sys, torch, longitude as lg
 from longitude import c_compile
@@ -180,3 +203,20 @@ def test_a_library_that_is_cut_off_or_missing_leaves_the_slower_route(installed:
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1].startswith("loops in C: none") and "install longitude again" in done.stdout
     assert "is cut off" in done.stderr and "torch's operators run instead" in done.stderr
+
+
+def test_the_loops_for_arm_load_under_qemu_and_rotate(tmp_path: Path):
+    """No Python of that machine is needed: a program opens every library, and calls the smallest."""
+    gcc, qemu = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    wheel = next((wheel for wheel in WHEELS if "aarch64" in wheel.name), None)
+    if not (gcc and qemu and wheel):
+        pytest.skip("no cross compiler, no qemu-aarch64, or no wheel for it here")
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (tmp_path / "main.c").write_text(ROTATE)
+    subprocess.run([gcc, "-o", "main", "main.c", "-lm", "-ldl"], cwd=tmp_path, check=True)
+    libraries = sorted(
+        (tmp_path / "longitude/compiled/aarch64").rglob("*.so"), key=lambda path: path.name != "rotate-FLOAT32.so"
+    )
+    command = [qemu, "-L", "/usr/aarch64-linux-gnu", "main", *map(str, libraries)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
