@@ -10,13 +10,15 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache
-from transformers.cache_utils import Cache, Fp8QuantizedLayer
+from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache, cache_utils
+from transformers.cache_utils import Cache
 
 from longitude.check.layers import RESTS_ON
 from longitude.check.subject import CACHES, CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
+FP8: Any = getattr(cache_utils, "Fp8QuantizedLayer", None)
+"""The quantized cache that needs no other package; transformers 5.20 does not have it yet."""
 MOST = 96
 """Tokens that go through each cache."""
 STEPS, CHUNK = 12, 7
@@ -50,6 +52,8 @@ def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[
         "quantized": lambda: QuantizedCache("fp8", config=config),
         "encoder-decoder": lambda: EncoderDecoderCache(dynamic(), dynamic()),
     }
+    if FP8 is None:
+        del kinds["quantized"]
     return {name: make for name, make in kinds.items() if accelerated or "offloaded" not in name}
 
 
@@ -60,10 +64,10 @@ def without_rounding() -> Iterator[None]:
     def kept(layer: Any, x: Tensor, scale: Any = None) -> tuple[Tensor, Any]:
         return x, scale
 
-    with (
-        patch.object(Fp8QuantizedLayer, "_quantize", kept),
-        patch.object(Fp8QuantizedLayer, "_dequantize", lambda layer, kept: kept[0]),
-    ):
+    if FP8 is None:
+        yield
+        return
+    with patch.object(FP8, "_quantize", kept), patch.object(FP8, "_dequantize", lambda layer, kept: kept[0]):
         yield
 
 
