@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from longitude import c_build
 from longitude.c_threads import use_threads, why_alone
 
-SLOWER = "attention with a bias takes 1.6 to 1.9 times as long, rotation up to 2.4 times"
+SLOWER = "attention with a bias takes 1.4 to 1.9 times as long, rotation up to 2.8 times"
 """What torch's operators take, of the time of the loops (docs/install.md)."""
 _CPUINFO = Path("/proc/cpuinfo")
 
