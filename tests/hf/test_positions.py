@@ -338,3 +338,13 @@ def test_bases_by_type_of_layer(ids, stock):
     wanted = {name: {"rope_type": "default", "rope_theta": 500.0} for name in of_types}
     near(one(ids).logits, stock("gemma3_text", **{**more, "rope_parameters": wanted})(ids).logits, 1e-5)
     assert (one(ids).logits - own).abs().max() > 1e-3
+
+
+def test_a_factor_for_the_scores_is_the_models_own_affair(ids, stock):
+    """YaRN with mscale_all_dim: transformers' Llama and Ministral 3 do not scale their softmax by it, DeepSeek does itself."""
+    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    own = stock(rope_parameters=yarn)(ids).logits
+    model = stock(rope_parameters=yarn)
+    set_positions(model, {"name": "rerope", "layout": "half", "window": 64})
+    near(model(ids).logits, own, 1e-5)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GptOssConfig, Llama4TextConfig, Ministral3Config, SmolLM3Config
+from transformers import GptOssConfig, GraniteMoeHybridConfig, Llama4TextConfig, Ministral3Config, SmolLM3Config
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 import longitude as lg
@@ -104,6 +104,32 @@ def test_written_and_read_again(config):
 def test_keys_that_nothing_reads_are_said():
     with pytest.warns(UserWarning, match="^not understood: layer_rope_theta, rope_parameters.warmth; understood are "):
         lg.from_hugging_face({"rope_parameters": PLAIN | {"warmth": 0.1}, "layer_rope_theta": [1e4]})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"query_temperature": 0.3}, {"nope_layers": [3]}, {"use_nope": True}, {"use_logn_attn": True}, {"self_extend_group": 4},
+        {"dual_chunk_attention_config": {"chunk_size": 8}}, {"log_scaling_alpha": 0.1}, {"position_embedding_type": "other"},
+        {"rope_mode": "other"}, {"alibi": True},
+    ],
+    ids=lambda more: next(iter(more)),
+)  # fmt: skip
+def test_words_and_switches_about_position_are_said_too(more):
+    """Whatever their value; what is switched off says nothing."""
+    [key] = more
+    with pytest.warns(UserWarning, match=f"^not understood: {key}; understood are "):
+        lg.from_hugging_face({"rope_parameters": PLAIN, **more})
+    off = {"use_logn_attn": False, "alibi": False, "nope_layers": None, "position_embedding_type": "rope"}
+    assert lg.from_hugging_face({"rope_parameters": PLAIN, **off}).rotates is None
+
+
+def test_granites_hybrid_rotates_only_where_its_type_says_so():
+    """transformers makes no rotation for it unless position_embedding_type is "rope"; its default is None."""
+    config = GraniteMoeHybridConfig(num_hidden_layers=2, layer_types=["mamba", "attention"])
+    assert lg.from_hugging_face(config.to_dict()).rotates == (False, False)
+    config.position_embedding_type = "rope"
+    assert lg.from_hugging_face(config.to_dict()).rotates is None
 
 
 @pytest.mark.parametrize(

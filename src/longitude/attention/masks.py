@@ -231,7 +231,8 @@ class Documents(_PerToken):
         if not fits or cu_seqlens[0] != 0 or bool((cu_seqlens.diff() < 0).any()):
             got = cu_seqlens.tolist() if integers else kind_of(cu_seqlens)
             raise ValueError(
-                f"cu_seqlens: expected integers from 0 up to the number of keys, such as [0, 5, 9], got {got}"
+                "cu_seqlens: expected a tensor of integers from 0 up to the number of keys, such as torch.tensor([0, 5, 9]), got "
+                f"{got}"
             )
         token = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
         return cls(torch.searchsorted(cu_seqlens[1:], token, right=True), contiguous=True)

@@ -196,7 +196,7 @@ class Mixer(nn.Module):
                 able = [
                     name
                     for name, kind in MIXERS.items()
-                    if kind.scores and kind.rotates and (kind.widens or member.widens == 1)
+                    if kind.scores and kind.rotates and (kind.widens or member.widens == 1) and kind is not type(self)
                 ]
                 raise ValueError(
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "

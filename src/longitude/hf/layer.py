@@ -84,7 +84,9 @@ class LayerCall:
             else:
                 q, k = self.encoding.queries_and_keys(q, k, self.tables)
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
-        scale = (head_dim**-0.5 if scale is None else scale) * self.encoding.softmax_factor
+        scale = (
+            head_dim**-0.5 if scale is None else scale
+        )  # a model that wants an encoding's softmax_factor has it in there
         require_causal(self.encoding.causal_only, mask)
         places = self.positions, self.k_positions
         r = raw_request(

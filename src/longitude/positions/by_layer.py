@@ -22,10 +22,17 @@ LAYER_KEYS = (
 UNDERSTOOD = (
     *LAYER_KEYS, "rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "global_rope_theta",
     "rope_local_base_freq", "local_rope_theta", "partial_rotary_factor", "rotary_pct", "original_max_position_embeddings",
-    "max_position_embeddings", "rope_interleave", "qk_rope_head_dim",
+    "max_position_embeddings", "rope_interleave", "qk_rope_head_dim", "qk_nope_head_dim",
 )  # fmt: skip
 """Keys about position at the top of a config."""
-ABOUT_POSITION = re.compile(r"(^|_)(rope|rotary|theta|llama_4)(_|$)|attn_temperature")
+ABOUT_POSITION = re.compile(
+    r"(^|_)(rope|nope|rotary|theta|llama_4|alibi|logn|log_n)(_|$)|(attn|query|position)_temperature|log_scaling|dual_chunk|"
+    r"self_extend|position_embedding_type"
+)
+ROTARY = ("rope", "rotary", "default")
+"""Words that say no more than that a model rotates."""
+TYPED = {"granitemoehybrid": "rope"}
+"""Kinds that rotate only where position_embedding_type is this."""
 
 
 # ---- which layers rotate ---------------------------------------------------------------------------------------------
@@ -36,7 +43,9 @@ def rotating_layers(config: Mapping[str, Any]) -> tuple[bool, ...] | None:
     """
     kind, layers = config.get("model_type"), config.get("num_hidden_layers")
     given = config.get("no_rope_layers")
-    if given:
+    if kind in TYPED and config.get("position_embedding_type") != TYPED[kind]:
+        rotates = (False,) * (layers or 1)
+    elif given:
         if not isinstance(given, list | tuple) or any(one not in (0, 1) for one in given):
             raise ValueError(f"no_rope_layers: expected a list of 1 (the layer rotates) and 0, got {given!r}")
         if layers is not None and len(given) < layers:
@@ -127,7 +136,8 @@ def not_understood(config: Mapping[str, Any], inside: Mapping[str, tuple[str, ..
     inside: the keys of each rope_type; a slip of one of them is not among the answers, because it is refused.
     """
     for key, value in config.items():
-        if ABOUT_POSITION.search(key) and not isinstance(value, bool | str | None) and key not in UNDERSTOOD:
+        plain = value is None or value is False or value in ROTARY or key in UNDERSTOOD  # False: switched off
+        if ABOUT_POSITION.search(key) and not plain and not _typed(config, key):
             yield key
     known = {key for keys in inside.values() for key in keys}
     for name in ("rope_parameters", "rope_scaling"):
@@ -135,6 +145,10 @@ def not_understood(config: Mapping[str, Any], inside: Mapping[str, tuple[str, ..
         given = given if isinstance(given, Mapping) else {}
         for one in [each for each in given.values() if isinstance(each, Mapping)] or [given]:
             yield from (f"{name}.{key}" for key, value in one.items() if value is not None and is_foreign(key, known))
+
+
+def _typed(config: Mapping[str, Any], key: str) -> bool:
+    return key == "position_embedding_type" and config.get("model_type") in TYPED
 
 
 def is_foreign(key: str, known: set[str]) -> bool:

@@ -155,7 +155,7 @@ def facts(path: str, config: Any) -> dict[str, Any]:
         "trained": trained_length(config),
         "declared": declared_length(config),
         "layers": layers_of(config),
-        "rotations": [_of_rotation(each) for each in rotating],
+        "rotations": [_of_rotation(each, getattr(config, "qk_nope_head_dim", None) is not None) for each in rotating],
         "unrotated": sorted({layer for each in rotating for layer in unrotated(each.rope)}),
         "temperature": [
             spec
@@ -166,7 +166,8 @@ def facts(path: str, config: Any) -> dict[str, Any]:
     }
 
 
-def _of_rotation(rotation: Rotation) -> dict[str, Any]:
+def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
+    """partly: whether only a part of each score is rotated, which is then multiplied by softmax_factor too (DeepSeek)."""
     turns, own = rotation.turns, rotation.frequencies(rotation.rope.scaling)
     return {
         "layers": rotation.layers,
@@ -178,7 +179,7 @@ def _of_rotation(rotation: Rotation) -> dict[str, Any]:
         "turns": turns.tolist(),
         "turned": int((turns >= 1).sum()),
         "attention_factor": own.attention_factor,
-        "softmax_factor": own.softmax_factor,
+        "softmax_factor": own.softmax_factor if partly else 1.0,
         "longer": [each._asdict() for factor in FACTORS for each in rotation.stretched(factor)],
     }
 

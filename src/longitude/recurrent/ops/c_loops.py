@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from longitude import c_compile
+from longitude.recurrent.ops.once import needs_formula, once
 
 REPLAYED = 32
 """Tokens of which delta.c keeps all states in backward."""
@@ -25,7 +25,7 @@ def loops(name: str, dtype: torch.dtype) -> c_compile.Passes | None:
 
 def usable(name: str, x: Tensor) -> bool:
     """Whether the loops of a file can take tensors such as x."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and loops(name, x.dtype) is not None
+    return x.device.type == "cpu" and not needs_formula(x) and loops(name, x.dtype) is not None
 
 
 def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | None) -> None:
@@ -62,7 +62,7 @@ class ScanLoop(torch.autograd.Function):
         return _forward(ctx, "scan.c", sizes, 0, [dt, x, A, B, C], keep, h)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         dt, x, *_, first = saved = ctx.saved_tensors  # read once: checkpointing computes them for one reading
         batch, length, groups, channels, size, *_ = ctx.sizes
@@ -82,7 +82,7 @@ class WkvLoop(torch.autograd.Function):
         return _forward(ctx, "wkv.c", tuple(k.shape), 2, [w, u, k, v], flags, state)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         _, _, k, v, _, first = saved = ctx.saved_tensors
         gw, gu = k.new_empty(2, k.shape[0], k.shape[2]).unbind()
@@ -101,7 +101,7 @@ class DiagonalLoop(torch.autograd.Function):
         return _forward(ctx, "diagonal.c", sizes, 0, [u, r, B, C], flags, h)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         u, *_, first = saved = ctx.saved_tensors
         gu, gfirst = torch.empty_like(u), torch.empty_like(first)
@@ -131,7 +131,7 @@ class DeltaLoop(torch.autograd.Function):
         return out, last
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, _, k, b, v, log_w, _, state = saved = ctx.saved_tensors
         gq, gr, gk, gb, gw = k.new_empty(5, *k.shape).unbind()

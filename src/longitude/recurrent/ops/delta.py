@@ -53,7 +53,7 @@ def delta(
         """`kernel`, where it takes the call; delta.c, where it is compiled."""
         if kernel is not None and (found := kernel(keys, log_decay)) is not None:
             return found
-        if not loop or not usable("delta.c", v.new_empty(0, dtype=dtype)):
+        if not loop or not usable("delta.c", v if v.dtype == dtype else v.new_empty(0, dtype=dtype)):
             return None
         (batch, heads, _, width), state, reset = v.shape, options.get("state"), options.get("reset")
         first = v.new_zeros(batch, heads, k.shape[-1], width, dtype=dtype) if state is None else state.to(dtype)

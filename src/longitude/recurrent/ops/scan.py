@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from jaxtyping import Num
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+from longitude.recurrent.ops.once import needs_formula, once
 
 
 def chunk_slices(length: int, size: int) -> list[tuple[slice, int]]:
@@ -23,7 +24,7 @@ def scan_chunks(
 ) -> tuple[Tensor, Tensor]:
     """chunk(h, *tokens) -> (y, h) over `size` tokens at a time, tokens in front; backward computes each chunk again."""
     length, out = max(len(x) for x in tokens if x is not None), []
-    again = torch.is_grad_enabled() and size < length
+    again = torch.is_grad_enabled() and size < length and not needs_formula(h)
     for start in range(0, length, size):
         here = (None if x is None else x[start : start + size] for x in tokens)
         if again:
@@ -42,7 +43,7 @@ def linear_scan(
     No decay is divided by another, so strong ones do not overflow. doubling: in log2(L) rounds over all tokens instead of L
     over one (Hillis and Steele 1986), for devices on which a round costs more than its numbers.
     """
-    return _doubling(a, b, h) if doubling or torch.compiler.is_compiling() else _Loop.apply(a, b, h)
+    return _doubling(a, b, h) if doubling or needs_formula(a, b, h) else _Loop.apply(a, b, h)
 
 
 def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ class _Loop(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """g_t = grad_t + a_{t+1} g_{t+1};  da_t = g_t h_{t-1},  db_t = g_t."""
         (grad,) = grads
