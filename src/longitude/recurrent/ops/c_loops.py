@@ -63,7 +63,7 @@ class ScanLoop(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         dt, x, *_, first = saved = ctx.saved_tensors  # read once: checkpointing computes them for one reading
         batch, length, groups, channels, size, *_ = ctx.sizes
         gdt, gx, gfirst, gA = (torch.empty_like(t) for t in (dt, x, first, first))
@@ -83,7 +83,7 @@ class WkvLoop(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         _, _, k, v, _, first = saved = ctx.saved_tensors
         gw, gu = k.new_empty(2, k.shape[0], k.shape[2]).unbind()
         gk, gv, gfirst = (torch.empty_like(t) for t in (k, v, first))
@@ -102,7 +102,7 @@ class DiagonalLoop(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         u, *_, first = saved = ctx.saved_tensors
         gu, gfirst = torch.empty_like(u), torch.empty_like(first)
         gr, gB, gC = first.new_empty(3, *first.shape).unbind()
@@ -132,7 +132,7 @@ class DeltaLoop(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         q, _, k, b, v, log_w, _, state = saved = ctx.saved_tensors
         gq, gr, gk, gb, gw = k.new_empty(5, *k.shape).unbind()
         gv, gfirst = torch.empty_like(v), torch.empty_like(state)

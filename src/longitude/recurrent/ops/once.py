@@ -42,7 +42,7 @@ class _Once(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         raise RuntimeError(
             "loops over tokens have no derivatives of second order: expected gradients once, got gradients of gradients; "
             'mode="recurrent" or "parallel" has them'

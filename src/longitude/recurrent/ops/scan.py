@@ -70,7 +70,7 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """g_t = grad_t + a_{t+1} g_{t+1};  da_t = g_t h_{t-1},  db_t = g_t."""
         (grad,) = grads
         a, h, out = ctx.saved_tensors
