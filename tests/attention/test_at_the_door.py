@@ -119,5 +119,5 @@ def test_documents_from_cu_seqlens():
 
 @pytest.mark.parametrize("given", [[1, 5], [0, 5, 3], [0], [[0, 5]], [0.0, 5.0], None])
 def test_refused_cu_seqlens(given):
-    with pytest.raises(ValueError, match="cu_seqlens: expected integers from 0"):
+    with pytest.raises(ValueError, match="cu_seqlens: expected a tensor of integers from 0"):
         lg.Documents.from_cu_seqlens(None if given is None else torch.tensor(given))

@@ -78,7 +78,7 @@ def test_shape_pass_and_dtype_decide():
 def test_explain_says_the_row(capsys):
     with routes.repeated(ALL):
         lg.explain(*qkv())
-    line = capsys.readouterr().out.splitlines()[0]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("routes")]
     assert f"{routes.processor()}, {torch.get_num_threads()} threads, forward float32, head_dim 24" in line
     assert "sequences of 16 and more (LONGITUDE_ROUTES=0" in line
     lg.explain(*qkv(), encoding=lg.ALiBi(HEADS))
