@@ -2,7 +2,7 @@
 
 import longitude as lg
 from longitude.bench.cases import AttentionShape, built
-from longitude.positions.base import Encoding, OffsetBias
+from longitude.positions.base import Encoding, OffsetBias, SinkLogits, Temperature
 from longitude.positions.composed import Composed
 
 TINY = AttentionShape(1, 8, 8, 64, 16)
@@ -27,6 +27,16 @@ def offset_biases(learned: bool | None = None) -> list[str]:
         and (terms := encoding.terms({}))
         and all(isinstance(term, OffsetBias) for term in terms)
         and learned in (None, encoding.learned)
+    ]
+
+
+def temperatures_and_sinks() -> list[str]:
+    """Those that scale queries, or add a logit to each row."""
+    scales = (Temperature, SinkLogits)
+    return [
+        name
+        for name, each in _without_tokens().items()
+        if (terms := each.terms({})) and all(isinstance(term, scales) for term in terms)
     ]
 
 

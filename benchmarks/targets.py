@@ -17,7 +17,7 @@ from torch import Tensor
 import longitude as lg
 import networks
 import rotation
-from kinds import offset_biases
+from kinds import offset_biases, temperatures_and_sinks
 from longitude.bench import memory
 from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, plain
 from longitude.bench.rows import Row
@@ -69,13 +69,13 @@ def _memory_row(session: Session, name: str, shape: AttentionShape) -> Row:
     return session.row(name, "ours", shape, "memory", BOTH, memory_mib=mib, clock="none")
 
 
-def over_plain(label: str) -> Callable[[Session], list[Row]]:
+def over_plain(*labels: str) -> Callable[[Session], list[Row]]:
     def measure(session: Session) -> list[Row]:
         """At lengths 2048 and 4096; columns that it reads off the tokens, and their gradients, included."""
         return [
             row
             for length, turns in ((2048, 5), (4096, 3))
-            for row in session.attention([label], session.shape(length), BOTH, turns)
+            for row in session.attention([*labels], session.shape(length), BOTH, turns)
         ]
 
     return measure
@@ -287,6 +287,7 @@ TARGETS = (
     Target("Transformer-XL, forward + backward", 2.0, ATTENTION, over_plain("transformer_xl")),
     Target("PaTH, forward + backward", 3.0, ATTENTION, over_plain("path")),
     Target("FoX, forward + backward", 1.2, ATTENTION, over_plain("fox")),
+    Target("temperature or sink, forward + backward", 1.15, ATTENTION, over_plain(*temperatures_and_sinks())),
     Target("FIRE and CoPE, forward", 1.5, ATTENTION, of_content("forward")),
     Target("FIRE and CoPE, forward + backward", 3.0, ATTENTION, of_content(BOTH)),
     Target("memory of FIRE and CoPE, 1024 to 4096", 1.1, "growth of the length", memory_by_length(("fire", "cope"))),
