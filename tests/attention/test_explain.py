@@ -57,6 +57,14 @@ def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch
     lg.attend(Q, K, V, **REQUESTS[case])
 
 
+def test_what_runs_slowly_says_so(capsys):
+    """As a mask that is a tensor does, or one bias of each pair; plain attention says nothing of it."""
+    lg.explain(Q, K, V, mask=torch.ones(384, 384, dtype=torch.bool).tril())
+    lg.explain(Q, K, V)
+    slow, plain = (line for line in capsys.readouterr().out.splitlines() if line.startswith("->"))
+    assert "times the time of plain attention" in slow and "times the time" not in plain
+
+
 def test_why_others_were_passed_over(monkeypatch, capsys):
     """Cheaper ones come first, of equal prices in order; what takes too much memory last; a name that is asked for before all."""
 
