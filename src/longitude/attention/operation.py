@@ -327,13 +327,9 @@ class Verdict:
         if self.refusal is not None:
             return f"{mark} {self.backend:10s} refuses: {self.refusal}"
         why = f"; passed over: {self.passed_over}" if self.passed_over else ""
-        if self.chosen and SLOW <= self.price < math.inf:
+        if self.chosen and 1.5 <= self.price < math.inf:
             why = f", in about {self.price:.1f} times the time of plain attention"
         return f"{mark} {self.backend:10s} takes it, with about {_mib(self.memory)} beyond inputs and output{why}"
-
-
-SLOW = 1.5
-"""Times plain attention from which `explain` says it of what runs."""
 
 
 def _mib(memory: int) -> str:
