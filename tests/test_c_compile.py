@@ -243,3 +243,10 @@ def test_the_route_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(c_compile, "loop", c_compile.loop.__wrapped__)
     words = f"loops in C: none, LONGITUDE_COMPILE=0 is in the environment: {c_compile.SLOWER}"
     assert c_compile.route() == words
+
+
+def test_another_word_for_the_loops_is_refused(monkeypatch):
+    """Not taken for one of the two that there are."""
+    monkeypatch.setenv("LONGITUDE_COMPILE", "off")
+    with pytest.raises(ValueError, match=r"LONGITUDE_COMPILE: expected 0 .* or native .*, got 'off'"):
+        c_compile.loop.__wrapped__(Path("rotate.c"))

@@ -80,7 +80,7 @@ TEAM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, c
 
 
 def team_of(given: int, asked: list[int]):
-    """A runtime that gives so many threads, one after the other, and notes how many it was asked for."""
+    """A runtime that gives a number of threads, one after the other, and notes how many it was asked for."""
 
     def team(function: int, data: int, threads: int, flags: int) -> None:
         asked.append(threads)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from longitude import c_build
 from longitude.c_threads import use_threads, why_alone
 
-SLOWER = "attention with a bias takes 1.4 to 1.9 times as long, rotation up to 2.8 times"
-"""What torch's operators take, of the time of the loops (docs/install.md)."""
+SLOWER = "attention with a bias takes 1.4 to 1.7 times as long, rotation 1.4 to 2.2 times"
+"""What torch's operators take, of the time of the loops (benchmarks/loops.py)."""
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -52,10 +52,14 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
 def loop(source: Path, *options: str) -> Loop:
     """Of a C file: compiled ahead, where the wheel has it; else by gcc, in seconds, and kept in the user's cache.
 
-    LONGITUDE_COMPILE=0 in the environment: none; LONGITUDE_COMPILE=native: by gcc. There is a warning of what should work and
-    does not, in one sentence.
+    LONGITUDE_COMPILE=0 in the environment: none; LONGITUDE_COMPILE=native: by gcc; ValueError for another word. There is a
+    warning of what should work and does not, in one sentence.
     """
-    wish = os.environ.get("LONGITUDE_COMPILE")
+    wish = os.environ.get("LONGITUDE_COMPILE", "")
+    if wish not in ("", "0", "native"):
+        raise ValueError(
+            f"LONGITUDE_COMPILE: expected 0 (torch's operators) or native (gcc's loops), got {wish!r}; or unset it"
+        )
     if wish == "0":
         return Loop(None, "LONGITUDE_COMPILE=0 is in the environment")
     if sys.platform != "linux":

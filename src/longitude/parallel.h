@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-typedef void (*Team)(void (*)(void *), void *, unsigned, unsigned); /* calls a function on at most so many threads, and waits */
+typedef void (*Team)(void (*)(void *), void *, unsigned, unsigned); /* calls a function on at most this number of threads, and waits */
 static Team team;
 void use_team(Team of_torch) { team = of_torch; }
 

@@ -55,7 +55,7 @@ def lengths_dropped() -> Any:
 
 
 class Mamba2RunsOn(Mamba2ForCausalLM):
-    """What documents are packed it is told, and reads none of it. generate() knows a recurrent model by the name of its class."""
+    """It gets the ends of packed documents, and reads none of them. generate() knows recurrent models by their class names."""
 
 
 class Mamba2Apart(Mamba2ForCausalLM):

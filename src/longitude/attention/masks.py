@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from longitude.c_compile import in_memory
 from longitude.errors import check_sizes, nearest
 
 Reach = tuple[int | None, int | None]
@@ -202,10 +203,11 @@ class Documents(_PerToken):
 
     Args:
         ids: Integers [Lk] or [B, Lk], of the keys; queries are the last of them.
-        contiguous: Each number is known to stand in one place, next to itself, so that on a GPU nobody waits to look.
+        contiguous: Each number is known to stand in one place, next to itself, so that on a GPU the host need not wait to look;
+            on the CPU it is looked at.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For anything else, and for contiguous=True where a document comes back.
     """
 
     column = "ids"
@@ -215,6 +217,12 @@ class Documents(_PerToken):
     def __post_init__(self):
         if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):
             raise ValueError(f"Documents: expected integer ids [Lk] or [B, Lk], got {kind_of(self.ids)}")
+        if self.contiguous and in_memory(self.ids):
+            changes, distinct = ((x.diff() != 0).sum(-1) for x in (self.ids, self.ids.sort(-1).values))
+            if not torch.equal(changes, distinct):
+                raise ValueError(
+                    "Documents: expected the tokens of each document side by side, got contiguous=True and one that returns"
+                )
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Int[Tensor, " n"]) -> Documents:

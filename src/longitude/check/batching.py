@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from inspect import signature
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from longitude.check.decoding import CACHE, SOUND
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
@@ -83,9 +86,7 @@ def packed_documents(subject: Subject) -> Measurement:
         raise DoesNotApply(
             "forward takes no position_ids, so the begin of a document cannot be declared; pack none into one row"
         )
-    together = subject.logits(tokens, **options)
-    apart = torch.cat([subject.logits(document) for document in tokens.split(sizes, 1)], 1)
-    error = subject.error(together, apart)
+    error = beside_alone(subject, tokens, sizes, options)
     if subject.first_above(error) is not None and stock(subject):
         raise DoesNotApply(
             f"{type(subject.model).__name__} of transformers does not look for packed documents, and those in one row attend to "
@@ -96,6 +97,13 @@ def packed_documents(subject: Subject) -> Measurement:
         f"documents packed into one row attend to each other: {next(iter(options))} that begin again do not reach the mask "
         "(expected where forward gets neither a cache nor an attention_mask), or do not reach the positions",
     )
+
+
+def beside_alone(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> Tensor:
+    """Error [L] of documents of these sizes in one row [1, L], against each alone."""
+    together = subject.logits(tokens, **options)
+    apart = torch.cat([subject.logits(document) for document in tokens.split([*sizes], 1)], 1)
+    return subject.error(together, apart)
 
 
 def stock(subject: Subject) -> bool:

@@ -89,18 +89,12 @@ def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask
 
 
 def require_cache(subject: Subject) -> None:
+    """DoesNotApply for a model that takes and gives no cache of transformers."""
     if subject.cache_name != CACHES[0]:
         raise DoesNotApply(f"its forward takes no {CACHES[0]}, so it cannot be given a cache")
     answer = subject.model(input_ids=subject.tokens(2), use_cache=True)
     if not isinstance(getattr(answer, CACHES[0], None), Cache):
         raise DoesNotApply(f"its answers have no {CACHES[0]} of transformers' classes")
-
-
-def split(length: int) -> list[int]:
-    """A prompt, a chunk, single tokens, and the rest at once."""
-    half = length // 2
-    sizes = [half, 7, *[1] * min(STEPS, length - half - 8)]
-    return [*sizes, length - sum(sizes)]
 
 
 def of_kinds(
@@ -110,11 +104,7 @@ def of_kinds(
 
     A class that a model, or transformers, refuses is named, and no fault.
     """
-    if subject.cache_name != CACHES[0]:
-        raise DoesNotApply(f"its forward takes no {CACHES[0]}, so it cannot be given a cache")
-    answer = subject.model(input_ids=subject.tokens(2), use_cache=True)
-    if not isinstance(getattr(answer, CACHES[0], None), Cache):
-        raise DoesNotApply(f"its answers have no {CACHES[0]} of transformers' classes")
+    require_cache(subject)
     errors: dict[str, Tensor] = {}
     taken, refused = [], []
     kinds = kinds_of(subject.model.config, places, subject.device.type != "cpu")

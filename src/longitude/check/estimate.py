@@ -10,7 +10,7 @@ import torch
 from longitude.check.subject import Subject, computing_in
 
 CALLS, TOKENS = (300.0, 3.2), (2000.0, 33.0)
-"""Passes, and tokens in them, of all laws: so many, and so many more for each token that is compared. Counted with a Llama."""
+"""Passes of all laws, and tokens in them: without any token compared, and for each. Counted with a Llama."""
 READ = 64
 """Tokens of the longer pass of a calibration."""
 LONGEST = 600.0
@@ -34,12 +34,12 @@ class Estimate:
     token_seconds: float
 
     def seconds(self, length: int) -> float:
-        """About, where so many tokens are compared."""
+        """About, where this number of tokens is compared."""
         calls, tokens = (fixed + each * length for fixed, each in (CALLS, TOKENS))
         return calls * self.pass_seconds + tokens * self.token_seconds
 
     def longest(self, seconds: float = LONGEST) -> int:
-        """The most tokens that can be compared in so many seconds, and FEWEST at least."""
+        """The most tokens that can be compared in these seconds, and FEWEST at least."""
         each = CALLS[1] * self.pass_seconds + TOKENS[1] * self.token_seconds
         return max(FEWEST, int((seconds - self.seconds(0)) / each))
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.batching import stock
+from longitude.check.batching import beside_alone, stock
 from longitude.check.recorder import recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
@@ -73,11 +73,11 @@ def packed_states(subject: Subject) -> Measurement:
         raise DoesNotApply("it has no recurrent layers")
     tokens, options = collated(subject)
     try:
-        together = subject.logits(tokens, **options)
-    except (TypeError, ValueError) as error:
-        raise DoesNotApply(f"its forward refuses seq_idx ({one_line(error)[:120]}); pack none into one row") from error
-    apart = torch.cat([subject.logits(document) for document in tokens.split(SIZES, 1)], 1)
-    error = subject.error(together, apart)
+        error = beside_alone(subject, tokens, SIZES, options)
+    except (TypeError, ValueError) as refusal:
+        raise DoesNotApply(
+            f"its forward refuses seq_idx ({one_line(refusal)[:120]}); pack none into one row"
+        ) from refusal
     if subject.first_above(error) is not None and stock(subject):
         raise DoesNotApply(
             f"{type(subject.model).__name__} of transformers drops seq_idx without its kernels, and states run on into the next "

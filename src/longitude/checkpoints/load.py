@@ -297,7 +297,12 @@ def require_finite(path: str, model: Any) -> None:
             folder = _where(path)
             shards = [] if folder is None else sorted(folder.glob("*.safetensors"))
             held_by = next((shard for shard in shards if name in shapes_of(shard)), path)
-            raise ValueError(f"{held_by}: {name} has numbers that are not finite; copy or download the weights again")
+            raise not_finite(held_by, name)
+
+
+def not_finite(file: Path | str, name: str) -> ValueError:
+    """Of a weight, with the file that holds it."""
+    return ValueError(f"{file}: {name} has numbers that are not finite; copy or download the weights again")
 
 
 def shapes_of(shard: Path) -> dict[str, list[int]]:

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from longitude.checkpoints.layout import Change
-from longitude.checkpoints.load import INDEX, load, shapes_of
+from longitude.checkpoints.load import INDEX, load, not_finite, shapes_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
 from longitude.runs.files import new_folder, read_json, require_space, write_json
@@ -106,9 +106,7 @@ def require_numbers(source: Source) -> None:
                     continue  # a table of an older release may hold infinity
                 tensor = file.get_tensor(name)
                 if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and not bool(tensor.isfinite().all()):
-                    raise ValueError(
-                        f"{shard}: {name} has numbers that are not finite; copy or download the weights again"
-                    )
+                    raise not_finite(shard, name)
 
 
 def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:

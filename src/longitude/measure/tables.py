@@ -51,25 +51,27 @@ def _perplexity(results: Results, method: str) -> Table:
     stride = results.about["configuration"]["stride"]
     moved = f"move by {stride} tokens" if stride else "move by half their length"
     laid = "laid end to end" if method == "non-overlapping" else moved
+    caption = f"Lower is better. Windows {laid}; every target counts once."
+    return _by_length(results, rows, f"bits per byte, {method}", caption, ".3f")
+
+
+def _by_length(results: Results, rows: list[Row], title: str, caption: str, value: str) -> Table:
+    """A row of each model and length."""
     lengths = sorted({row.length for row in rows if row.length})
     by_cell = {(row.label, row.length): row for row in rows}
-    cells = {label: [_cell(by_cell.get((label, each)), ".3f", ".2f") for each in lengths] for label in results.labels}
-    caption = f"Lower is better. Windows {laid}; every target counts once."
-    return Table(f"bits per byte, {method}", caption, lengths, [], _lines(results, cells))
+    cells = {label: [_cell(by_cell.get((label, each)), value, ".2f") for each in lengths] for label in results.labels}
+    return Table(title, caption, lengths, [], _lines(results, cells))
 
 
 def _longppl(results: Results) -> Table:
     rows = [row for row in results.rows if row.task == LONGPPL]
-    lengths = sorted({row.length for row in rows if row.length})
-    by_cell = {(row.label, row.length): row for row in rows}
-    cells = {label: [_cell(by_cell.get((label, each)), ".2f", ".2f") for each in lengths] for label in results.labels}
     asked, tokens = results.about["configuration"], {row.label: row.tokens for row in rows}
     counted = ", ".join(f"{label} {count}" for label, count in tokens.items() if count)
     caption = (
         f"Lower is better: perplexity of the tokens that {asked['evaluator']} finds to need more than "
         f"{asked['evaluator_context']} tokens of context ({counted})."
     )
-    return Table("LongPPL", caption, lengths, [], _lines(results, cells))
+    return _by_length(results, rows, "LongPPL", caption, ".2f")
 
 
 def _retrieval(results: Results, task: str) -> Table:

@@ -57,9 +57,9 @@ def delta(
             return None
         (batch, heads, _, width), state, reset = v.shape, options.get("state"), options.get("reset")
         first = v.new_zeros(batch, heads, k.shape[-1], width, dtype=dtype) if state is None else state.to(dtype)
-        written, removed, *_ = (*(x.to(dtype) for x in keys), None)
         keep = None if reset is None else reset.logical_not().to(torch.uint8)
-        tokens = [q.to(dtype), r.to(dtype), written, removed, v.to(dtype), log_decay.to(dtype)]
+        written, removed = keys[0], None if b is None else keys[1]
+        tokens = (None if x is None else x.to(dtype) for x in (q, r, written, removed, v, log_decay))
         out, last = DeltaLoop.apply(*tokens, keep, first)
         return out.to(v.dtype), last
 
