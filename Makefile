@@ -58,8 +58,8 @@ sceptic: $(VENV)/test.stamp ## 5,000 random cases against loops written from the
 conformance: $(VENV)/conformance.stamp ## transformers' own tests of models, over ours and a stock Llama on our attention (minutes)
 	$(BIN)/python tests/conformance/run.py $(PYTEST_ARGS)
 
-ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, and of export and caches (a few minutes)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models
+ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, scikit-learn, and of export and caches (a few minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models tests/test_c_threads.py
 
 check: $(VENV)/test.stamp ## lint, types and import contracts only
 	$(BIN)/ruff check

@@ -155,6 +155,9 @@ got = results(2)""",
 }
 
 
+ECOSYSTEM = (pytest.mark.slow, pytest.mark.ecosystem)
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("results") / "expected.pt"
@@ -162,10 +165,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["another libgomp", pytest.param("scikit-learn", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["another libgomp", pytest.param("scikit-learn", marks=ECOSYSTEM)])
 def second(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     if request.param == "scikit-learn":
-        pytest.importorskip("sklearn")
+        pytest.importorskip("sklearn", reason="the extra `ecosystem` is not installed: make ecosystem")
         return request.param
     done = subprocess.run(["gcc", "-print-file-name=libgomp.so.1"], capture_output=True, text=True)
     source = Path(done.stdout.strip())
