@@ -2,10 +2,10 @@
 
 from longitude.recurrent.delta import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.gated import GRU, LSTM
-from longitude.recurrent.log_linear import LogLinearMamba2, log_linear
+from longitude.recurrent.log_linear import LogLinearMamba2, LogLinearState, log_linear
 from longitude.recurrent.mamba import Mamba, selective_scan
 from longitude.recurrent.mamba2 import Mamba2, ssd
-from longitude.recurrent.mamba3 import Mamba3, mamba3
+from longitude.recurrent.mamba3 import Mamba3, Mamba3State, mamba3
 from longitude.recurrent.performer import Performer, orthogonal_features, performer
 from longitude.recurrent.retention import Retention, retention
 from longitude.recurrent.rwkv4 import RWKV4, RWKVChannelMix, rwkv4
@@ -19,9 +19,11 @@ __all__ = [
     "KimiDeltaAttention",
     "LSTM",
     "LogLinearMamba2",
+    "LogLinearState",
     "Mamba",
     "Mamba2",
     "Mamba3",
+    "Mamba3State",
     "Performer",
     "RWKV4",
     "RWKV6",

@@ -18,8 +18,13 @@ from longitude.recurrent.ops.checks import require_flags, require_mode, require_
 from longitude.recurrent.ops.decayed import decays_by_head
 
 
-class Blocks(NamedTuple):
-    """The state after `seen` tokens of a document: the block of each binary digit 1 of seen, zeros for digits 0."""
+class LogLinearState(NamedTuple):
+    """What log-linear attention holds behind a prefix of a document.
+
+    Args:
+        seen: Tokens so far.
+        states: A matrix for each binary digit of `seen`: the block of tokens where the digit is 1, zeros where it is 0.
+    """
 
     seen: Int[Tensor, " B"]
     states: Float[Tensor, "B levels H K V"]
@@ -34,10 +39,10 @@ def log_linear(
     *,
     mode: str = "chunked",
     chunk_size: int = 64,
-    state: Blocks | None = None,
+    state: LogLinearState | None = None,
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
-) -> tuple[Float[Tensor, "B H L V"], Blocks]:
+) -> tuple[Float[Tensor, "B H L V"], LogLinearState]:
     """Linear attention with a decay, and with a weight of its own for each power of two of tokens.
 
         o_t = sum_{s <= t} lambda_t[level(s, t)] exp(log_decay_{s+1} + ... + log_decay_t) (q_t . k_s) v_s
@@ -83,9 +88,9 @@ def log_linear(
     reset = torch.zeros_like(real) if reset is None else reset
     k, log_decay = k.where(real[:, None, :, None], 0), log_decay.where(real[:, None], 0)
     if state is None:
-        before = Blocks(real.new_zeros(batch, dtype=torch.long), v.new_zeros(*shapes["states"], dtype=dtype))
+        before = LogLinearState(real.new_zeros(batch, dtype=torch.long), v.new_zeros(*shapes["states"], dtype=dtype))
     else:
-        before = Blocks(*state)
+        before = LogLinearState(*state)
     known = int(before.seen.max()) if levels else 0  # without a state, sizes depend on lengths alone
     size = {"parallel": length, "recurrent": 1}.get(mode, min(chunk_size, length))
     out = []
@@ -106,10 +111,10 @@ def _chunk(
     v: Tensor,
     log_decay: Tensor,
     scales: Tensor,
-    state: Blocks,
+    state: LogLinearState,
     flags: tuple[Tensor, Tensor],
     bits: int,
-) -> tuple[Tensor, Blocks]:
+) -> tuple[Tensor, LogLinearState]:
     """Outputs of a few tokens, all pairs at once, and the state after them.
 
     flags: what begins a document, and what is no padding. bits: of the largest number of tokens.
@@ -135,7 +140,7 @@ def _chunk(
     pairs = chunk.pairs * read(digits(number[:, :, None] ^ number[:, None], bits))
     out = (pairs @ tokens).flatten(1, 2)[:, :, 0]
 
-    # Blocks before: the first token of each says in which level it is.
+    # LogLinearState before: the first token of each says in which level it is.
     digit = torch.arange(state.states.shape[1], device=q.device)
     there = state.seen[:, None] >> digit & 1 == 1  # [B, levels]
     first = ((state.seen[:, None] >> digit) - 1).clamp(min=0) << digit
@@ -150,7 +155,9 @@ def _chunk(
     states = torch.einsum("bcn,bhck,bhcv->bnhkv", into.to(v.dtype), keys, v)
     merged = (digits(count[:, None] ^ first, bits)[..., None] == levels + 1) & there[..., None]
     decay = chunk.decay.flatten(1, 2)[:, :, 0, 0, 0]  # 0 where a document began
-    return out, Blocks(count, states + torch.einsum("bmn,bh,bmhkv->bnhkv", merged.to(v.dtype), decay, state.states))
+    return out, LogLinearState(
+        count, states + torch.einsum("bmn,bh,bmhkv->bnhkv", merged.to(v.dtype), decay, state.states)
+    )
 
 
 def digits(x: Int[Tensor, ...], bits: int) -> Int[Tensor, ...]:
@@ -223,7 +230,7 @@ class LogLinearMamba2(Mamba2Block):
 
     def recur(
         self, delta_x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, more: Tensor, state: Any, inputs: StateInputs
-    ) -> tuple[Tensor, Blocks]:
+    ) -> tuple[Tensor, LogLinearState]:
         exact = state_dtype(delta_x)
         scales = softplus(self.L.to(exact) * more.to(exact).unflatten(-1, self.L.shape)).transpose(1, 2)
         return log_linear(C, B, delta_x, log_decay, scales, state=state, **self.options(inputs))

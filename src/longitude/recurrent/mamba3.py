@@ -21,8 +21,14 @@ from longitude.recurrent.ops.decayed import decayed
 from longitude.recurrent.ops.short_conv import previous
 
 
-class State(NamedTuple):
-    """After the last token: the angle of each pair, the token's rotated key and its value, and the matrix."""
+class Mamba3State(NamedTuple):
+    """What Mamba-3 holds behind the last token.
+
+    Args:
+        angle: Of each pair of key channels, in radians.
+        last: The token's rotated key and its value, which the trapezoid takes half of at the next token.
+        matrix: The sum over tokens of key and value, decayed.
+    """
 
     angle: Float[Tensor, "B H R"]
     last: Float[Tensor, "B 1 H*(K+V)"]
@@ -40,10 +46,10 @@ def mamba3(
     *,
     mode: str = "chunked",
     chunk_size: int = 64,
-    state: State | None = None,
+    state: Mamba3State | None = None,
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
-) -> tuple[Float[Tensor, "B H L V"], State]:
+) -> tuple[Float[Tensor, "B H L V"], Mamba3State]:
     """The recurrence of Mamba-3: each token adds itself and once more the one before it, and turns all that come after.
 
         a_t = a_{t-1} + step_t speed_t;   q_t, k_t rotated by a_t, neighbouring pairs
@@ -86,7 +92,7 @@ def mamba3(
     require_state(
         "mamba3", state, {"angle": (batch, heads, pairs), "last": last, "matrix": (batch, heads, keys, width)}
     )
-    before = None if state is None else State(*state)
+    before = None if state is None else Mamba3State(*state)
     exact = state_dtype(v)
     turn = step.to(exact)[..., None] * speed.to(exact)
     turn = turn if valid is None else turn.where(valid[:, None, :, None], 0)
@@ -107,7 +113,7 @@ def mamba3(
     out, matrix = decayed("mamba3", q, own, v.to(exact), decay, state=matrix, **options)
     more, other_matrix = decayed("mamba3", q, other, v_before, decay, **options)
     after = torch.remainder(angle[:, :, -1], 2 * math.pi)
-    return (out + more).to(v.dtype), State(after, last_pair, matrix + other_matrix)
+    return (out + more).to(v.dtype), Mamba3State(after, last_pair, matrix + other_matrix)
 
 
 def since_begin(
@@ -198,7 +204,7 @@ class Mamba3(RecurrentMixer):
     def products(self, keys: float) -> float:
         return 3 * self.inner * self.state_size
 
-    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, Mamba3State]:
         exact = state_dtype(x)
         z, tokens, *rest = self.in_proj(x).split(self.sizes, -1)
         B, C, dt, a, share, speed = (y.to(exact) for y in rest)
