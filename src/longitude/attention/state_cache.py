@@ -23,6 +23,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         seen: Tokens so far, the same for every row.
         newest: Position of the last one that is no padding, on several axes the largest of its document: int, [1] or [B, 1].
         owner: Name of the class that made the state; another one's is a ValueError.
+        last: The token before the next one, [B, 1, dim], where a channel mix behind the mixer reads it.
         in_place: Without gradients the mixer writes into the state that it reads.
     """
 
@@ -37,6 +38,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
 
     def forget(self) -> None:
         self.state: Any = None
+        self.last: Tensor | None = None
         self.seen = 0
         self.newest: int | Tensor = -1
         self.owner: str | None = None
@@ -87,7 +89,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change_ids(change)
-        self.state = tree_map_only(Tensor, change, self.state)
+        self.state, self.last = tree_map_only(Tensor, change, (self.state, self.last))
         if isinstance(self.newest, Tensor) and self.newest.dim() == 2 and len(self.newest) > 1:
             self.newest = change(self.newest)
 
@@ -117,7 +119,8 @@ class StateLayer(CropsTogether, CacheLayerMixin):
             self.device = x.device
             return x.to("cpu")
 
-        self.state = tree_map_only(Tensor, moved, self.state)
+        self.state, self.last = tree_map_only(Tensor, moved, (self.state, self.last))
 
     def prefetch(self) -> None:
-        self.state = tree_map_only(Tensor, lambda x: x.to(self.device or x.device), self.state)
+        held = self.state, self.last
+        self.state, self.last = tree_map_only(Tensor, lambda x: x.to(self.device or x.device), held)

@@ -88,8 +88,8 @@ def load(
             truncated, incomplete or pickled only, a tokenizer that is missing, a dtype or device that is not there.
     """
     path = str(name_or_path)
-    where = _where(path)
-    kind, place = _dtype(dtype), _device(device)
+    where = local_folder(path)
+    kind, place = dtype_of(dtype), _device(device)
     config = config_of(path)
     its_tokenizer = tokenizer_of(path, config) if tokenizer else None
     if where is not None:
@@ -137,7 +137,7 @@ def load(
 
 def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
     """ValueError, in one line, for what `load` would refuse about a local folder's files, without reading the weights."""
-    where = _where(str(name_or_path))
+    where = local_folder(str(name_or_path))
     if where is not None:
         _require_config(where)
         require_weights(where, allow_pickle)
@@ -159,7 +159,7 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
     if path.endswith(".json"):
         _require_configuration(Path(path).expanduser())
         where = Path(path)
-    elif (where := _where(path)) is not None:
+    elif (where := local_folder(path)) is not None:
         _require_config(where)
     problem = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
     with quiet(), in_one_line(f"{path}: {problem}"):
@@ -169,7 +169,7 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
 def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint; bytes for a model of a study, which has none. ValueError when it is missing."""
     path = str(name_or_path)
-    where = _where(path)
+    where = local_folder(path)
     if where is not None and not any((where / name).exists() for name in TOKENIZERS):
         if config.model_type == "longitude" and config.vocab_size == 256:  # as `longitude study` trains them
             return byte_tokenizer()
@@ -195,7 +195,7 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
-def _where(path: str) -> Path | None:
+def local_folder(path: str) -> Path | None:
     """The local folder, or None for a name of the hub: "model" or "owner/model", where no such folder is."""
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -294,7 +294,7 @@ def require_finite(path: str, model: Any) -> None:
     """ValueError for a weight with NaN or infinity, with the file that holds it."""
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.dtype.itemsize > 1 and not bool(torch.isfinite(weight).all()):
-            folder = _where(path)
+            folder = local_folder(path)
             shards = [] if folder is None else sorted(folder.glob("*.safetensors"))
             held_by = next((shard for shard in shards if name in shapes_of(shard)), path)
             raise not_finite(held_by, name)
@@ -319,7 +319,7 @@ def shapes_of(shard: Path) -> dict[str, list[int]]:
         ) from error
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
     if dtype is None:
         return "auto"
     name = str(dtype).removeprefix("torch.")

@@ -85,7 +85,7 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     config = config_of(model)
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        folder = _fetched(model, allow_pickle)
+        folder = fetched(model, allow_pickle)
     if getattr(config, "is_encoder_decoder", False):
         more = f"; {BUCKETS}" if hasattr(config, "relative_attention_num_buckets") else ""
         raise ValueError(
@@ -106,7 +106,7 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     return source
 
 
-def _fetched(name: str, allow_pickle: bool) -> Path:
+def fetched(name: str, allow_pickle: bool) -> Path:
     """A hub name -> its files on this disk."""
     from huggingface_hub import snapshot_download
 

@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.layers.cross import CrossAttention
 from longitude.attention.mixer import MixerInputs
+from longitude.attention.state_mixer import document_flags
 from longitude.models.configuration import LongitudeConfig
+from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 
 def norm(config: LongitudeConfig) -> nn.Module:
@@ -49,7 +52,7 @@ class MLP(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """Mixer, cross-attention (if any) and MLP, each with a norm and a residual sum.
+    """Mixer, cross-attention (if any) and MLP (if any), each with a norm and a residual sum.
 
     x + f(norm(x)) with norms before, norm(x + f(x)) with norms after (Vaswani et al. 2017).
     """
@@ -72,8 +75,11 @@ class Block(GradientCheckpointingLayer):
                 scale=config.attention_scale,
                 backend=config.attention_backend,
             )
-        self.mlp_norm = norm(config)
-        self.mlp = MLP(config)
+        self.mlp_norm, self.mlp = None, None
+        if config.mlp != "none":
+            self.mlp_norm = norm(config)
+            width = config.hidden_size, config.intermediate_size
+            self.mlp = RWKVChannelMix(*width) if config.mlp == "rwkv" else MLP(config)
 
     def forward(
         self,
@@ -99,7 +105,23 @@ class Block(GradientCheckpointingLayer):
             attended = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=cross_weights)
             attended, of_source = attended if cross_weights else (attended, None)
             x = self.added(x, attended, "cross_norm")
-        return self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), "mlp_norm"), weights, of_source
+        if self.mlp is not None and self.mlp_norm is not None:
+            y = self.mlp_norm(x) if self.before else x
+            y = self.channel_mixed(self.mlp, y, inputs) if isinstance(self.mlp, RWKVChannelMix) else self.mlp(y)
+            x = self.added(x, y, "mlp_norm")
+        return x, weights, of_source
+
+    def channel_mixed(self, mlp: RWKVChannelMix, x: Tensor, inputs: MixerInputs) -> Tensor:
+        """The channel mix of x; its last token stands in the cache beside the mixer's state."""
+        cache, documents = inputs.cache, inputs.documents
+        past = 0 if cache is None else cache.seen - x.shape[1]  # the mixer has taken these tokens in already
+        reset, valid = None, None
+        if documents is not None:
+            reset, valid = inputs.once(("channel mix", past), lambda: document_flags(documents, past))
+        y, last = mlp(x, None if cache is None else of_this_mode(cache.last), reset, valid)
+        if cache is not None:
+            cache.last = last
+        return y
 
     def added(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
         """The residual sum, normalised where norms stand after it."""

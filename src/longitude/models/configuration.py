@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
+from longitude.attention.state_mixer import StateMixer
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
@@ -25,6 +26,7 @@ Spec = str | dict[str, Any] | list[Any]
 Activation = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 NormPosition = Literal["pre", "post"]
+MLPKind = Literal["dense", "rwkv", "none"]
 SHARED = {
     "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
 }  # fmt: skip
@@ -51,7 +53,10 @@ class LongitudeConfig(PreTrainedConfig):
             Heads of keys and values, which queries share in groups. Must divide `num_attention_heads`, its default.
         intermediate_size (`int`, *optional*):
             Inner width of the MLP. Defaults to 8/3 `hidden_size`, rounded up to a multiple of 8, for "swiglu", and to
-            4 `hidden_size` for the others.
+            4 `hidden_size` for the others. None where there is no MLP.
+        mlp (`str`, *optional*, defaults to `"dense"`):
+            What stands behind the mixer in each block: "dense", an MLP of `hidden_act`; "rwkv", `RWKVChannelMix`, which reads the
+            token before each, too, behind mixers with a state; "none", as in Mamba.
         hidden_act (`str`, *optional*, defaults to `"swiglu"`):
             Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu".
         max_position_embeddings (`int`, *optional*, defaults to 2048):
@@ -93,6 +98,8 @@ class LongitudeConfig(PreTrainedConfig):
         embedding_scale (`float`, *optional*):
             Token embeddings are multiplied by it. Defaults to sqrt(`hidden_size`), as in the original transformer, which keeps
             content and absolute positions in proportion.
+        embedding_norm (`bool`, *optional*, defaults to `False`):
+            Whether a norm stands before the first block, as in RWKV.
         attention_scale (`float`, *optional*):
             Queries times keys are multiplied by it. Defaults to head_dim**-0.5; T5 itself uses 1.
         attention_backend (`str`, *optional*, defaults to `"auto"`):
@@ -121,6 +128,7 @@ class LongitudeConfig(PreTrainedConfig):
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     intermediate_size: int | None = None
+    mlp: str = "dense"
     hidden_act: str = "swiglu"
     max_position_embeddings: int = 2048
     encoding: str | dict | list | None = "auto"
@@ -139,6 +147,7 @@ class LongitudeConfig(PreTrainedConfig):
     hidden_dropout: float = 0.0
     initializer_range: float | None = None
     embedding_scale: float | None = None
+    embedding_norm: bool = False
     attention_scale: float | None = None
     attention_backend: str = "auto"
     use_cache: bool = True
@@ -167,17 +176,34 @@ class LongitudeConfig(PreTrainedConfig):
                 "expected num_key_value_heads to divide num_attention_heads, "
                 f"got {self.num_key_value_heads} and {self.num_attention_heads}"
             )
-        for name, choices in (("hidden_act", Activation), ("norm", Norm), ("norm_position", NormPosition)):
+        for name, choices in (
+            ("hidden_act", Activation),
+            ("norm", Norm),
+            ("norm_position", NormPosition),
+            ("mlp", MLPKind),
+        ):
             check_choice("LongitudeConfig", choices, **{name: getattr(self, name)})
         require_backend(self.attention_backend)
-        if self.intermediate_size is None:
+        if self.mlp == "none" and self.intermediate_size is not None:
+            raise ValueError(f"intermediate_size: expected none with mlp='none', got {self.intermediate_size}")
+        if self.mlp != "dense" and self.mlp_bias:
+            raise ValueError(f"mlp_bias: expected False with mlp={self.mlp!r}, which has no biases, got True")
+        if self.intermediate_size is None and self.mlp != "none":
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8
-            self.intermediate_size = gated if self.hidden_act == "swiglu" else 4 * self.hidden_size
+            swiglu = self.mlp == "dense" and self.hidden_act == "swiglu"
+            self.intermediate_size = gated if swiglu else 4 * self.hidden_size
         if self.embedding_scale is None:
             self.embedding_scale = math.sqrt(self.hidden_size)
         self.mixer, self.mixers = self._one_or_each(
             "mixer", "mixers", "attention", lambda spec, _: self.resolve_mixer(spec)
         )
+        if self.mlp == "rwkv":
+            for spec in self.layer_mixers():
+                if not issubclass(mixer_class(spec), StateMixer):
+                    raise ValueError(
+                        f"mlp: 'rwkv' keeps the last token where its mixer keeps a state; expected a mixer such as 'rwkv4' or "
+                        f"'rwkv6', got {spec['name']!r}"
+                    )
         if self.hidden_size % self.num_attention_heads and any(map(self.needs_head_dim, self.layer_mixers())):
             raise ValueError(
                 f"expected num_attention_heads to divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"

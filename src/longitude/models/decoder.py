@@ -26,6 +26,7 @@ from longitude.models.streams import Packed, documents_of, places_after, streams
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed, of_axes
 from longitude.positions.coordinates import Positions, canonical, explicit
+from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 logger = logging.get_logger(__name__)
 
@@ -86,7 +87,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | Encoding | Mixer):
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | Encoding | Mixer | RWKVChannelMix):
             module.reset_parameters()
 
 
@@ -117,6 +118,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def __init__(self, config: LongitudeConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_norm = norm(config) if config.embedding_norm else None
         self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
         # transformers reads this attribute when it loads a model in 16 bits.
         self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
@@ -236,6 +238,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         if output_attentions:
             self.require_weights()
         x: Tensor = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale  # type: ignore[operator]
+        x = x if self.embed_norm is None else self.embed_norm(x)
         alone = past_key_values is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(

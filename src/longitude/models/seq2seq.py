@@ -28,6 +28,10 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
 
     Its mixer is the decoder's where that is bidirectional, else attention; its encoding is encoder_encoding, else the decoder's.
     """
+    if config.mlp == "rwkv":
+        raise ValueError(
+            "mlp: 'rwkv' reads the token before each, and an encoder attends to both sides; expected 'dense'"
+        )
     encoder = deepcopy(config)
     encoder.is_encoder_decoder, encoder.encoder_encoding = False, None
     layers = config.num_hidden_layers if config.num_encoder_layers is None else config.num_encoder_layers

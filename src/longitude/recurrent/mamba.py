@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_sizes
+from longitude.errors import check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
@@ -160,6 +160,8 @@ class Mamba(RecurrentMixer):
         dt_rank: width of dt; None: dim / 16 rounded up.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections have biases.
+        norm_eps: dt, B and C are each divided by the root of their mean square + norm_eps, as in Falcon-Mamba
+            (Zuo et al. 2024, arXiv 2410.05355); None: they are not.
         mode, chunk_size: as in `selective_scan`.
 
     Raises:
@@ -182,15 +184,19 @@ class Mamba(RecurrentMixer):
         dt_rank: int | None = None,
         conv_bias: bool = True,
         bias: bool = False,
+        norm_eps: float | None = None,
         mode: str = "chunked",
         chunk_size: int = 32,
     ):
         super().__init__()
+        if norm_eps is not None:
+            check_positive("Mamba", norm_eps=norm_eps)
         check_sizes("Mamba", dim=dim, expand=expand, state_size=state_size, conv_kernel=conv_kernel)
         dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
         check_sizes("Mamba", dt_rank=dt_rank)
         self.set_mode(mode, chunk_size)
         self.dim, self.inner, self.state_size, self.dt_rank = dim, expand * dim, state_size, dt_rank
+        self.norm_eps = norm_eps
         self.in_proj = nn.Linear(dim, 2 * self.inner, bias=bias)
         self.conv1d = nn.Conv1d(self.inner, self.inner, conv_kernel, groups=self.inner, bias=conv_bias)
         self.x_proj = nn.Linear(self.inner, dt_rank + 2 * state_size, bias=False)
@@ -221,6 +227,8 @@ class Mamba(RecurrentMixer):
         tokens, tail = causal_conv(tokens, weight, self.conv1d.bias, tail, inputs.reset, inputs.valid)
         tokens = F.silu(tokens)
         dt, B, C = self.x_proj(tokens).split([self.dt_rank, self.state_size, self.state_size], -1)
+        if self.norm_eps is not None:
+            dt, B, C = (F.rms_norm(y, y.shape[-1:], eps=self.norm_eps) for y in (dt, B, C))
         delta, A = F.linear(dt, self.dt_proj.weight), -self.A_log.to(state_dtype(x)).exp()
         y, h = selective_scan(
             tokens.mT, delta.mT, A, B.mT, C.mT, self.D, z.mT, self.dt_proj.bias,

@@ -293,11 +293,19 @@ class RWKVChannelMix(nn.Module):
         super().__init__()
         hidden = 4 * dim if hidden is None else hidden
         check_sizes("RWKVChannelMix", dim=dim, hidden=hidden)
-        self.time_mix_key = nn.Parameter(torch.full((1, 1, dim), 0.5))
-        self.time_mix_receptance = nn.Parameter(torch.full((1, 1, dim), 0.5))
+        self.time_mix_key, self.time_mix_receptance = (nn.Parameter(torch.empty(1, 1, dim)) for _ in range(2))
         self.key = nn.Linear(dim, hidden, bias=False)
         self.receptance = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(hidden, dim, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The authors' initial values of both mu, for a layer in the middle: sqrt(channel / dim)."""
+        dim, device = self.time_mix_key.shape[-1], self.time_mix_key.device
+        mix = (torch.arange(dim, dtype=torch.float32, device=device) / dim).sqrt()
+        fill(self.time_mix_key, mix)
+        fill(self.time_mix_receptance, mix)
 
     def forward(
         self,

@@ -1,0 +1,106 @@
+"""Blocks with RWKV's channel mix, whose last token stands in the cache; without an MLP; a norm at the input."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import longitude as lg
+from longitude.recurrent import RWKVChannelMix
+from longitude.testing import fill
+from longitude.testing.battery.models import require_documents_across_calls, require_refused_calls
+from tests.support import close
+
+KINDS = {
+    "rwkv4": {"mixer": "rwkv4", "mlp": "rwkv", "embedding_norm": True, "norm": "layernorm"},
+    "rwkv6, norms behind": {"mixer": "rwkv6", "mlp": "rwkv", "norm_position": "post"},
+    "mamba": {"mixer": "mamba", "mlp": "none"},
+    "attention": {"encoding": "rope", "mlp": "none", "embedding_norm": True},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+with_channel_mix = pytest.mark.parametrize("kind", [kind for kind in KINDS if "rwkv" in kind])
+
+
+@every_kind
+@torch.no_grad()
+def test_chunks_steps_and_rows_alone(kind, build, ids):
+    model, x = build(**{"encoding": "auto", **KINDS[kind]}), ids(3, 13)
+    want, cache, parts = model(x).logits, DynamicCache(), []
+    for some in x.split([5, 1, 6, 1], 1):
+        parts.append(model(some, past_key_values=cache, use_cache=True).logits)
+    close(torch.cat(parts, 1), want)
+    mask = torch.arange(13) >= torch.tensor([[0], [4], [1]])
+    padded = model(x, attention_mask=mask).logits
+    for row, start in enumerate((0, 4, 1)):
+        close(padded[row, start:], model(x[row : row + 1, start:]).logits[0])
+    documents = torch.tensor([[0] * 5 + [1] * 8] * 3)
+    close(model(x, document_ids=documents).logits[:, 5:], model(x[:, 5:]).logits)
+
+
+@with_channel_mix
+@torch.no_grad()
+def test_documents_and_refused_calls(kind, build):
+    model = build(**{"encoding": "auto", **KINDS[kind]}, vocab_size=29)
+    require_documents_across_calls(kind, model)
+    require_refused_calls(kind, model)
+
+
+@with_channel_mix
+@torch.no_grad()
+def test_generation_with_the_cache_as_without(kind, build, ids):
+    model, x = build(**{"encoding": "auto", **KINDS[kind]}, tie_word_embeddings=False), ids(2, 7)
+    options = {"attention_mask": torch.ones_like(x), "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    for more in ({}, {"num_beams": 3, "num_return_sequences": 2}):
+        want = model.generate(x, use_cache=False, **options, **more)
+        assert torch.equal(model.generate(x, **options, **more), want)
+        assert torch.equal(model.generate(x, cache_implementation="offloaded", **options, **more), want)
+    with torch.inference_mode():
+        first = model(x, use_cache=True)
+    close(
+        model(x[:, :1], past_key_values=first.past_key_values).logits, model(torch.cat([x, x[:, :1]], 1)).logits[:, -1:]
+    )
+
+
+@with_channel_mix
+def test_every_parameter_learns_and_checkpointing_changes_nothing(kind, build, ids):
+    model, x = fill(build(**{"encoding": "auto", **KINDS[kind]})).train(), ids(2, 9)
+    grads = []
+    for again in (False, True):
+        if again:
+            (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
+        model.zero_grad()
+        model(x, labels=x).loss.backward()
+        grads.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    for name, grad in grads[0].items():
+        assert grad.any(), name
+        close(grads[1][name], grad)
+
+
+def test_what_stands_in_a_block():
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
+    bare = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixer="mamba", mlp="none"))
+    assert bare.config.intermediate_size is None and bare.model.layers[0].mlp is None
+    assert not [name for name, _ in bare.named_parameters() if "mlp" in name or "embed_norm" in name]
+    mixed = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixer="rwkv4", mlp="rwkv", embedding_norm=True))
+    assert mixed.model.layers[0].mlp.key.out_features == mixed.config.intermediate_size == 96
+    assert type(mixed.model.embed_norm) is torch.nn.RMSNorm
+    close(RWKVChannelMix(16).time_mix_key.flatten(), (torch.arange(16) / 16).sqrt(), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mlp": "swiglu"}, "expected mlp 'dense', 'rwkv' or 'none', got 'swiglu'"),
+        ({"mlp": "rwkv"}, "expected a mixer such as 'rwkv4' or 'rwkv6', got 'attention'"),
+        ({"mlp": "rwkv", "mixers": ["rwkv4", "latent"]}, "got 'latent'"),
+        ({"mlp": "none", "intermediate_size": 8}, "intermediate_size: expected none with mlp='none', got 8"),
+        ({"mlp": "rwkv", "mixer": "rwkv4", "mlp_bias": True}, "mlp_bias: expected False with mlp='rwkv'"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=message):
+        lg.LongitudeConfig(**options)
+
+
+def test_an_encoder_has_no_channel_mix():
+    with pytest.raises(ValueError, match="'rwkv' reads the token before each, and an encoder attends to both sides"):
+        lg.LongitudeForSeq2SeqLM(lg.LongitudeConfig(mixer="rwkv4", mlp="rwkv", decoder_start_token_id=0))
