@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from longitude.checkpoints.load import load
-from longitude.extend.fine_tune import RANK, Windows, _require_memory, _stream, fine_tune
+from longitude.extend.fine_tune import RANK, Keep, Windows, _require_memory, _stream, fine_tune
+from longitude.extend.unfinished import staged, training_folder
 from longitude.positions.samplers import sampler
+from longitude.runs.files import held
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
@@ -152,6 +154,67 @@ def test_extended_and_trained_in_one_command(more, checkpoint, command, text, tm
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+# ---- what a kill leaves ----------------------------------------------------------------------------------------------
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) -> None:
+    """In the middle of its third save: the second is whole, and with it the training ends as one that nothing stopped."""
+    options = {"steps": 6, "positions": "skipped", "lora": lora}
+    want, whole = tune(out=tmp_path / "whole", **options)
+    keep = Keep.on_save
+
+    def interrupted(self, args, state, control, **given):
+        if state.global_step == 3:
+            next(Path(args.output_dir, "checkpoint-3").glob("*.safetensors")).write_bytes(b"half of it")
+            raise Interrupted
+        keep(self, args, state, control, **given)
+
+    monkeypatch.setattr(Keep, "on_save", interrupted)
+    with pytest.raises(Interrupted):
+        tune(**options)
+    monkeypatch.undo()
+    [state] = training_folder(tmp_path / "out").iterdir()
+    assert sorted(path.name for path in state.iterdir()) == ["checkpoint-3", "step-2"]
+    assert not (tmp_path / "out").exists()
+    steps = []
+    found, out = tune(**options, on_progress=lambda what, done, total: steps.append(done))
+    assert steps == [3, 4, 5, 6], "steps that were saved are not trained again"
+    assert found.losses == pytest.approx(want.losses, rel=1e-6) and len(found.losses) == 6
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(out)[name], tensor, rtol=1e-6, atol=1e-7)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_another_training_does_not_continue_it(tune, tmp_path, monkeypatch) -> None:
+    """Other options, text or processes are another question."""
+
+    def interrupted(self, args, state, control, **given):
+        raise Interrupted
+
+    for options in ({"seed": 1}, {"seed": 2}, {"steps": 4}, {"learning_rate": 1e-4}):
+        with monkeypatch.context() as patched:
+            patched.setattr(Keep, "on_step_end", interrupted)
+            with pytest.raises(Interrupted):
+                tune(**options)
+    assert len(list(training_folder(tmp_path / "out").iterdir())) == 4
+
+
+def test_a_killed_extension_is_extended_and_trained_again(checkpoint, command, text, tmp_path, monkeypatch) -> None:
+    """A kill leaves the checkpoint that was to be trained: the same command makes it again, unless its process lives."""
+    given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 2, "--no-measure"]
+    left = staged(tmp_path / "out")
+    left.mkdir()
+    (left / "config.json").write_text("half of it")
+    with held(left, tmp_path / "out"):
+        code, _, line = command(checkpoint("llama"), *given, "--out", tmp_path / "out")
+        assert code == 2 and "is being written by another process" in line and left.exists()
+    assert command(checkpoint("llama"), *given, "--out", tmp_path / "out")[0] == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "words"),
@@ -193,13 +256,29 @@ def test_more_memory_than_there_is(extended) -> None:
 
 # ---- processes -------------------------------------------------------------------------------------------------------
 TUNING = """
-    import json, sys
+    import json, os, signal, sys
     from pathlib import Path
-    from longitude.extend.fine_tune import fine_tune
-    from longitude.runs.distributed import is_first_process
+    from longitude.extend.fine_tune import Keep, Steps, fine_tune
+    from longitude.runs.distributed import is_first_process, rank
 
-    source, text, out, batch = sys.argv[1:]
-    options = {"steps": 3, "length": 64, "learning_rate": 1e-3, "positions": "skipped"}
+    source, text, out, batch, steps, killed = sys.argv[1:]
+    options = {"steps": int(steps), "length": 64, "learning_rate": 1e-3, "positions": "skipped"}
+
+    def dies(before):
+        def call(*given, **more):
+            step = next((x.global_step for x in given if hasattr(x, "global_step")), None)
+            if step in (None, 5) and rank() == int(killed.partition(" ")[2]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return before(*given, **more)
+        return call
+
+    if killed.startswith("step"):
+        Steps.on_step_end = dies(Steps.on_step_end)
+    elif killed.startswith("saving"):  # the Trainer's files are there, and not yet on the disk
+        Keep.on_save = dies(Keep.on_save)
+    elif killed.startswith("writing"):
+        module = sys.modules[fine_tune.__module__]
+        module._save = dies(module._save)
     tuned = fine_tune(Path(source), text, batch=int(batch), out=Path(out), **options)
     assert (Path(out) / "config.json").exists()
     if is_first_process():
@@ -207,18 +286,47 @@ TUNING = """
 """
 
 
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no"]
+LAUNCH += ["--dynamo_backend", "no", "--main_process_port", "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["step 0", "saving 0", "writing 0", "step 1", "saving 1"])
+def test_a_killed_process_leaves_a_training_that_continues(killed, extended, text, tmp_path) -> None:
+    """SIGKILL of one of two processes: the other ends, and the same command ends as one that nothing killed."""
+    script = tmp_path / "tune.py"
+    script.write_text(textwrap.dedent(TUNING))
+
+    def run(out: str, killed: str = "") -> subprocess.CompletedProcess[str]:
+        given = [str(script), str(extended), str(text), str(tmp_path / out), "2", "8", killed]
+        options = ["--multi_gpu", "--num_processes", "2"]
+        return subprocess.run([*LAUNCH, *options, *given], capture_output=True, text=True, check=False, timeout=300)
+
+    whole = run("whole")
+    assert whole.returncode == 0, whole.stderr
+    assert run("out", killed).returncode != 0 and not (tmp_path / "out").exists()
+    [state] = training_folder(tmp_path / "out").iterdir()
+    names = {path.name for path in state.iterdir()}
+    assert "step-8" in names if killed.startswith("writing") else "step-4" in names, "the older one is whole"
+    again = run("out")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == pytest.approx(json.loads(whole.stdout), rel=1e-5)
+    one, two = (weights(tmp_path / name) for name in ("whole", "out"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 @pytest.mark.slow
 def test_accelerate_launch_on_two_processes_is_one_of_double_batch(extended, text, tmp_path) -> None:
     """accelerate starts several processes under the option for GPUs alone; without one they compute on processors."""
     script = tmp_path / "tune.py"
     script.write_text(textwrap.dedent(TUNING))
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no"]
-    launch += ["--dynamo_backend", "no", "--main_process_port", "0"]
     ways = {"two": (["--multi_gpu", "--num_processes", "2"], 2), "one": (["--cpu", "--num_processes", "1"], 4)}
     losses = {}
     for name, (options, batch) in ways.items():
-        given = [str(script), str(extended), str(text), str(tmp_path / name), str(batch)]
-        done = subprocess.run([*launch, *options, *given], capture_output=True, text=True, check=False)
+        given = [str(script), str(extended), str(text), str(tmp_path / name), str(batch), "3", ""]
+        done = subprocess.run([*LAUNCH, *options, *given], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         losses[name] = json.loads(done.stdout)
     assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +101,12 @@ def whole(model, tmp_path_factory):
     return call(model, folder, on_progress=lambda *each: calls.append(each)), folder, calls
 
 
+def inside(state: Path) -> Path:
+    """The folder of the one search that a state holds."""
+    [folder] = state.iterdir()
+    return folder
+
+
 @pytest.fixture
 def state(whole, tmp_path):
     """A copy of what that search left."""
@@ -121,11 +128,11 @@ def test_a_search_keeps_its_promises(model, whole, tmp_path) -> None:
         torch.testing.assert_close(logits(model, LENGTH), short)  # up to the original length nothing changes
         losses = document_losses(model, documents(), window=2 * LENGTH)
     assert losses.nats.sum() / losses.tokens.sum() == pytest.approx(found.loss, abs=1e-6)
-    saved = json.loads((folder / "search.json").read_text())["found"]
+    saved = json.loads((inside(folder) / "search.json").read_text())["found"]
     assert saved["long_factor"] == list(factors) and saved["short_factor"] == [1.0] * 8
     assert saved["attention_factor"] == found.scheme.attention_factor == 1
     assert saved["nats_per_token"] == found.loss and saved["starts"] == found.starts
-    tried = [json.loads(line) for line in (folder / "tried.jsonl").read_text().splitlines()]
+    tried = [json.loads(line) for line in (inside(folder) / "tried.jsonl").read_text().splitlines()]
     assert {each["attention_factor"] for each in tried[6:]} == {1.0}
     assert call(model, tmp_path, seed=4).scheme != found.scheme
 
@@ -148,7 +155,7 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "_loss", lambda *given: math.inf if given[2].factors[-1] > 1.5 else real(*given))
     found = call(model, tmp_path / "s")
     assert math.isfinite(found.loss) and found.starts["linear"] == math.inf and found == call(model, tmp_path / "s")
-    assert json.loads((tmp_path / "s" / "search.json").read_text())["found"]["starts"]["linear"] is None
+    assert json.loads((inside(tmp_path / "s") / "search.json").read_text())["found"]["starts"]["linear"] is None
     monkeypatch.undo()
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     pairs = rotary_pairs(model, LENGTH, 2 * LENGTH)
@@ -181,7 +188,9 @@ def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) 
     assert [module.affordable(1.0, spent, 0.5) for spent in (0.0, 6.0, 60.0)] == [102, 90, 0]
     notes = []
     found = call(model, tmp_path / "s", evaluations=None, budget=1e-6, on_note=notes.append)
-    assert found.tried == module.FEWEST == json.loads((tmp_path / "s" / "search.json").read_text())["evaluations"]
+    assert (
+        found.tried == module.FEWEST == json.loads((inside(tmp_path / "s") / "search.json").read_text())["evaluations"]
+    )
     assert len(notes) == 1 and "32 candidates" in notes[0]
     monkeypatch.setattr(module, "PUBLISHED", 33)
     call(model, tmp_path / "enough", evaluations=None, budget=60.0, on_note=notes.append)
@@ -204,33 +213,47 @@ def test_an_interrupted_search_ends_as_one_that_was_not(after, model, whole, tmp
     with pytest.raises(KeyboardInterrupt):
         call(model, tmp_path / "s")
     stops.clear()
-    with open(tmp_path / "s" / "tried.jsonl", "a") as file:
+    with open(inside(tmp_path / "s") / "tried.jsonl", "a") as file:
         file.write('{"factors": [1.0, 1.1')
     assert call(model, tmp_path / "s") == whole[0]
     assert len(set(calls)) == len(calls) == 40, "nothing twice"
     assert call(model, tmp_path / "s") == whole[0] and len(calls) == 40, "nothing again once it is finished"
     for name in ("tried.jsonl", "search.json"):
-        assert (tmp_path / "s" / name).read_bytes() == (whole[1] / name).read_bytes()
+        assert (inside(tmp_path / "s") / name).read_bytes() == (inside(whole[1]) / name).read_bytes()
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("kind", "options", "words", "searched"),
+    ("kind", "options", "words"),
     [
-        ("llama", {"length": LENGTH}, "length above the original one, 64, got 64", False),
-        ("llama", {"documents": documents(length=128)}, "documents of 129 tokens or more, got one of 128", False),
-        ("llama", {"documents": []}, "documents of 129 tokens or more, got one of 0", False),
-        ("gpt2", {}, "GPT2LMHeadModel: expected a model with rotary positions", False),
-        ("llama", {"documents": documents(4)[1:]}, r"holds a search with text .* remove .* to search again", True),
-        ("llama", {"length": 192, "documents": documents(length=200)}, "a search with length 128, not 192", True),
-        ("qwen2", {}, "holds a search with model", True),
+        ("llama", {"length": LENGTH}, "length above the original one, 64, got 64"),
+        ("llama", {"documents": documents(length=128)}, "documents of 129 tokens or more, got one of 128"),
+        ("llama", {"documents": []}, "documents of 129 tokens or more, got one of 0"),
+        ("gpt2", {}, "GPT2LMHeadModel: expected a model with rotary positions"),
     ],
 )
-def test_wrong_use_and_the_state_of_another_search(kind, options, words, searched, checkpoint, state, tmp_path) -> None:
-    folder = state if searched else tmp_path / "new"
+def test_wrong_use(kind, options, words, checkpoint, tmp_path) -> None:
     with pytest.raises(ValueError, match=words):
-        call(loaded(checkpoint(kind)), folder, **options)
-    assert folder.exists() == searched, "nothing was begun"
+        call(loaded(checkpoint(kind)), tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"documents": documents(4)[1:]}),
+        ("llama", {"length": 192, "documents": documents(length=200)}),
+        ("qwen2", {}),
+    ],
+)
+def test_another_question_has_a_folder_of_its_own(kind, options, whole, checkpoint, state) -> None:
+    """Another text, length or model; the first one's answer stays, and is that of a state that held nothing."""
+    before = {path: path.read_bytes() for path in inside(state).iterdir()}
+    found = call(loaded(checkpoint(kind)), state, evaluations=8, **options)
+    folders = sorted(state.iterdir())
+    assert len(folders) == 2 and found.record is not None and found.record.parent in folders
+    assert {path: path.read_bytes() for path in before} == before
+    assert found == call(loaded(checkpoint(kind)), state.with_name("empty"), evaluations=8, **options) != whole[0]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +269,7 @@ def test_wrong_use_and_the_state_of_another_search(kind, options, words, searche
     ],
 )
 def test_a_damaged_state_is_refused(name, content, model, state) -> None:
-    path = state / name
+    path = inside(state) / name
     if content is None:
         content = path.read_bytes().replace(b'"budget"', b'"bud"')
     path.write_bytes(content)
@@ -256,10 +279,10 @@ def test_a_damaged_state_is_refused(name, content, model, state) -> None:
 
 
 def test_losses_without_a_record_of_their_model_are_not_taken(model, whole, state, tmp_path) -> None:
-    log = state / "tried.jsonl"
+    log = inside(state) / "tried.jsonl"
     entries = [json.loads(line) | {"loss": 0.001} for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    (state / "search.json").unlink()
+    (inside(state) / "search.json").unlink()
     assert call(model, state) == whole[0]
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is no folder"):
@@ -302,7 +325,7 @@ def test_the_same_command_continues_after_an_interruption(longrope, command, tmp
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules["longitude.extend.extend"], "write_checkpoint", interrupted)
         assert command(*longrope, "--out", tmp_path / "out")[0] == 130
-    tried = tmp_path / ".out.search" / "tried.jsonl"
+    tried = inside(tmp_path / ".out.search") / "tried.jsonl"
     assert tried.read_text() and not (tmp_path / "out").exists()
     monkeypatch.setattr(module, "_loss", lambda *_: pytest.fail("it was known"))
     assert command(*longrope, "--out", tmp_path / "out")[0] == 0

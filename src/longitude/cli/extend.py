@@ -1,6 +1,8 @@
 """`longitude extend`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -94,14 +96,15 @@ def extend(
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
         config: How.
-        out: Folder of the new checkpoint; it must not exist.
+        out: Folder of the new checkpoint; it must not exist. By default one in runs/extend, named after the model, the
+            method, the length, and a hash of what else was asked: every question has its own.
         json: Print JSON instead of tables.
     """
     config.check()
     if not model:
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
     if out is None and not config.dry_run:
-        raise ValueError("expected --out, the folder of the new checkpoint (or --dry-run), got none")
+        out = place_of(model, config)
     if out is not None:
         require_new(out, model)
     from longitude.runs.progress import Progress
@@ -113,7 +116,7 @@ def extend(
 
 def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
     from longitude.extend import convert, extend, fine_tune, show
-    from longitude.extend.extend import staged
+    from longitude.extend.unfinished import staged
     from longitude.report.table import show as display
     from longitude.runs.distributed import is_first_process
 
@@ -163,6 +166,20 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
     if result.get("costs"):
         display(*show.cost_parts(result["costs"]))
     return DONE
+
+
+def place_of(model: str, config: ExtendOptions) -> Path:
+    """Where a checkpoint goes that no --out names: the same question has the same place, another one another."""
+    default = ExtendOptions()
+    named = ("to", "method", "convert_layout", "dry_run", "no_measure", "allow_pickle")  # in the words, or of no matter
+    asked = {key: value for key, value in asdict(config).items() if value != getattr(default, key)}
+    words = [
+        Path(model).resolve().name,
+        *(str(asked[key]) for key in ("method", "to", "convert_layout") if key in asked),
+    ]
+    if more := {key: value for key, value in asked.items() if key not in named}:
+        words.append(sha256(dumps(more, sort_keys=True).encode()).hexdigest()[:6])
+    return Path("runs/extend") / "-".join(words)
 
 
 def require_new(out: Path, model: str) -> None:

@@ -14,7 +14,9 @@ from longitude.checkpoints.source import Source, open_source
 from longitude.extend.cost import Cost, CostMeasurement, Progress
 from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
+from longitude.extend.unfinished import search_folder, staged
 from longitude.extend.weights import write_checkpoint
+from longitude.runs.files import held
 
 if TYPE_CHECKING:
     from longitude.extend.fine_tune import Training
@@ -121,17 +123,20 @@ def extend(
     extension = Extension(plan)
     if out is not None and not plan.nothing:
         limit, changed = plan.tokenizer_limit(), bool(plan.difference())
+        if train is not None:
+            remove_staged(out)
         write_checkpoint(
             source,
             out if train is None else staged(out),
             plan.changes,
             config=plan.config if changed else None,
             tokenizer_length=limit[1] if changed and limit else None,
-            extra=None if found is None else search_folder(out) / "search.json",
+            extra=None if found is None else found.record,
         )
         if train is not None:
             try:
-                extension.training = train(staged(out), out)
+                with held(staged(out), out):
+                    extension.training = train(staged(out), out)
             finally:
                 shutil.rmtree(staged(out), ignore_errors=True)
         shutil.rmtree(search_folder(out), ignore_errors=True)
@@ -141,14 +146,11 @@ def extend(
     return extension
 
 
-def staged(out: Path) -> Path:
-    """Where the extended checkpoint is until it is trained."""
-    return out.with_name(f".{out.name}.extended")
-
-
-def search_folder(out: Path) -> Path:
-    """Where a search keeps what it tried, so that the same command continues after a kill; removed when `out` is written."""
-    return out.with_name(f".{out.name}.search")
+def remove_staged(out: Path) -> None:
+    """What a killed process left of the checkpoint that it was to train. ValueError where another process trains it."""
+    if staged(out).exists():
+        with held(staged(out), out):
+            shutil.rmtree(staged(out))
 
 
 def _search(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
+import os
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +27,13 @@ from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import open_source
 from longitude.errors import check_sizes
 from longitude.extend.cost import Cost, CostMeasurement
+from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of, training_folder
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
-from longitude.runs.distributed import WAIT, is_first_process
-from longitude.runs.files import empty, new_folder
+from longitude.runs.distributed import WAIT, is_first_process, processes
+from longitude.runs.files import flush, new_folder, require_space
 from longitude.runs.memory import require_memory, total_memory, training_memory
 
 Positions = Literal["contiguous", "randomized", "skipped"]
@@ -39,6 +41,11 @@ RANK = 16
 """Of the matrices that LoRA adds to every linear layer."""
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
+SAVED = 0.1
+"""Share of the steps after which the training is saved: what a kill loses at most."""
+
+UNFINISHED, WHOLE = "checkpoint", "step"
+"""Names of what is being saved, which the Trainer gives, and of what is on the disk."""
 
 _OPTIONS = [field.name for field in fields(TrainingArguments)]
 _CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in _OPTIONS)
@@ -85,7 +92,8 @@ def fine_tune(
     the old ones; LoRA's are merged, so that plain transformers loads it. The same call under `accelerate launch` trains on
     every process that it starts, as one process does with as many times the batch; the first process writes, and the others
     wait until it has made `directory`. A stock model holds the logits of its whole batch for the loss: the memory is
-    estimated first.
+    estimated first. After each tenth of the steps the training is saved next to `out`, so that the same call continues after
+    a kill; what is saved goes when `out` is there.
 
     Args:
         directory: The checkpoint; it is only read.
@@ -129,25 +137,33 @@ def fine_tune(
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
     length, rule = _window(config, length, positions)
     model.config.use_cache = False
+    weights = digest_of_weights(model)
     if lora:
         model = _with_lora(model, seed)
     stream = _stream(tokenizer, text, length)
-    with _folder(out) as unfinished:
-        arguments = _arguments(unfinished, steps, batch, learning_rate, seed, gradient_checkpointing)
+    question = {"steps": steps, "length": length, "learning_rate": learning_rate, "batch": batch, "lora": lora}
+    question |= {"positions": positions, "seed": seed, "processes": processes(), "weights": weights}
+    question |= {"declared": source.declared, "text": digest_of_tokens(stream)}
+    state = folder_of(question, training_folder(out))
+    with _folder(out) as unfinished, removed_where_wrong(state):
+        arguments = _arguments(state, steps, batch, learning_rate, seed, gradient_checkpointing)
         _require_memory(model, config, batch, length, gradient_checkpointing)
+        newest = _newest(state, model)
         windows = Windows(stream, length, steps * batch * arguments.world_size, seed, rule)
-        callback = Steps(on_progress)
-        trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[callback])
+        trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep()])
         trainer.remove_callback(PrinterCallback)
         begun = time.perf_counter()
-        trainer.train()
+        trainer.train(resume_from_checkpoint=newest and str(newest))
         seconds = time.perf_counter() - begun
+        losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if arguments.process_index == 0:
             _save(trainer.accelerator.unwrap_model(trainer.model), directory, unfinished, lora, source.dtype)
+    if arguments.process_index == 0:
+        shutil.rmtree(training_folder(out), ignore_errors=True)
     trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
     costs = [] if cost is None else cost.compare(out)
-    return Training(callback.losses, len(windows) * length, trained, seconds, costs)
+    return Training(losses, len(windows) * length, trained, seconds, costs)
 
 
 def _arguments(
@@ -172,7 +188,8 @@ def _arguments(
         seed=seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        save_strategy="no",
+        save_strategy="steps",
+        save_steps=max(1, math.ceil(SAVED * steps)),
         report_to="none",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
@@ -254,7 +271,6 @@ def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype
     """New weights, and every other file of the extended checkpoint as it is."""
     if lora:
         model = model.merge_and_unload()
-    empty(out)
     with quiet():
         model.to(dtype).save_pretrained(out)
     for path in out.iterdir():
@@ -266,10 +282,9 @@ def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype
 
 
 class Steps(TrainerCallback):
-    """Keeps the loss of every step, and stops where it is no number."""
+    """Reports the loss of every step, and stops where it is no number."""
 
     def __init__(self, on_progress: Callable[[str, float, float], None]):
-        self.losses: list[float] = []
         self.on_progress = on_progress
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -279,10 +294,57 @@ class Steps(TrainerCallback):
         if not math.isfinite(loss):
             diverged = f"the loss of step {state.global_step} is {loss}, and nothing is written"
             raise ValueError(f"fine-tuning diverged: {diverged}; try a learning rate below {args.learning_rate:g}")
-        self.losses.append(loss)
         if state.is_world_process_zero:
             perplexity = math.exp(min(loss, 700))
             self.on_progress(f"training, perplexity {perplexity:.4g}", state.global_step, state.max_steps)
+
+
+# ---- what a kill leaves ----------------------------------------------------------------------------------------------
+class Keep(TrainerCallback):
+    """Gives what the Trainer saved its name once it is on the disk, and then removes the older one."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        args.distributed_state.wait_for_everyone()  # each process writes the state of its own random numbers
+        if not state.is_world_process_zero:
+            return
+        parent = Path(args.output_dir)
+        saved, whole = (parent / f"{name}-{state.global_step}" for name in (UNFINISHED, WHOLE))
+        for path in (*saved.rglob("*"), saved):
+            flush(path)
+        os.rename(saved, whole)
+        flush(parent)
+        for older in _whole(parent)[:-1]:
+            shutil.rmtree(older)
+
+
+def _whole(folder: Path) -> list[Path]:
+    """What is saved of a training, in the order of its steps."""
+    return sorted(folder.glob(f"{WHOLE}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _newest(folder: Path, model: Any) -> Path | None:
+    """What the training continues from: the same on every process, once the first has removed what a kill left unfinished."""
+    if is_first_process():
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"{UNFINISHED}-*"):
+            shutil.rmtree(path)
+        moments = sum(p.numel() * 12 for p in model.parameters() if p.requires_grad)
+        require_space(folder, 2 * moments, "what a training saves, while the older one is there")
+    PartialState().wait_for_everyone()
+    return next(iter(_whole(folder)[::-1]), None)
+
+
+@contextmanager
+def removed_where_wrong(folder: Path) -> Iterator[None]:
+    """Within: what is saved in `folder` goes with a ValueError, which the same command would meet again."""
+    try:
+        yield
+    except ValueError:
+        if is_first_process():
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another training's is there
+                folder.parent.rmdir()
+        raise
 
 
 # ---- memory, processes ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from hashlib import sha256
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from longitude.extend.evolution import PUBLISHED, Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs, rotary_pairs, rotating_with
+from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of
 from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Bounded
 from longitude.positions.scaling import LongRoPE
@@ -45,6 +45,7 @@ class SearchResult:
         starts: The same of every start, by name.
         history: (candidates tried, loss) whenever the lowest loss became lower.
         tried: How many candidates in all.
+        record: The file that holds all of this.
         note: On the result, for the user; a sentence or nothing.
     """
 
@@ -53,6 +54,7 @@ class SearchResult:
     starts: dict[str, float]
     history: list[tuple[int, float]]
     tried: int
+    record: Path | None = field(default=None, compare=False)
     note: str = ""
 
 
@@ -83,8 +85,9 @@ def search(
             over them: four, or as many as hold 16384 tokens.
         length: The new length in tokens.
         original_length: The trained one.
-        state: A folder for what was tried, made where there is none. The same call with it continues after a kill, and ends
-            with the result of one that was never killed, bit for bit on the same machine; search.json in it holds the factors.
+        state: A folder for what was tried, made where there is none, with a folder in it for each model, text and length.
+            The same call continues after a kill, and ends with the result of one that was never killed, bit for bit on the
+            same machine; search.json holds the factors.
         budget: Minutes. They become a number of candidates once, by timing the starts, 32 or more, which is kept in `state`.
         evaluations: That number instead. The same number and seed give the same result.
         seed: Of the evolution.
@@ -96,7 +99,7 @@ def search(
 
     Raises:
         ValueError: For a model without rotary parameters, a length that does not grow, a document that is too short, a
-            model of which no start gives a finite loss, a `state` that is damaged, of another search, or being written.
+            model of which no start gives a finite loss, a `state` that is damaged, or being written.
 
     Source:
         Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753.
@@ -107,12 +110,14 @@ def search(
     bounds = Bounds(low=1.0, high=1.25 * pairs.factor)
     if state.exists() and not state.is_dir():
         raise ValueError(f"{state} is no folder; remove it to search again")
-    state.mkdir(parents=True, exist_ok=True)
-    with locked(state):
-        remove_unfinished(state)
-        record = state / "search.json"
-        saved = _opened(record, _identity(model, pairs, windows), budget, evaluations)
-        tries = Tries(state / "tried.jsonl", lambda candidate: _loss(model, pairs, candidate, windows))
+    question = _question(model, pairs, windows)
+    folder = folder_of(question, state)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        remove_unfinished(folder)
+        record = folder / "search.json"
+        saved = _opened(record, question, budget, evaluations)
+        tries = Tries(folder / "tried.jsonl", lambda candidate: _loss(model, pairs, candidate, windows))
 
         def evaluate(candidate: Candidate) -> float:
             loss = tries(candidate)
@@ -133,7 +138,7 @@ def search(
             saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
             write_json(record, saved)
         losses = evolve([*starts.values()], bounds, evaluate, saved["evaluations"], Random(seed))
-        result = _best(pairs, losses, named)
+        result = replace(_best(pairs, losses, named), record=record)
         write_json(record, saved | {"seed": seed, "found": _as_json(result)})
         return result
 
@@ -183,7 +188,7 @@ def _best(pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, 
     for i, loss in enumerate(losses.values(), 1):
         if not history or loss < history[-1][1]:
             history.append((i, loss))
-    return SearchResult(pairs.longrope(best), losses[best], starts, history, len(losses), note)
+    return SearchResult(pairs.longrope(best), losses[best], starts, history, len(losses), note=note)
 
 
 # ---- what a kill leaves ----------------------------------------------------------------------------------------------
@@ -234,19 +239,15 @@ def _damaged(path: Path) -> ValueError:
     return ValueError(f"{path} is damaged; remove {path.parent} to search again")
 
 
-def _identity(model: nn.Module, pairs: RotaryPairs, windows: Sequence[Tensor]) -> dict[str, Any]:
+def _question(model: nn.Module, pairs: RotaryPairs, windows: Sequence[Tensor]) -> dict[str, Any]:
     """What the losses depend on."""
-    weights = sha256()
-    for name, weight in model.state_dict().items():
-        sample = weight.flatten()[:: max(1, weight.numel() // 1024)].float().cpu()
-        weights.update(f"{name} {[*weight.shape]} {weight.dtype}".encode() + sample.numpy().tobytes())
-    text = sha256(b"".join(window.cpu().numpy().tobytes() for window in windows))
     lengths = {"original_length": pairs.original_length, "length": pairs.length}
-    return {"schema": SCHEMA, **lengths, "base": pairs.base, "model": weights.hexdigest(), "text": text.hexdigest()}
+    digests = {"model": digest_of_weights(model), "text": digest_of_tokens(*windows)}
+    return {"schema": SCHEMA, **lengths, "base": pairs.base, **digests}
 
 
 def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:
-    """search.json of this search, old or new. ValueError where the file is damaged, or belongs to another search.
+    """search.json of this search, old or new. ValueError where the file is damaged.
 
     The number of candidates is as saved for the same budget.
     """
@@ -259,12 +260,9 @@ def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | 
         not isinstance(saved, dict)
         or not own.keys() <= saved.keys()
         or not isinstance(saved["evaluations"], int | None)
+        or any(saved[key] != value for key, value in of.items())
     ):
         raise _damaged(record)
-    for key, value in of.items():
-        if saved[key] != value:
-            remedy = f"name another folder, or remove {record.parent} to search again"
-            raise ValueError(f"{record.parent} holds a search with {key} {saved[key]}, not {value}; {remedy}")
     if evaluations is not None or saved["budget"] != budget:
         saved |= own
     write_json(record, saved)

@@ -59,13 +59,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")
     unfinished.mkdir(exist_ok=True)
-    with opened(unfinished) as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
-        except BlockingIOError:
-            raise ValueError(
-                f"{out} is being written by another process; wait for it, or choose another --out"
-            ) from None
+    with held(unfinished, out):
         try:
             empty(unfinished)
             with naming(out):
@@ -82,6 +76,19 @@ def new_folder(out: Path) -> Iterator[Path]:
                 if not any(folder.iterdir()):
                     folder.rmdir()
             raise
+
+
+@contextmanager
+def held(folder: Path, out: Path) -> Iterator[None]:
+    """Within: `folder` is this process's, which makes `out` from it. ValueError when it is another's."""
+    with opened(folder) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
+        except BlockingIOError:
+            raise ValueError(
+                f"{out} is being written by another process; wait for it, or choose another --out"
+            ) from None
+        yield
 
 
 @contextmanager
