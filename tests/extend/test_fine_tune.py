@@ -291,7 +291,7 @@ LAUNCH += ["--dynamo_backend", "no", "--main_process_port", "0"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", ["step 0", "saving 0", "writing 0", "step 1", "saving 1"])
+@pytest.mark.parametrize("killed", ["step 1", "saving 0", "writing 0"])
 def test_a_killed_process_leaves_a_training_that_continues(killed, extended, text, tmp_path) -> None:
     """SIGKILL of one of two processes: the other ends, and the same command ends as one that nothing killed."""
     script = tmp_path / "tune.py"
