@@ -123,6 +123,30 @@ num forward_space(const Shape *s) {
   return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits + n.distances;
 }
 
+/* Scores x [ROWS, PANEL] -> weights 2^(score - top), added to `sums`. A top that one exceeds rises by SLACK more than it must, so
+   that few exceed it again: then one look at all of them is enough. A score that is not a number raises nothing. */
+#define SLACK 8
+INLINE void weigh(num dim, int wide, real *x, real *top, vec *sums, real *made) {
+  ivec above = {0};
+  for (int r = 0; r < ROWS; r++)
+    for (int w = 0; w < wide; w++) above |= *(vec *)(x + r * PANEL + w * WIDE) > top[r];
+  for (int r = 0; r < ROWS && any_of(above); r++) {
+    vec high = SAME(LOWEST);
+    for (int w = 0; w < wide; w++) high = larger(*(vec *)(x + r * PANEL + w * WIDE), high);
+    real now = highest_of(high), before = top[r];
+    if (!(now > before)) continue;
+    top[r] = now + SLACK;
+    vec factor = power(SAME(before - top[r]));
+    for (num d = 0; d < dim; d += WIDE) *(vec *)(made + r * dim + d) *= factor;
+    sums[r] *= factor;
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int w = 0; w < wide; w++) {
+      vec *score = (vec *)(x + r * PANEL + w * WIDE);
+      sums[r] += *score = power(*score - top[r]);
+    }
+}
+
 /* lse [B, H, Lq]; ends [2, B, H, Lq], the same in base 2 and in two parts, the highest score and what the others add: backward
    then makes the same weights, however large scores are. A task is a span, a head of keys, a share of the blocks of queries. */
 typedef struct { const Shape *s; In q, k, v; const real *table; num table_row; Out out; real *lse, *ends, *space; } Forward;
@@ -138,8 +162,8 @@ static void forward_task(const void *call, num task, int worker) {
   num blocks = (t.queries + BLOCK - 1) / BLOCK;
   real *keys = all->space + worker * forward_space(s), *values = keys + size.head, *longest = values + size.head;
   real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
-  real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
-  real *counts = total + BLOCK, *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
+  real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *counts = top + BLOCK;
+  real *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
   lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
   for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
     const store *from_v = in(v, p.batch, h, p.k_from + b);
@@ -156,7 +180,8 @@ static void forward_task(const void *call, num task, int worker) {
       real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
       memset(made, 0, BLOCK * dim * sizeof(real));
       Pieces pieces[BLOCK] = {0};
-      for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = counts[r] = 0;
+      vec sums[BLOCK] = {0};
+      for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, counts[r] = 0;
       if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
       num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
       for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
@@ -169,36 +194,28 @@ static void forward_task(const void *call, num task, int worker) {
           int wide = (int)((to - skip + WIDE - 1) / WIDE);
           score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
           for (num i = r; i < last; i++) {
-            vec *x = (vec *)(tile + (i - r) * PANEL), sum = SAME(0);
+            vec *x = (vec *)(tile + (i - r) * PANEL);
             if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
             if (s->curves) {
               num at = MARGIN + t.queries - 1 - a - i + b + skip;
               real rate = s->rates[p.batch * s->queries + p.q_from + a + i];
               pieces[i] = bend(&curve, distances + at, rate, nearest - at, pieces[i], x, wide);
             }
-            vec high = x[0];
-            for (int w = 1; w < wide; w++) high = larger(x[w], high);
-            real now = highest_of(high);
-            if (now > top[i]) {
-              real factor = power(SAME(top[i] - now))[0];
-              for (num d = 0; d < dim; d += WIDE) *(vec *)(made + i * dim + d) *= factor;
-              total[i] *= factor;
-              top[i] = now;
-            }
-            for (int w = 0; w < wide; w++) sum += x[w] = power(x[w] - top[i]);
-            total[i] += sum_of(sum);
           }
+          if (wide == ACROSS) weigh(dim, ACROSS, tile, top + r, sums + r, made + r * dim);
+          else weigh(dim, wide, tile, top + r, sums + r, made + r * dim);
           gather(ROWS, dim, to - from, tile + from - skip, PANEL, 1, values + (b + from) * dim, made + r * dim);
         }
       }
       for (num r = 0; r < rows; r++) {
         store *to = out_of(all->out, p.batch, g, p.q_from + a + r, 0);
         int has_keys = low_key(&t, a + r) < high_key(&t, a + r);
-        for (num d = 0; d < s->dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total[r] : 0);
+        real total = sum_of(sums[r]);
+        for (num d = 0; d < s->dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total : 0);
         num at = (p.batch * s->heads + g) * s->queries + p.q_from + a + r;
         all->ends[at] = has_keys ? top[r] : INFINITY;
-        all->ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;
-        all->lse[at] = !has_keys ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
+        all->ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total) : 0;
+        all->lse[at] = !has_keys ? -INFINITY : total == 0 ? NAN : (top[r] + (real)log2(total)) / LOG2E;
       }
     }
   }

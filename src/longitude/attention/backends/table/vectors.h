@@ -112,6 +112,11 @@ INLINE real sum_of(vec x) {
   return x[0];
 }
 
+INLINE int any_of(ivec x) {
+  for (int half = WIDE / 2; half; half /= 2) x |= __builtin_shuffle(x, LANE ^ half);
+  return x[0] != 0;
+}
+
 /* a . b */
 INLINE real dot(const real *a, const store *b, num dim) {
   vec sum = SAME(0);
