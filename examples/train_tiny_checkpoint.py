@@ -31,7 +31,7 @@ from transformers import (
     set_seed,
 )
 
-MODELS = ("llama", "gpt_neox", "bloom", "gpt2")
+MODELS = ("llama", "gpt_neox", "bloom", "gpt2", "mamba", "rwkv")
 HEAD_DIM = 32
 BATCH = 8
 RATE = 3e-3
@@ -174,6 +174,9 @@ def tiny(model: str, tokenizer: PreTrainedTokenizerFast, length: int, layers: in
             "embd_pdrop": 0.0,
             "attn_pdrop": 0.0,
         },
+        "mamba": {"hidden_size": width, "num_hidden_layers": layers},
+        # without halves in evaluation, for which transformers divides the weights, in what it then saves, too
+        "rwkv": {"hidden_size": width, "num_hidden_layers": layers, "context_length": length, "rescale_every": 0},
     }
     return AutoConfig.for_model(model, **shared, **of_model[model])
 

@@ -33,7 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "bloom", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "mamba", "rwkv", "gpt_neox", "bloom", "gpt2"])
 def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     size = ["--length", "64", "--layers", "1", "--width", "32", "--steps", "30"]

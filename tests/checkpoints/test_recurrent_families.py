@@ -21,6 +21,7 @@ def test_logits_are_equal(case, tmp_path, ids):
     model.save_pretrained(tmp_path / "theirs")
     ours = from_recurrent(tmp_path / "theirs")
     assert ours.dtype == torch.float32 and not ours.training
+    assert ours.config.max_position_embeddings == (1024 if "rwkv" in case else None)
     want = logits(model, ids)
     assert want.abs().max() > 0.3
     close(logits(ours, ids), want, atol=1e-5)

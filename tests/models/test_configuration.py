@@ -133,6 +133,15 @@ def test_the_scale_of_scores(build, ids):
     close(one(ids()).logits, other(ids()).logits, 1e-10)
 
 
+def test_an_unknown_length():
+    """Encodings without a table need none; others need their own."""
+    assert LongitudeConfig(max_position_embeddings=None, encoding="rope").max_position_embeddings is None
+    options = {"encoding": {"name": "learned", "max_length": 9}}
+    assert LongitudeConfig(max_position_embeddings=None, **options).encoding["max_length"] == 9
+    with pytest.raises(ValueError, match="'learned' needs the option 'max_length'"):
+        LongitudeConfig(max_position_embeddings=None, encoding="learned")
+
+
 def test_default_sizes():
     for act, wide in (("swiglu", 344), ("gelu", 512)):
         config = LongitudeConfig(hidden_act=act)  # 8/3 of the width, rounded up to a multiple of 8, or 4 times

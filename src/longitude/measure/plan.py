@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from longitude.attention.mixer import Mixer
 from longitude.checkpoints import load as checkpoints
 from longitude.checkpoints.config import contradictions, head_dim_of, raw_config, rope_types, trained_length
 from longitude.checkpoints.positions import has_alibi, last_position
@@ -204,8 +205,16 @@ def _needed(config: MeasureConfig, outline: Any) -> Memory:
     longest = config.lengths[-1]
     dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
     chunk = longest if follows_length(outline) is not None else config.chunk
-    head_dim = head_dim_of(outline.config.get_text_config())
+    head_dim = head_dim_of(outline.config.get_text_config()) if keeps_keys(outline) else 0
     return forward_memory(outline, head_dim, dtype, longest, max(1, config.batch // longest), chunk, LOGITS)
+
+
+def keeps_keys(model: Any) -> bool:
+    """Whether a layer has heads of attention, whose keys and values grow with the text: Mamba and RWKV have none."""
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]  # of our own models
+    if mixers:
+        return any(mixer.growth != "O(1)" for mixer in mixers)
+    return hasattr(model.config.get_text_config(), "num_attention_heads")
 
 
 def _positions(config: Any, last: int | None) -> str:

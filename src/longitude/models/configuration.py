@@ -59,8 +59,9 @@ class LongitudeConfig(PreTrainedConfig):
             token before each, too, behind mixers with a state; "none", as in Mamba.
         hidden_act (`str`, *optional*, defaults to `"swiglu"`):
             Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu".
-        max_position_embeddings (`int`, *optional*, defaults to 2048):
-            The length in tokens that encodings with a table must hold.
+        max_position_embeddings (`int` or `None`, *optional*, defaults to 2048):
+            The length in tokens that encodings with a table must hold, and the trained length for `longitude measure`. None
+            where it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
             composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "none"
@@ -130,7 +131,7 @@ class LongitudeConfig(PreTrainedConfig):
     intermediate_size: int | None = None
     mlp: str = "dense"
     hidden_act: str = "swiglu"
-    max_position_embeddings: int = 2048
+    max_position_embeddings: int | None = 2048
     encoding: str | dict | list | None = "auto"
     encodings: list | None = None
     mixer: str | dict | None = "attention"
@@ -279,7 +280,9 @@ class LongitudeConfig(PreTrainedConfig):
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'encoding: expected a name, {{"name": name, **options}} or a list of them, got {spec!r}')
         defaults = getattr(ENCODINGS[name], "model_defaults", {})
-        known = {**self.sizes, **self.encoding_shapes(layer), "max_length": self.max_position_embeddings}
+        known = {**self.sizes, **self.encoding_shapes(layer)}
+        if self.max_position_embeddings is not None:
+            known["max_length"] = self.max_position_embeddings
         full = resolved(name, {**defaults, **options}, **known)
         if "scaling" in full and isinstance(factory := ENCODINGS[name], type) and issubclass(factory, Rotary):
             full["scaling"] = from_dict(full["scaling"])

@@ -73,10 +73,10 @@ def forward_memory(
 ) -> Memory:
     """For `rows` windows of `width` tokens, read `chunk` tokens at once, with `logits` numbers of the head's output.
 
-    The model may be on the meta device.
+    The model may be on the meta device. head_dim: 0 where no layer keeps keys and values.
     """
     config, chunk = model.config.get_text_config(), min(chunk, width)
-    heads, hidden = config.num_attention_heads, config.hidden_size
+    heads, hidden = getattr(config, "num_attention_heads", 0), config.hidden_size
     groups = getattr(config, "num_key_value_heads", None) or heads
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     keys_and_values = 2 * width * head_dim * (groups + heads)  # grown by a chunk, and repeated for all heads

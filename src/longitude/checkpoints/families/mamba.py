@@ -26,7 +26,7 @@ SHAPE = {
     "use_conv_bias", "hidden_act", "tie_word_embeddings", "expand", "time_step_rank",
 }  # fmt: skip
 INITIAL = {
-    "initializer_range", "rescale_prenorm_residual", "time_step_scale", "time_step_min", "time_step_max", "time_step_floor",
+    "rescale_prenorm_residual", "time_step_scale", "time_step_min", "time_step_max", "time_step_floor",
     "time_step_init_scheme",
 }  # fmt: skip
 """Keys about initial weights."""
@@ -89,6 +89,7 @@ def config_of(where: str, config: PreTrainedConfig, plain: Mapping[str, Any]) ->
         hidden_size=theirs["hidden_size"],
         num_hidden_layers=theirs["num_hidden_layers"],
         num_attention_heads=1,
+        max_position_embeddings=None,  # no config of them has a trained length
         mixer=mixer,
         mlp="none",
         rms_norm_eps=theirs["layer_norm_epsilon"],

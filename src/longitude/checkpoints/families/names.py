@@ -13,9 +13,9 @@ LAYER = "{n}"
 """Stands for a layer's number in a table of names."""
 NEVER_READ = {
     *PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(),
-    "architectures", "model_type", "auto_map", "torch_dtype", "dtype", "use_cache",
+    "architectures", "model_type", "auto_map", "torch_dtype", "dtype", "use_cache", "initializer_range",
 } - {"quantization_config"}  # fmt: skip
-"""Keys of any config.json that decide no logits: names, defaults of generate(), what is returned."""
+"""Keys of any config.json that decide no logits: names, initial values, defaults of generate(), what is returned."""
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -80,11 +80,12 @@ def shaped(mixer: dict[str, Any], **options: Any) -> LongitudeConfig:
 def options_of(config: LongitudeConfig, kind: str) -> dict[str, Any]:
     """Our config of an RWKV-4 -> the keys of theirs."""
     mixer = config.mixer_options(config.layer_mixers()[0])
+    length = config.max_position_embeddings
     return {
         **{name: getattr(config, name) for name in (*SHARED, "tie_word_embeddings")},
         "attention_hidden_size": mixer["inner"] or config.hidden_size,
         "layer_norm_epsilon": config.layer_norm_eps,
-        "context_length": config.max_position_embeddings,
+        **({} if length is None else {"context_length": length}),
     }
 
 
@@ -130,7 +131,7 @@ def config_of_tensors(where: str, state: Mapping[str, Tensor], plain: Mapping[st
         mixer,
         **sizes,
         num_attention_heads=heads,
-        max_position_embeddings=plain.get("context_length", 2048),
+        max_position_embeddings=plain.get("context_length"),
         tie_word_embeddings=plain.get("tie_word_embeddings", False),
         **{name: plain.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
     )

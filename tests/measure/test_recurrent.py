@@ -1,0 +1,48 @@
+"""Published recurrent models, their copies of ours, and a hybrid: on one page, with the same numbers."""
+
+import pytest
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
+
+import longitude as lg
+from longitude.checkpoints.families.recurrent import from_recurrent
+from longitude.checkpoints.load import byte_tokenizer, config_of
+from longitude.measure.config import MeasureConfig
+from longitude.measure.plan import keeps_keys, outline_of, plan
+from longitude.measure.run import measure
+from longitude.runs.progress import Progress
+from longitude.testing import fill
+
+SIZES = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2}
+MODELS = {
+    "mamba": lambda: MambaForCausalLM(MambaConfig(**SIZES)),
+    "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**SIZES, num_heads=4, head_dim=8, n_groups=2, state_size=8)),
+    "rwkv": lambda: RwkvForCausalLM(RwkvConfig(**SIZES, context_length=24)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_theirs_and_ours_on_one_page(name, text, tmp_path):
+    theirs, ours = (tmp_path / each for each in ("theirs", "ours"))
+    model = fill(MODELS[name](), std=0.2)
+    model.save_pretrained(theirs)
+    byte_tokenizer().save_pretrained(theirs)
+    from_recurrent(theirs).save_pretrained(ours)
+    config = MeasureConfig(
+        text=str(text), device="cpu", lengths=(24, 48), documents=2, chunk=16, methods=("non-overlapping",)
+    )
+    planned = plan(config, (str(theirs), str(ours)))
+    assert [each.trained for each in planned.subjects] == ([24, 24] if name == "rwkv" else [None, None])
+    results = measure(planned, tmp_path / "run", Progress())
+    assert results.failures == ()
+    rows = {(row.label, row.length): row for row in results.rows if row.metric == "bits_per_byte"}
+    assert rows["theirs", 48].prefill.startswith("one pass") and rows["ours", 48].prefill.startswith("chunks of 16")
+    for length in (24, 48):
+        assert rows["ours", length].value == pytest.approx(rows["theirs", length].value, rel=1e-5)
+
+
+def test_models_without_keys_need_no_memory_for_them(tmp_path):
+    for i, (options, keeps) in enumerate(
+        [({"mixer": "mamba"}, False), ({"mixers": ["mamba", "attention"]}, True), ({"encoding": "rope"}, True)]
+    ):
+        lg.LongitudeConfig(**SIZES, num_attention_heads=1, **options).save_pretrained(tmp_path / str(i))
+        assert keeps_keys(outline_of(str(tmp_path / str(i)), config_of(tmp_path / str(i)))) == keeps
