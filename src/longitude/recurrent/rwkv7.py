@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from longitude.errors import check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
+from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel, serve
+from longitude.recurrent.ops.matrix_state import Result
 from longitude.recurrent.ops.short_conv import previous
 
 
@@ -63,8 +66,12 @@ def rwkv7(
     """
     tokens = {"r": r, "log_w": log_w, "k": k, "kappa": kappa, "a": a}
     require_tokens("rwkv7", **{name: (x, "B H L K") for name, x in tokens.items()}, v=(v, "B H L V"))
+
+    def kernel(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
+        return rwkv7_by_kernel(r, log_decay, keys[0], v, kappa, keys[1], state) if serve(r, v, mode, reset) else None
+
     options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
-    return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, **options)
+    return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, kernel=kernel, **options)
 
 
 @register_mixer("rwkv7")

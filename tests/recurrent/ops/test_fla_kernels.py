@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from longitude.recurrent import delta, gated_delta_rule, retention, rwkv6, ssd
+from longitude.recurrent import delta, gated_delta_rule, retention, rwkv6, rwkv7, ssd
 from longitude.recurrent.ops import decayed, fla_kernels as kernels
 
 
@@ -115,36 +115,60 @@ def test_nothing_is_missing_without_it(monkeypatch):
     assert out.shape == (1, 1, 4, 2)
 
 
-# ---- the delta rule: the kernels themselves, interpreted ------------------------------------------------------------------
+# ---- delta rules: the kernels themselves, interpreted ---------------------------------------------------------------------
 @pytest.fixture
 def interpreted(monkeypatch):
-    """No choice of blocks by time. Compiled, the number of a loop is a tensor; interpreted, it is an int without `.to`."""
+    """No choice of blocks by time; -> the bridges that were called.
+
+    Compiled, the number of a loop is a tensor; interpreted, it is an int without `.to`. Rows are chosen without tl.gather, which
+    their own name for it keeps from being interpreted.
+    """
     pytest.importorskip("fla", reason="flash-linear-attention's kernels, of Linux, are not installed")
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="the extra gpu, of Linux, is not installed")
     if torch.cuda.is_available():
         pytest.skip("interpreted where there is no GPU")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of no GPU
-        states = import_module("fla.ops.common.chunk_delta_h")
 
     def numbers(*ends):
         return map(interpreter._implicit_cvt, builtins.range(*map(int, ends)))
 
-    monkeypatch.setattr(states, "range", numbers, raising=False)
+    dplr = "generalized_delta_rule.dplr.chunk"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of no GPU
+        for name in ("common.chunk_delta_h", f"{dplr}_h_fwd", f"{dplr}_h_bwd"):
+            monkeypatch.setattr(import_module(f"fla.ops.{name}"), "range", numbers, raising=False)
+        for name in (f"{dplr}_A_fwd", f"{dplr}_A_bwd"):
+            monkeypatch.setattr(import_module(f"fla.ops.{name}"), "IS_GATHER_SUPPORTED", False)
     autotuner = import_module("triton.runtime.autotuner").Autotuner
     monkeypatch.setattr(autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     calls = []
-    theirs = delta.delta_by_kernel
-    monkeypatch.setattr(delta, "serve", lambda q, v, mode, reset: mode == "chunked" and reset is None)
-    monkeypatch.setattr(delta, "delta_by_kernel", lambda *inputs: (calls.append(len(inputs)), theirs(*inputs))[1])
+    for module, name in ((delta, "delta_by_kernel"), (import_module("longitude.recurrent.rwkv7"), "rwkv7_by_kernel")):
+        theirs = getattr(module, name)
+        monkeypatch.setattr(module, "serve", lambda q, v, mode, reset: mode == "chunked" and reset is None)
+        monkeypatch.setattr(module, name, lambda *a, name=name, theirs=theirs: (calls.append(name), theirs(*a))[1])
     return calls
+
+
+def same_as_steps(call, inputs, calls, bridge):
+    """Outputs, the last state and all gradients: call(mode) by their kernels equals one token after the other."""
+
+    def results(mode):
+        out, last = call(mode)
+        direction = torch.linspace(-1, 1, out.numel()).view_as(out)
+        return [out, last, *torch.autograd.grad((out * direction).sum() + last.sin().sum(), inputs)]
+
+    wanted = results("recurrent")
+    assert not calls
+    given = results("chunked")
+    assert calls == [bridge]
+    for ours, theirs in zip(wanted, given, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4 * ours.abs().max().item())
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy interprets rows beyond the last one, too
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_the_delta_rule_by_their_kernels(interpreted, by_channel):
-    """Outputs, states and all gradients, of two chunks with grouped heads and padding."""
+    """Of two chunks with grouped heads and padding."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 70, 16)
     k = torch.nn.functional.normalize(k, dim=-1)
@@ -154,13 +178,39 @@ def test_the_delta_rule_by_their_kernels(interpreted, by_channel):
     inputs = [x.requires_grad_() for x in (q, k, v, g, beta, state)]
 
     def call(mode):
-        out, last = gated_delta_rule(*inputs[:5], mode=mode, state=inputs[5], valid=valid)
-        direction = torch.linspace(-1, 1, out.numel()).view_as(out)
-        return [out, last, *torch.autograd.grad((out * direction).sum() + last.sin().sum(), inputs)]
+        return gated_delta_rule(*inputs[:5], mode=mode, state=inputs[5], valid=valid)
 
-    wanted = call("recurrent")
-    assert not interpreted
-    given = call("chunked")
-    assert interpreted == [6]
-    for ours, theirs in zip(wanted, given, strict=True):
-        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4 * ours.abs().max().item())
+    same_as_steps(call, inputs, interpreted, "delta_by_kernel")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's; and theirs, that float32 is slow
+@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_rwkv7_by_their_kernel(interpreted, padded):
+    """Of three chunks; keys and values of other widths, a state and padding, or neither; decays down to e^-30."""
+    torch.manual_seed(0)
+    r, k, kappa = torch.randn(3, 2, 1, 37, 16)
+    kappa = torch.nn.functional.normalize(kappa, dim=-1)
+    v, a, log_w = torch.randn(2, 1, 37, 24), torch.rand(2, 1, 37, 16), -torch.rand(2, 1, 37, 16)
+    log_w[..., 5] *= 30
+    inputs = [x.requires_grad_() for x in (r, log_w, k, v, kappa, a)]
+    options = {"valid": (torch.arange(37) > torch.tensor([[4], [0]]))} if padded else {}
+    if padded:
+        inputs.append(torch.randn(2, 1, 16, 24).requires_grad_())
+
+    def call(mode):
+        return rwkv7(*inputs[:6], mode=mode, state=inputs[6] if padded else None, **options)
+
+    same_as_steps(call, inputs, interpreted, "rwkv7_by_kernel")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_rwkv7_in_half_precision_by_their_kernel(interpreted):
+    """Decays and the state stay float32, as the mixer makes them."""
+    torch.manual_seed(0)
+    r, k, v, kappa = torch.randn(4, 1, 2, 21, 16).half()
+    kappa = torch.nn.functional.normalize(kappa.float(), dim=-1)
+    a, log_w = torch.rand(2, 1, 2, 21, 16)
+    want, _ = rwkv7(r, -log_w, k, v, kappa, a, mode="recurrent")
+    out, state = rwkv7(r, -log_w, k, v, kappa, a)
+    assert interpreted == ["rwkv7_by_kernel"] and out.dtype == torch.float16 and state.dtype == torch.float32
+    torch.testing.assert_close(out, want, rtol=0, atol=1e-2 * want.abs().max().item())

@@ -2,7 +2,7 @@
 
 It is optional (pip install flash-linear-attention; Yang and Zhang 2024). Its layout is [batch, length, heads, dim], its states
 [batch, heads, K, V] in float32. One of its kernels serves every decay by head, with constant decays as a case of
-its own; another is RWKV-6's; and the delta rule has one for decays by head and one for decays by channel.
+its own; another is RWKV-6's; the delta rule has one for decays by head and one for decays by channel; and there is RWKV-7's.
 """
 
 from __future__ import annotations
@@ -96,5 +96,23 @@ def delta_by_kernel(
     first = None if state is None else state.float().contiguous()
     scale = q.shape[-1] ** -0.5
     out, state = rule(q, k, v, g=decay, beta=beta, scale=scale, initial_state=first, output_final_state=True)
+    assert state is not None
+    return out.transpose(1, 2), state
+
+
+def rwkv7_by_kernel(
+    r: Float[Tensor, "B H L K"],
+    log_w: Float[Tensor, "B H L K"],
+    k: Float[Tensor, "B H L K"],
+    v: Float[Tensor, "B H L V"],
+    kappa: Float[Tensor, "B H L K"],
+    removed: Float[Tensor, "B H L K"],
+    state: Float[Tensor, "B H K V"] | None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """As `rwkv7` with removed = a kappa, without resets. Its chunks are those of any decay: 16 tokens, differences of logarithms."""
+    chunk_rwkv7 = import_module("fla.ops.rwkv7").chunk_rwkv7
+    r, k, v, read, removed = (x.transpose(1, 2).to(v.dtype).contiguous() for x in (r, k, v, -kappa, removed))
+    w, first = log_w.transpose(1, 2).float().contiguous(), None if state is None else state.float().contiguous()
+    out, state = chunk_rwkv7(r, w, k, v, read, removed, scale=1.0, initial_state=first, output_final_state=True)
     assert state is not None
     return out.transpose(1, 2), state
