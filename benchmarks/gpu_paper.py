@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_paper.py [--json benchmarks/results/DATE-gpu-expected.json]
 
-For each kernel six units work: tensor cores, exponentials, other arithmetic, reads of the bias, the second cache, memory. If all
-overlap, a kernel takes as long as the slowest; if none does, as long as their sum. Real ones lie between, and waste more.
+For each kernel seven units work: tensor cores, shared memory that feeds them, exponentials, other arithmetic, reads of the bias,
+the second cache, memory. If all overlap, a kernel takes as long as the slowest; if none does, as long as their sum. Real ones lie between, and waste more.
 Ratios to flash attention, of which the same is assumed, are between those of the two assumptions.
 """
 
@@ -26,8 +26,11 @@ from longitude.attention.backends.triton import launch
 SMS, CLOCK = 132, 1.7e9
 TENSOR = 990e12
 """FLOP/s of dense products in bfloat16."""
-PER_CLOCK = {"exponentials": 16, "arithmetic": 128, "bias": 32}
-"""Of each multiprocessor: 2^x, operations in float32 (a multiplication with an addition is one), and numbers read through L1."""
+PER_CLOCK = {"exponentials": 16, "arithmetic": 128, "bias": 32, "shared": 128}
+"""Of each multiprocessor: 2^x, operations in float32 (a multiplication with an addition is one), numbers read through L1, and bytes
+of shared memory."""
+ROWS = 64
+"""Of a product that four warps compute together: they read its right side once, and its left side where registers do not hold it."""
 MEMORY = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes/s."""
 L2 = 5.5e12
@@ -113,23 +116,25 @@ def ends_in_blocks(shape: Shape, Q: int, K: int) -> float:
 class Kernel:
     """Per pair that it visits: products of blocks of head_dim, operations in float32; and what it moves, in tensors of tokens.
 
+    shared: the products of vectors, of which both sides are in shared memory; weights, the left side of others, are in registers.
     streamed: bytes of the vectors of queries or keys that each block reads and writes, for each number of head_dim.
     """
 
     name: str
     products: int
+    shared: int
     arithmetic: int
     tensors: int
     streamed: int = 4
 
 
 FORWARD, QUERIES, KEYS = (
-    Kernel("forward", 2, 4, 4),
-    Kernel("backward_queries", 3, 4, 6),
-    Kernel("backward_keys", 4, 4, 6),
+    Kernel("forward", 2, 1, 4, 4),
+    Kernel("backward_queries", 3, 2, 4, 6),
+    Kernel("backward_keys", 4, 2, 4, 6),
 )
-FLASH_FORWARD, FLASH_BACKWARD = Kernel("flash forward", 2, 4, 4), Kernel("flash backward", 5, 4, 8, 8)
-ONE = Kernel("one backward kernel", 5, 4, 8, 12)
+FLASH_FORWARD, FLASH_BACKWARD = Kernel("flash forward", 2, 1, 4, 4), Kernel("flash backward", 5, 2, 4, 8, 8)
+ONE = Kernel("one backward kernel", 5, 2, 4, 8, 12)
 LEARNED = 4
 """Operations per pair that sum a block's gradients along its diagonals: two choices, two additions."""
 CURVES, ENDS, ENDS_BACKWARD, UNBENT = 3, 2, 9, 5
@@ -154,12 +159,15 @@ def seconds(kernel: Kernel, shape: Shape, adds: str, chip: str, blocks: launch.B
     if adds in ("learned", "curves") and kernel in (QUERIES, ONE):
         arithmetic += LEARNED
         moved += 3 * workspace(shape)
+    outer, inner = (blocks.K, blocks.Q) if kernel in (KEYS, ONE) else (blocks.Q, blocks.K)
+    fed = 2 * shape.head_dim * (kernel.products / min(outer, ROWS) + kernel.shared / inner)
     return {
         "tensor": pairs * kernel.products * 2 * shape.head_dim / TENSOR,
+        "shared": pairs * fed / (PER_CLOCK["shared"] * clocks),
         "exponentials": pairs / (PER_CLOCK["exponentials"] * clocks),
         "arithmetic": pairs * arithmetic / (PER_CLOCK["arithmetic"] * clocks),
         "bias": pairs * table / (PER_CLOCK["bias"] * clocks),
-        "L2": pairs * kernel.streamed * shape.head_dim / (blocks.K if kernel in (KEYS, ONE) else blocks.Q) / L2,
+        "L2": pairs * kernel.streamed * shape.head_dim / outer / L2,
         "memory": moved / MEMORY[chip],
     }
 

@@ -62,7 +62,7 @@ def outside(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    sizes = {"forward": (16, 32), "backward_queries": (16, 16), "backward_keys": (32, 16)}
+    sizes = {"forward": (16, 32), "backward_queries": (32, 16), "backward_keys": (32, 16)}
     monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: launch.Blocks(*sizes[kernel], 4, 1))
 
 

@@ -33,7 +33,7 @@ def _on_the_gpu():
 def _small_blocks(monkeypatch):
     """Several of each kind in a short sequence, none of them alike in queries and keys where they need not be."""
     if DEVICE == "cpu":
-        sizes = {"forward": (16, 32), "backward_queries": (16, 16), "backward_keys": (32, 16)}
+        sizes = {"forward": (16, 32), "backward_queries": (32, 16), "backward_keys": (32, 16)}
         monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: launch.Blocks(*sizes[kernel], 4, 1))
 
 
@@ -51,6 +51,15 @@ def cases():  # a gate has no meaning for the future, nor do the products of int
 def test_same_answer_and_gradients(names, case):
     """Of queries, keys, values, tokens and parameters; several lengths of the keys, grouped heads."""
     compare(run, *problem(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="blocks are the chip's")
+@pytest.mark.parametrize("queries", [16, 64])
+def test_squares_of_a_block(queries, monkeypatch):
+    """The table's gradient is summed along diagonals of one square, or of four on top of each other; of several blocks."""
+    of_kernel = {"backward_queries": launch.Blocks(queries, 16, 4, 1)}
+    monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: of_kernel.get(kernel, launch.Blocks(16, 32, 4, 1)))
+    compare(run, *problem(90, 101, names="t5", mask=lg.Window(50), kv_heads=1), tolerance=3e-5)
 
 
 @pytest.mark.slow

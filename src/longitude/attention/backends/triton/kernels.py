@@ -160,13 +160,32 @@ def _in_bits(lse):
 
 
 @triton.jit
-def _diagonals(x, K: tl.constexpr):
-    """The sums of x [K, K] along its diagonals: the upper ones, from the top right corner to the middle; and the lower ones."""
-    i, column = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :]
+def _diagonals(x, Q: tl.constexpr, K: tl.constexpr):
+    """The sums of x [Q, K], squares on top of each other, along the diagonals of each square: [Q / K, K] twice.
+
+    The upper ones, from the top right corner to the middle; and the lower ones.
+    """
+    i, column = tl.arange(0, Q)[:, None], tl.arange(0, K)[None, :]
     # Each row is turned by its number: then a diagonal is in one column, above `i = column` one, below it another.
     x = tl.gather(x, (i - column - 1) & (K - 1), 1)
-    upper = i <= column
-    return tl.sum(tl.where(upper, x, 0.0), 0), tl.sum(tl.where(upper, 0.0, x), 0)
+    upper = (i & (K - 1)) <= column
+    above, below = tl.where(upper, x, 0.0), tl.where(upper, 0.0, x)
+    return tl.sum(tl.reshape(above, [Q // K, K, K]), 1), tl.sum(tl.reshape(below, [Q // K, K, K]), 1)
+
+
+@triton.jit
+def _last(sums):
+    """Those of the last square."""
+    squares: tl.constexpr = sums.shape[0]
+    return tl.sum(tl.where(tl.arange(0, squares)[:, None] == squares - 1, sums, 0.0), 0)
+
+
+@triton.jit
+def _moved(sums):
+    """Each square's where those of the next were, and zeros for the first."""
+    squares: tl.constexpr = sums.shape[0]
+    square = tl.arange(0, squares)[:, None] + tl.zeros([1, sums.shape[1]], tl.int32)
+    return tl.where(square > 0, tl.gather(sums, (square - 1) & (squares - 1), 0), 0.0)
 
 
 @triton.jit
@@ -184,7 +203,8 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
                      LEARNED: tl.constexpr):  # fmt: skip
     """Blocks of queries of one head, one after the other: their gradients, and `delta` for `backward_keys`.
 
-    delta_i = grad_i . out_i - grad_lse_i. What the table gets of them all is summed in a row of `of_table` of its own.
+    delta_i = grad_i . out_i - grad_lse_i. What the table gets of them all is summed in a row of `of_table` of its own. Q is a
+    multiple of K.
     """
     h = tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(rows, Q)
@@ -216,7 +236,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
         start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
         acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
         of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
-        upper = tl.zeros([K], tl.float32)
+        carried = tl.zeros([Q // K, K], tl.float32)
         k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
         for first_j in range(start, stop, K):
             j = first_j + at_j
@@ -241,17 +261,18 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
                     of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels = unbend(
                         of_s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES)  # fmt: skip
                     of_s *= rate[:, None]
-                # The lower diagonals are the upper ones of the block before.
-                before = upper
-                upper, lower = _diagonals(of_s, K)
-                _add(of_table + column + 1, lower + before)
+                # The lower diagonals of a square are the upper ones of the square below it, and of the one before it.
+                upper, lower = _diagonals(of_s, Q, K)
+                lower += carried
+                _add(of_table + column + Q - K + 1, _last(lower))
+                carried = upper + _moved(lower)
         _write(of_q + written * D, i, real, heads * D, acc * scale, D, WIDE_D)
         if LEVELS:
             tl.store(of_level + line, level, mask=real)
         if LEARNED:
             if start < stop:
                 newest_j = start + (stop - 1 - start) // K * K
-                _add(of_table + last + first - newest_j - (K - 1), upper)
+                _add(of_table + last + first - newest_j - (K - 1), tl.reshape(carried, [Q]))
             tl.debug_barrier()  # the next queries read what other threads wrote; in the loop it would stop loads ahead of use
             if ENDS:
                 of_rate, of_slopes, of_levels = add_piece(

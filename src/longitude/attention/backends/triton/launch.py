@@ -50,18 +50,19 @@ class Blocks(NamedTuple):
 
 
 KERNELS = "forward", "backward_queries", "backward_keys"
-_WIDE, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
+_WIDE, _FLAT, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
 BLOCKS = {
-    8: {64: (_WIDE, _SMALL, _SMALL), 128: (Blocks(128, 32, 8, 2), _SMALL, Blocks(32, 64, 8, 2))},
-    9: {64: (_WIDE, Blocks(64, 64, 4, 2), Blocks(64, 128, 8, 2)), 128: (_WIDE, _SQUARE, Blocks(32, 128, 8, 2))},
-    10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (Blocks(128, 32, 8, 2), _SQUARE, Blocks(64, 64, 8, 1))},
+    8: {64: (_WIDE, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2))},
+    9: {64: (_WIDE, _WIDE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2))},
+    10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1))},
 }
 """For each generation of chips and width up to a limit, the blocks of `KERNELS`: of those tried the largest that spill no
-register and fit into the shared memory of all its chips. `python benchmarks/gpu_kernels.py` prints what the assembler says."""
+register and fit into the shared memory of all its chips. Those of `backward_queries` are squares on top of each other.
+`python benchmarks/gpu_kernels.py` prints what the assembler says."""
 SEVERAL = {
-    8: {64: BLOCKS[8][64], 128: (Blocks(128, 32, 8, 2), _SMALL, Blocks(32, 64, 8, 1))},
-    9: {64: (_WIDE, _SQUARE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _SMALL, Blocks(32, 128, 8, 1))},
-    10: {64: BLOCKS[10][64], 128: (Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
+    8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1))},
+    9: {64: (_WIDE, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
+    10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
 }
 """Those where curves, or a table and levels, are added, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
