@@ -76,6 +76,23 @@ def parameter_gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
     return list(found)
 
 
+class Reads(TorchDispatchMode):
+    """Counts numbers that the host waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        read = (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+            torch.ops.aten.equal.default,
+        )
+        self.count += function in read
+        return function(*args, **(kwargs or {}))
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the most memory, in elements, behind any tensor that an operation made inside."""
 

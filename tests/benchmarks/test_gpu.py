@@ -106,6 +106,21 @@ def test_files_of_laws_are_there_and_those_that_cannot_be_imported_are_left_out(
     assert gpu_laws.imports(ROOT / files[0]) and not gpu_laws.imports(tmp_path / "a.py")
 
 
+def test_compute_sanitizer_runs_where_it_is(tmp_path, monkeypatch):
+    """For races and for memory, over a call whose bias learns; what it finds breaks the row."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text('#!/bin/sh\necho "$@" >> calls\ncase "$2" in racecheck) echo a race; exit 9;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gpu_laws, "ON_CUDA", {})
+    monkeypatch.setattr(gpu_laws, "ROOT", tmp_path)
+    rows = {row["suite"]: row for row in gpu_laws.run_suites(gpu_laws.ON_CUDA, tmp_path, 60, {})}
+    assert rows["racecheck"]["notes"] == {"pytest": "a race"} and rows["memcheck"]["notes"] == {}
+    asked = (tmp_path / "calls").read_text()
+    assert "--tool racecheck --error-exitcode 9" in asked and "--tool memcheck" in asked
+    assert 'backend="triton"' in gpu_laws.CALL and "T5Bias" in gpu_laws.CALL and "autograd.grad" in gpu_laws.CALL
+
+
 # ---- rows and verdicts -------------------------------------------------------------------------------------------------
 class Broken:
     key, target = "a | 1", "FoX, forward"

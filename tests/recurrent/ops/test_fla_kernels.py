@@ -1,4 +1,4 @@
-"""The bridge to flash-linear-attention, against a stand-in with its signatures and its layout, since its kernels need a GPU."""
+"""The bridge to flash-linear-attention, against a stand-in with its signatures and its layout; and its kernels, interpreted."""
 
 import builtins
 import sys
@@ -115,7 +115,7 @@ def test_nothing_is_missing_without_it(monkeypatch):
     assert out.shape == (1, 1, 4, 2)
 
 
-# ---- delta rules: the kernels themselves, interpreted ---------------------------------------------------------------------
+# ---- the kernels themselves, interpreted ----------------------------------------------------------------------------------
 @pytest.fixture
 def interpreted(monkeypatch):
     """No choice of blocks by time; -> the bridges that were called.
@@ -134,7 +134,7 @@ def interpreted(monkeypatch):
     dplr = "generalized_delta_rule.dplr.chunk"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of no GPU
-        for name in ("common.chunk_delta_h", f"{dplr}_h_fwd", f"{dplr}_h_bwd"):
+        for name in ("common.chunk_h", "rwkv6.chunk", "common.chunk_delta_h", f"{dplr}_h_fwd", f"{dplr}_h_bwd"):
             monkeypatch.setattr(import_module(f"fla.ops.{name}"), "range", numbers, raising=False)
         for name in (f"{dplr}_A_fwd", f"{dplr}_A_bwd"):
             monkeypatch.setattr(import_module(f"fla.ops.{name}"), "IS_GATHER_SUPPORTED", False)
@@ -142,7 +142,12 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     calls = []
-    for module, name in ((delta, "delta_by_kernel"), (import_module("longitude.recurrent.rwkv7"), "rwkv7_by_kernel")):
+    bridges = {
+        decayed: "decayed_by_kernel",
+        delta: "delta_by_kernel",
+        import_module("longitude.recurrent.rwkv7"): "rwkv7_by_kernel",
+    }
+    for module, name in bridges.items():
         theirs = getattr(module, name)
         monkeypatch.setattr(module, "serve", lambda q, v, mode, reset: mode == "chunked" and reset is None)
         monkeypatch.setattr(module, name, lambda *a, name=name, theirs=theirs: (calls.append(name), theirs(*a))[1])
@@ -166,6 +171,27 @@ def same_as_steps(call, inputs, calls, bridge):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy interprets rows beyond the last one, too
+@pytest.mark.parametrize("name", ["retention", "ssd", "rwkv6"])
+def test_decayed_states_by_their_kernels(interpreted, name):
+    """Of two chunks, with a state and padding."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 70, 16)
+    log_w, state = -torch.rand(1, 1, 70, 16), torch.randn(1, 1, 16, 16)
+    formula, tokens = {
+        "retention": (retention, (q, k, v)),
+        "ssd": (ssd, (v, log_w[..., 0], k, q)),
+        "rwkv6": (rwkv6, (q, k, v, log_w, torch.randn(1, 16))),
+    }[name]
+    inputs = [x.clone().requires_grad_() for x in (*tokens, state)]
+    valid = torch.arange(70)[None] > 4
+
+    def call(mode):
+        return formula(*inputs[:-1], mode=mode, state=inputs[-1], valid=valid)
+
+    same_as_steps(call, inputs, interpreted, "decayed_by_kernel")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_the_delta_rule_by_their_kernels(interpreted, by_channel):
     """Of two chunks with grouped heads and padding."""

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -54,6 +55,11 @@ def test_elsewhere_it_is_refused():
     assert refuses(BACKENDS["triton"], request()) == "it runs on cuda, not on cpu"
 
 
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    assert refuses(ANYWHERE, request()) == "it needs the package triton: pip install 'longitude[gpu]'"
+
+
 class Chip:
     """What is asked of the first GPU."""
 
@@ -81,6 +87,11 @@ def test_an_old_chip(monkeypatch):
     assert ask(Chip(monkeypatch, (7, 5))) == "it needs compute capability 8.0, this GPU has 7.5"
 
 
+def test_a_chip_of_amd(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert ask(Chip(monkeypatch)) == "it is written for CUDA, and was never tried on ROCm"
+
+
 def test_a_kernel_that_does_not_compile_is_said_once(monkeypatch):
     def broken(x):
         raise RuntimeError("no register is left\nand more")
@@ -88,9 +99,27 @@ def test_a_kernel_that_does_not_compile_is_said_once(monkeypatch):
     chip = Chip(monkeypatch, forward=broken)
     with pytest.warns(UserWarning, match="LONGITUDE_BACKENDS=-triton switches it off"):
         why = ask(chip)
-    assert "do not run on a chip" in why and why.endswith("RuntimeError: no register is left")
+    versions = f"torch {torch.__version__}, triton {version('triton')}"
+    assert f"do not run on a chip ({versions})" in why and why.endswith("RuntimeError: no register is left")
     assert ask(chip) == why  # and a second warning would be an error
     backend._not_compiled.cache_clear()
+
+
+def test_auto_goes_on_without_a_kernel_that_does_not_run(monkeypatch):
+    """With what `refuses` says instead of an error; by name it is one."""
+    calls = []
+    broken = replace(
+        ANYWHERE, price=lambda r: 0.0, limits=lambda r: "its kernels do not run on a chip", run=calls.append
+    )
+    monkeypatch.setitem(BACKENDS, "triton", broken)
+    q, k, v = torch.randn(3, 1, 2, 20, 16).half()
+    alibi = lg.ALiBi(2)
+    want = lg.attend(q, k, v, encoding=alibi, backend="reference")
+    torch.testing.assert_close(lg.attend(q, k, v, encoding=alibi), want, rtol=0, atol=2e-3)
+    (verdict,) = (each for each in lg.explain(q, k, v, encoding=alibi) if each.backend == "triton")
+    assert not calls and verdict.refusal == "its kernels do not run on a chip"
+    with pytest.raises(ValueError, match="its kernels do not run on a chip"):
+        lg.attend(q, k, v, encoding=alibi, backend="triton")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in is on the CPU, where kernels are interpreted")

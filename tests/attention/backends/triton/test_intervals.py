@@ -3,13 +3,13 @@
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.masks import Band
 from longitude.attention.patterns import Prefix
 from longitude.attention.request import Request
+from tests.support import Reads
 
 
 def request(mask, rows, keys, batch=2):
@@ -97,23 +97,6 @@ def test_no_number_is_read_by_the_host():
         found = intervals_of(r)
         assert found.lo.shape == found.hi.shape and found.lo.shape[1] == 7
         assert found.lo.device.type == found.first_queries(12, 4).device.type == "meta"
-
-
-class Reads(TorchDispatchMode):
-    """Counts numbers that the host waits for."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        read = (
-            torch.ops.aten._local_scalar_dense.default,
-            torch.ops.aten.nonzero.default,
-            torch.ops.aten.equal.default,
-        )
-        self.count += function in read
-        return function(*args, **(kwargs or {}))
 
 
 def test_one_number_is_read_where_nobody_knows():
