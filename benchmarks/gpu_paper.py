@@ -3,7 +3,8 @@
     python benchmarks/gpu_paper.py [--json benchmarks/results/DATE-gpu-expected.json]
 
 For each kernel seven units work: tensor cores, shared memory that feeds them, exponentials, other arithmetic, reads of the bias,
-the second cache, memory. If all overlap, a kernel takes as long as the slowest; if none does, as long as their sum. Real ones lie between, and waste more.
+the second cache, memory. If all overlap, a kernel takes as long as the slowest; if none does, as long as their sum. Real ones lie
+between, and waste more.
 Ratios to flash attention, of which the same is assumed, are between those of the two assumptions.
 """
 
@@ -27,10 +28,10 @@ SMS, CLOCK = 132, 1.7e9
 TENSOR = 990e12
 """FLOP/s of dense products in bfloat16."""
 PER_CLOCK = {"exponentials": 16, "arithmetic": 128, "bias": 32, "shared": 128}
-"""Of each multiprocessor: 2^x, operations in float32 (a multiplication with an addition is one), numbers read through L1, and bytes
-of shared memory."""
+"""Of each multiprocessor: 2^x, operations in float32 (a multiplication with an addition is one), numbers read through L1, and
+bytes of shared memory."""
 ROWS = 64
-"""Of a product that four warps compute together: they read its right side once, and its left side where registers do not hold it."""
+"""Of a product that four warps compute together: they read its right side once, and its left side where no register holds it."""
 MEMORY = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes/s."""
 L2 = 5.5e12

@@ -109,7 +109,7 @@ def rwkv7_by_kernel(
     removed: Float[Tensor, "B H L K"],
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """As `rwkv7` with removed = a kappa, without resets. Its chunks are those of any decay: 16 tokens, differences of logarithms."""
+    """As `rwkv7` with removed = a kappa, without resets. Chunks of 16 tokens take any decay, by differences of logarithms."""
     chunk_rwkv7 = import_module("fla.ops.rwkv7").chunk_rwkv7
     r, k, v, read, removed = (x.transpose(1, 2).to(v.dtype).contiguous() for x in (r, k, v, -kappa, removed))
     w, first = log_w.transpose(1, 2).float().contiguous(), None if state is None else state.float().contiguous()
