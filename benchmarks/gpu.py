@@ -298,7 +298,8 @@ def main() -> int:
         if left(600) < 5:
             print(f"{part}: no time was left")
         elif part == "laws":
-            laws(INTERPRETED if asked.interpret else ON_CUDA, results, left(LAWS), CUBLAS)
+            suites, most = (INTERPRETED, 60 * asked.minutes) if asked.interpret else (ON_CUDA, LAWS)
+            laws(suites, results, left(most), CUBLAS)
         else:
             results = run(part, asked, results, left(PARTS[part]))
         print(f"-- {part}: {time.monotonic() - begun:.0f} s", flush=True)

@@ -41,5 +41,7 @@ def test_for_each_chip(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_for_every_chip_width_and_bias(tmp_path):
-    assert len(compiled(tmp_path, "--widths", "32", "64", "128")) == 6 * 3 * (3 * 5 + 2)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_for_every_width_and_bias(tmp_path, chip):
+    found = compiled(tmp_path, "--chips", chip.removeprefix("sm_"), "--widths", "32", "64", "128")
+    assert len(found) == 3 * (3 * 5 + 2)
