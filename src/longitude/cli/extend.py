@@ -18,8 +18,8 @@ class ExtendOptions:
 
     Args:
         to: The new length in tokens.
-        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, base or another registered scheme; a learned table
-            is stretched with linear.
+        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, drope, base or another registered scheme; a
+            learned table is stretched with linear.
         factor: Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072.
         base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
         original: The trained length, where the configuration does not hold it; needed to extend what is extended already.
@@ -34,7 +34,8 @@ class ExtendOptions:
         lora: With --fine-tune: train low-rank matrices only (peft), merged at the end.
         positions: With --fine-tune: where positions of a window come from: contiguous, or randomized or skipped over the whole
             length.
-        window: With --fine-tune: tokens of a window; by default the new length, with other positions the original one.
+        window: With --fine-tune: tokens of a window; by default the new length, with other positions or --method drope the
+            original one.
         batch: With --fine-tune: windows per step on each device.
         learning_rate: With --fine-tune: after 5 % of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.

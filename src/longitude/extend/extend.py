@@ -65,7 +65,7 @@ def extend(
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
         out: Folder of the new checkpoint, written whole or not at all; None: only decide (a dry run).
         to: The new length in tokens.
-        method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "llama3", "base", or a registered scheme that
+        method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "llama3", "drope", "base", or a registered scheme that
             needs no more than a factor and the original length; a learned table is stretched with "linear".
         factor: Of the scheme; by default `to` over the original length.
         base: With "base": the new rope_theta.
@@ -88,7 +88,8 @@ def extend(
             other, weights or text that cannot be read, a class that would not rotate as meant.
 
     Source:
-        The schemes, with their papers: lg.scaling. The search: Ding et al. 2024, LongRoPE, arXiv 2402.13753,
+        The schemes, with their papers: lg.scaling. "drope": Gelberg et al. 2025, arXiv 2512.12167,
+        https://arxiv.org/abs/2512.12167. The search: Ding et al. 2024, LongRoPE, arXiv 2402.13753,
         https://arxiv.org/abs/2402.13753.
     """
     target = Target(to=to, method=method, factor=factor, base=base, original=original)

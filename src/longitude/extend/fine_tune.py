@@ -22,11 +22,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
+from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.load import load
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.source import open_source
+from longitude.checkpoints.source import Source, open_source
 from longitude.errors import check_sizes
 from longitude.extend.cost import Cost, CostMeasurement
+from longitude.extend.methods import is_unrotated
 from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of, training_folder
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text
@@ -101,7 +103,7 @@ def fine_tune(
         steps: How many.
         out: Folder of the new checkpoint.
         length: Tokens of a window. By default the length that the configuration declares, or, where positions are not
-            contiguous, the original one.
+            contiguous or "drope" dropped the rotation, the original one.
         learning_rate: After 5 % of the steps, in which it rises.
         batch: Windows per step on each device.
         lora: Train low-rank matrices only (peft), merged at the end.
@@ -135,7 +137,7 @@ def fine_tune(
     model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
     if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
-    length, rule = _window(config, length, positions)
+    length, rule = _window(config, length, positions, _is_unrotated(source))
     model.config.use_cache = False
     weights = digest_of_weights(model)
     if lora:
@@ -243,13 +245,18 @@ def _stream(tokenizer: Any, text: Path | str, length: int) -> Tensor:
     return stream
 
 
-def _window(config: Any, length: int | None, positions: str) -> tuple[int, Sampler]:
-    """Tokens of a window, and the rule of its positions."""
+def _is_unrotated(source: Source) -> bool:
+    """Whether rotation was dropped, which is recalibrated at the original length."""
+    return source.kind == "rotary" and is_unrotated(of_full_attention(ropes_of(source)).scaling)
+
+
+def _window(config: Any, length: int | None, positions: str, short: bool = False) -> tuple[int, Sampler]:
+    """Tokens of a window, and the rule of its positions; short: by default of the original length."""
     declared = getattr(config, "max_position_embeddings", None)
     parameters = getattr(config, "rope_parameters", None) or {}
     original = getattr(config, ORIGINAL, None) or parameters.get(ORIGINAL)
     rule = sampler(positions, **({} if positions == "contiguous" else {"max_length": declared}))
-    length = length or (declared if positions == "contiguous" else original)
+    length = length or (declared if positions == "contiguous" and not short else original)
     if length is None or not 2 <= length <= (declared or length):
         wanted = f"windows of 2 to {declared or 'any number of'} tokens"
         raise ValueError(f"fine-tuning: expected {wanted}, got {length or 'no length'}; pass the tokens of a window")

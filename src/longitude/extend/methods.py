@@ -14,6 +14,10 @@ from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Follows, Linear, Scaling
 
 
+UNROTATED = 1e30
+"""Positions divided by it rotate nothing: cos is 1, and sin vanishes next to it in every dtype. Every family reads "linear"."""
+
+
 @dataclass(frozen=True)
 class Method:
     """How a method extends.
@@ -55,6 +59,11 @@ METHODS: dict[str, Method] = {
         "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
         "a cache that crosses the border holds keys rotated by the other factors.",
     ),
+    "drope": Method(
+        "No layer of full attention rotates any more, written as linear with a factor beyond every position. Short contexts "
+        "are lost until the model is recalibrated: train it on at the original length, as --fine-tune does by default here.",
+        lambda factor, original: Linear(UNROTATED),
+    ),
     "base": Method("Made for training on: without it, a larger base alone extends about as far as ntk."),
 }
 
@@ -95,6 +104,11 @@ def scheme_of(name: str, factor: float, original: int, base: float | None = None
     make = method_of(name).scheme
     assert make is not None, name
     return make(float(factor), original)
+
+
+def is_unrotated(scheme: Scaling | None) -> bool:
+    """Whether a scheme leaves no rotation, as "drope" writes it."""
+    return isinstance(scheme, Linear) and scheme.factor >= UNROTATED
 
 
 def with_scheme(

@@ -49,7 +49,7 @@ class Target:
             raise ValueError(f"--base is the new base of --method base, got it with --method {self.method}")
         if self.factor is not None and not self.factor > 1:
             raise ValueError(f"--factor: expected more than 1, got {self.factor}; one below would shorten the context")
-        if self.factor is not None and self.method in ("base", "longrope"):
+        if self.factor is not None and self.method in ("base", "longrope", "drope"):
             raise ValueError(f"--factor is no option of --method {self.method}; leave it out")
         if self.original is not None and self.original < 2:
             raise ValueError(f"--original: expected a length of 2 or more tokens, got {self.original}")
