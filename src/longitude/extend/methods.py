@@ -13,7 +13,6 @@ from longitude.errors import unknown
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Follows, Linear, Scaling
 
-
 UNROTATED = 1e30
 """Positions divided by it rotate nothing: cos is 1, and sin vanishes next to it in every dtype. Every family reads "linear"."""
 
