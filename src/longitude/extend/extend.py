@@ -66,7 +66,8 @@ def extend(
         out: Folder of the new checkpoint, written whole or not at all; None: only decide (a dry run).
         to: The new length in tokens.
         method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "llama3", "drope", "base", or a
-            registered scheme that needs no more than a factor and the original length; a learned table is stretched with "linear".
+            registered scheme that needs no more than a factor and the original length; a learned table is stretched with
+            "linear".
         factor: Of the scheme; by default `to` over the original length.
         base: With "base": the new rope_theta.
         original: The trained length, where the configuration does not hold it.
