@@ -13,6 +13,7 @@ bench-machines  the same, beside results of other machines: results/machines/*.j
 bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`make bench-mixers`)
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
+extending       schemes of extension over three seeds: results/DATE-extending.json (benchmarks/extending.py)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
 gpu-expected    what they should take, on paper: DATE-gpu-expected.json (benchmarks/gpu_paper.py --json)
@@ -133,6 +134,30 @@ def properties(found: dict[str, Any]) -> str:
     return f"{table}\n\n{found['protocol']['words']}"
 
 
+def extending(found: dict[str, Any]) -> str:
+    """Bits per byte of every way to extend, and the differences that are claimed, over seeds."""
+
+    def of(value: dict[str, Any], sign: str = "") -> str:
+        return f"{value['value']:{sign}.3f} ({value['low']:{sign}.3f} to {value['high']:{sign}.3f})"
+
+    def named(model: dict[str, Any]) -> str:
+        return f"`{model['method']}`" + (f", {model['steps']} steps" if model["steps"] else "")
+
+    rows = [[str(row["factor"]), named(row), of(row["short"]), of(row["long"])] for row in found["rows"]]
+    trained = found["protocol"]["trained"]["length"]
+    table = markdown(["factor", "method", f"at {trained}", "at the new length"], rows)
+    verdicts = []
+    for claim in found["claims"]:
+        better, worse, by = claim["better"], claim["worse"], claim["difference"]
+        holds = "holds" if by["high"] < 0 else "does not hold" if by["low"] > 0 else "cannot tell"
+        verdicts.append([str(better["factor"]), f"{named(better)} below {named(worse)}", of(by, "+"), holds])
+    claims = markdown(["factor", "claim", "difference", "verdict"], verdicts)
+    seeds = len(found["protocol"]["seeds"])
+    machine = f"{found['machine']['cpu']}, torch {found['versions']['torch']}"
+    words = f"Means over {seeds} seeds with t-intervals of 95 %, differences paired by seed."
+    return f"{table}\n\n{claims}\n\n{words} {found['made']}, {machine}."
+
+
 def property_cells(row: dict[str, Any]) -> list[str]:
     """A row of the table of properties, as it is shown."""
     codes, loss = row["codes"], row["loss"]
@@ -190,7 +215,8 @@ def gpu_expected(found: dict[str, Any]) -> str:
 
 KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
-    "properties": properties, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
+    "properties": properties,
+    "extending": extending, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
 }  # fmt: skip
 
 

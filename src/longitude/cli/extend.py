@@ -40,6 +40,8 @@ class ExtendOptions:
         learning_rate: With --fine-tune: after 5 % of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.
         dry_run: Print what would change, and write nothing.
+        plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
+            config.json and a few layers that are run here.
         allow_pickle: Take weights that are saved as a pickle, which can run code as it is read; they are written as
             safetensors.
     """
@@ -63,6 +65,7 @@ class ExtendOptions:
     learning_rate: float = 2e-5
     gradient_checkpointing: bool = False
     dry_run: bool = False
+    plan: bool = False
     allow_pickle: bool = False
 
     def check(self) -> None:
@@ -70,6 +73,10 @@ class ExtendOptions:
         check_positive("extend", **{"--budget": self.budget, "--learning-rate": self.learning_rate})
         if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
             raise ValueError("--convert-layout excludes --to and --fine-tune, got both; convert first")
+        if self.plan and self.convert_layout is not None:
+            raise ValueError(
+                "--plan is of --to and --fine-tune, got --convert-layout, which copies; leave one of them out"
+            )
         self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
         tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate", "gradient_checkpointing")
         self._require("--fine-tune TEXT", self.fine_tune, tuning)
@@ -104,6 +111,8 @@ def extend(
     config.check()
     if not model:
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
+    if config.plan:
+        return _print_costs(model, config, json)
     if out is None and not config.dry_run:
         out = place_of(model, config)
     if out is not None:
@@ -169,10 +178,48 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
     return DONE
 
 
+def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
+    """What the extension would take."""
+    from longitude.cli.shared import duration
+    from longitude.extend.costs import Tuning, costs
+    from longitude.extend.plan import Target
+    from longitude.report.table import show as display, table
+    from longitude.runs.progress import Progress
+
+    target = tuning = None
+    if config.to is not None:
+        names = ("to", "method", "factor", "base", "original")
+        target = Target(**{name: getattr(config, name) for name in names})
+    if config.fine_tune is not None:
+        given: Any = {name: getattr(config, name) for name in ("steps", "batch", "positions", "gradient_checkpointing")}
+        tuning = Tuning(length=config.window, **given)
+    with Progress() as bar:
+        bar.update("timing a few layers", 0)
+        found = costs(model, target, tuning, config.budget, not config.no_measure)
+    if json:
+        print_json([asdict(cost) for cost in found])
+        return DONE
+    shown = table("part", "tokens", "FLOPs", "GB", "here", "one H100")
+    for cost in found:
+        numbers = [f"{cost.tokens:,}", f"{cost.flops:.2e}", f"{cost.memory / 1e9:.1f}"]
+        shown.add_row(cost.part, *numbers, duration(cost.seconds), duration(cost.h100_seconds))
+    parts = [shown] if found else ["nothing is measured, searched or trained: files are copied"]
+    display(*parts, "\nTime here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s.")
+    return DONE
+
+
 def place_of(model: str, config: ExtendOptions) -> Path:
     """Where a checkpoint goes that no --out names: the same question has the same place, another one another."""
     default = ExtendOptions()
-    named = ("to", "method", "convert_layout", "dry_run", "no_measure", "allow_pickle")  # in the words, or of no matter
+    named = (
+        "to",
+        "method",
+        "convert_layout",
+        "dry_run",
+        "plan",
+        "no_measure",
+        "allow_pickle",
+    )  # in the words, or of no matter
     asked = {key: value for key, value in asdict(config).items() if value != getattr(default, key)}
     words = [
         Path(model).resolve().name,

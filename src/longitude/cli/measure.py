@@ -15,6 +15,7 @@ def measure(
     out: Path | None = None,
     fresh: bool = False,
     json: bool = False,
+    plan: bool = False,
 ) -> int:
     """Measure checkpoints at each length: perplexity on your text, and retrieval; one table, one report.
 
@@ -26,17 +27,20 @@ def measure(
         out: Directory of the run; by default runs/measure, or one with a hash in its name where that holds other measurements.
         fresh: Start over: remove the measurements that the directory holds.
         json: Print the rows as JSON instead of the tables.
+        plan: Measure nothing; print tokens, FLOPs, memory and time on this machine and on one H100, from config.json alone.
     """
     from longitude.runs.progress import Progress
 
+    if plan:
+        return _print_costs(models, config, json)
     with Progress() as bar:
         bar.update("reading the text and the configurations", 0)
         from longitude.measure import report, run, to_frame
-        from longitude.measure.plan import plan
+        from longitude.measure.plan import plan as checked
 
         if out is not None:
             run.require_place(out)
-        planned = plan(config, models)
+        planned = checked(config, models)
         out = out or run.place_of(planned, Path("runs/measure"), fresh)
         bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
         results = run.measure(planned, out, bar, fresh)
@@ -49,3 +53,32 @@ def measure(
         show(*report.terminal(results), f"report: {path}")
     finite = all(row.value is not None or row.count == 0 for row in results.rows)
     return DONE if finite and not results.failures else FAILURES
+
+
+def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> int:
+    """What the measurement would take."""
+    from dataclasses import asdict
+
+    from longitude.cli.shared import duration
+    from longitude.measure.costs import costs
+    from longitude.report.table import show, table
+    from longitude.runs.progress import Progress
+
+    with Progress() as bar:
+        found = costs(config, models, bar.update)
+    if json:
+        print_json([asdict(cost) for cost in found])
+        return DONE
+    shown = table("model", "length", "tokens", "FLOPs", "GB", "here", "one H100")
+    for cost in found:
+        here = "?" if cost.seconds is None else duration(cost.seconds)
+        numbers = [f"{cost.length:,}", f"{cost.tokens:,}", f"{cost.flops:.2e}", f"{cost.memory.total / 1e9:.1f}"]
+        shown.add_row(cost.model, *numbers, here, duration(cost.h100_seconds))
+    lines = [f"\n{cost.model}: needs {cost.memory}, of which {cost.free / 1e9:.1f} GB are free" for cost in found]
+    reasons = [cost.reason for cost in found if cost.reason]
+    show(
+        shown,
+        *dict.fromkeys([*lines, *reasons]),
+        "\nTime here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s.",
+    )
+    return DONE

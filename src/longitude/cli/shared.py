@@ -22,3 +22,10 @@ def waiting(message: str) -> Iterator[None]:
     console = Console(stderr=True)
     with console.status(message) if console.is_terminal else nullcontext():
         yield
+
+
+def duration(seconds: float) -> str:
+    """In the unit that fits."""
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

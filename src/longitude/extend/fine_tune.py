@@ -137,7 +137,7 @@ def fine_tune(
     model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
     if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
-    length, rule = _window(config, length, positions, _is_unrotated(source))
+    length, rule = window_of(config, length, positions, _is_unrotated(source))
     model.config.use_cache = False
     weights = digest_of_weights(model)
     if lora:
@@ -250,7 +250,7 @@ def _is_unrotated(source: Source) -> bool:
     return source.kind == "rotary" and is_unrotated(of_full_attention(ropes_of(source)).scaling)
 
 
-def _window(config: Any, length: int | None, positions: str, short: bool = False) -> tuple[int, Sampler]:
+def window_of(config: Any, length: int | None, positions: str, short: bool = False) -> tuple[int, Sampler]:
     """Tokens of a window, and the rule of its positions; short: by default of the original length."""
     declared = getattr(config, "max_position_embeddings", None)
     parameters = getattr(config, "rope_parameters", None) or {}

@@ -137,7 +137,7 @@ def _subject(
     plain = all(getattr(config, key, None) is None for key in (KEY, "quantization_config"))
     if plain and (held := checkpoints.require_shards(Path(model).expanduser())):
         require_fit(model, outline, held)
-    needs, free = _needed(options, outline), available_memory(device)
+    needs, free = memory_of(options, outline), available_memory(device)
     if needs.total > free:
         raise ValueError(
             f"{model}: --lengths {options.lengths[-1]} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take "
@@ -201,7 +201,8 @@ def outline_of(model: str, config: Any) -> Any:
         raise ValueError(f"{model}: its model cannot be built from config.json ({reason}); correct it") from error
 
 
-def _needed(config: MeasureConfig, outline: Any) -> Memory:
+def memory_of(config: MeasureConfig, outline: Any) -> Memory:
+    """What a model needs at the longest length."""
     longest = config.lengths[-1]
     dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
     chunk = longest if follows_length(outline) is not None else config.chunk

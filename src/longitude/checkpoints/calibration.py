@@ -1,0 +1,135 @@
+"""What reading and training a model take: FLOPs from its outline, time from a short run of a few of its layers here."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from longitude.checkpoints.load import one_line_of
+from longitude.checkpoints.quiet import quiet
+
+H100 = 0.4 * 989e12
+"""FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
+TRAINING = 3
+"""Forward passes that a training step is worth."""
+LARGEST = 250_000_000
+"""Numbers of a model that is run to see how fast this machine is; a larger one has fewer layers, and a smaller vocabulary."""
+WORDS, WIDEST = 8192, 1024
+"""That vocabulary, and tokens of the windows that are timed at most."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Of matrix products in a forward pass: for each token, and for each pair of a query and a key.
+
+    Every layer counts as attending to all earlier tokens, those with a window too.
+    """
+
+    per_token: float
+    per_pair: float
+
+    def of(self, length: int) -> float:
+        """Of one window."""
+        return self.per_token * length + self.per_pair * length * (length + 1) / 2
+
+
+def forward_flops(outline: Any) -> Flops:
+    """Of a model on the meta device, counted while it reads two lengths. ValueError for one that does not run there."""
+
+    def count(length: int) -> int:
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), quiet():
+            outline(input_ids=torch.zeros(1, length, dtype=torch.long, device="meta"))
+        return counter.get_total_flops()
+
+    near, far = 256, 512
+    try:
+        a, b = count(near), count(far)
+    except Exception as error:  # whatever code that wants numbers raises
+        name = type(outline).__name__
+        raise ValueError(f"{name}: its FLOPs cannot be counted without weights ({one_line_of(error)})") from error
+    per_pair = (b / far - a / near) / (far - near)
+    return Flops(a / near - per_pair * near, per_pair)
+
+
+def flops_per_second(
+    outline: Any, length: int, rows: int = 1, dtype: torch.dtype = torch.float32, training: bool = False
+) -> float:
+    """What this machine does with such a model, as busy as it is now: windows of `length` tokens, random numbers.
+
+    Of a large model only so many layers are made as LARGEST allows. ValueError where its class makes none of fewer layers.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = smaller(outline)
+    try:
+        with quiet(), torch.device("meta"):
+            counted = forward_flops(type(outline)(copy.deepcopy(config)))
+        with quiet():
+            model = type(outline)(config).to(device, torch.float32 if training else dtype)
+    except Exception as error:
+        name = type(outline).__name__
+        raise ValueError(f"{name}: no part of it can be run to time it ({one_line_of(error)})") from error
+    width = min(length, WIDEST)
+    ids = torch.randint(0, config.get_text_config().vocab_size, (rows, width), device=device)
+    step = _training_step(model, ids) if training else _forward(model, ids)
+    passes = TRAINING if training else 1
+    return passes * rows * counted.of(width) / _seconds(step)
+
+
+def smaller(outline: Any) -> Any:
+    """The configuration, of fewer layers and words where the model is large."""
+    config = copy.deepcopy(outline.config)
+    size = sum(parameter.numel() for parameter in outline.parameters())
+    if size <= LARGEST:
+        return config
+    text = config.get_text_config()
+    layers = text.num_hidden_layers
+    ends = [end for end in (outline.get_input_embeddings(), outline.get_output_embeddings()) if end is not None]
+    inside = size - sum({id(end.weight): end.weight.numel() for end in ends}.values())
+    kept = min(layers, max(1, int(LARGEST * layers / inside)))
+    for key, value in vars(text).items():
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, key, value[:kept])
+    text.num_hidden_layers, text.vocab_size = kept, min(WORDS, text.vocab_size)
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if hasattr(text, key):
+            setattr(text, key, None)
+    return config
+
+
+def _forward(model: Any, ids: Any) -> Callable[[], object]:
+    model.eval()
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(input_ids=ids, use_cache=False)
+
+    return step
+
+
+def _training_step(model: Any, ids: Any) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-6)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _seconds(step: Callable[[], object], times: int = 5) -> float:
+    """The median, the first call left out; fewer calls of what takes long."""
+    step()
+    found: list[float] = []
+    while len(found) < times and sum(found) < 20:
+        begun = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - begun)
+    return median(found)

@@ -1,0 +1,78 @@
+"""What reading and training take: FLOPs counted without weights, and the rate of this machine from a part of the model."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from longitude.checkpoints import calibration
+from longitude.checkpoints.calibration import TRAINING, WORDS, flops_per_second, forward_flops, smaller
+
+TINY = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16}
+TINY |= {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "sliding_window": 16,
+}
+LLAMA3 = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+LLAMA3 |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+
+
+def outline(kind: str, **options: Any) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options))
+
+
+def test_flops_of_llama_3_8b() -> None:
+    """Two for each weight of a matrix and token; for each pair, scores and weighted values in every layer: 4 x 4096."""
+    model = outline("llama", **LLAMA3)
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
+    flops = forward_flops(model)
+    assert flops.per_pair == pytest.approx(32 * 4 * 4096, rel=1e-6)
+    assert flops.per_token == pytest.approx(2 * matrices, rel=1e-3)  # the rotation's angles are a product, too
+    length = 131072
+    want = 2 * matrices * length + 32 * 4 * 4096 * length * (length + 1) / 2
+    assert flops.of(length) == pytest.approx(want, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "smollm3", "gpt_neox", "qwen3", "mistral"])
+def test_counted_and_run_are_the_same_model(kind, monkeypatch) -> None:
+    """The rate is what a pass counts over its seconds; a training step is three of them, the optimizer's work in its time."""
+    model = outline(kind, **TINY)
+    calls = []
+    monkeypatch.setattr(calibration, "_seconds", lambda step: (calls.append(step()), 2.0)[1])
+    want = 3 * forward_flops(model).of(32) / 2
+    assert flops_per_second(model, 32, rows=3) == pytest.approx(want)
+    assert flops_per_second(model, 32, rows=3, training=True) == pytest.approx(TRAINING * want)
+    assert len(calls) == 2
+
+
+def test_of_a_large_model_a_few_layers_are_run(monkeypatch) -> None:
+    """As many as the limit holds, one at least, with what is listed for each layer."""
+    model = outline("gemma3_text", **TINY | {"vocab_size": 20_000})
+    monkeypatch.setattr(calibration, "LARGEST", 60_000)
+    config = smaller(model)
+    each = sum(p.numel() for name, p in model.named_parameters() if ".layers.0." in name)
+    kept = 60_000 // each
+    assert (config.num_hidden_layers, len(config.layer_types), config.vocab_size) == (kept, kept, WORDS) and kept in (
+        1,
+        2,
+        3,
+    )
+    assert model.config.num_hidden_layers == 4, "it is another configuration"
+    monkeypatch.setattr(calibration, "LARGEST", 1)
+    assert smaller(model).num_hidden_layers == 1
+    assert flops_per_second(model, 32) > 0
+    monkeypatch.undo()
+    assert smaller(model).num_hidden_layers == 4
+
+
+def test_what_cannot_be_counted_is_refused(monkeypatch) -> None:
+    model = outline("llama", **TINY)
+    monkeypatch.setattr(type(model), "forward", lambda self, **_: torch.empty(1, device="meta").item())
+    with pytest.raises(ValueError, match="LlamaForCausalLM: its FLOPs cannot be counted without weights"):
+        forward_flops(model)

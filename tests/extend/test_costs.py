@@ -1,0 +1,79 @@
+"""`longitude extend --plan`: what will be read and trained, before anything is loaded or written."""
+
+import json
+
+import pytest
+
+from longitude.checkpoints.calibration import H100, forward_flops
+from longitude.checkpoints.source import open_source
+from longitude.extend import costs as module
+from longitude.extend.cost import TOKENS
+from tests.extend.conftest import LENGTH, files
+
+TUNED = ["--fine-tune", "no such text", "--steps", 5, "--batch", 3]
+
+
+@pytest.fixture
+def planned(checkpoint, command, tmp_path, monkeypatch):
+    """planned(*arguments) -> the parts, with a machine of 10^9 FLOP/s."""
+    monkeypatch.setattr(module, "flops_per_second", lambda *_, **__: 1e9)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> dict[str, dict]:
+        before = files(checkpoint("llama"))
+        code, printed, error = command(checkpoint("llama"), *arguments, "--plan", "--json")
+        assert (code, error) == (0, "")
+        assert not list(tmp_path.iterdir()) and files(checkpoint("llama")) == before, "nothing is written"
+        return {part["part"]: part for part in json.loads(printed)}
+
+    return call
+
+
+def test_parts(planned, checkpoint) -> None:
+    """Two readings of the original length, and three passes of every window that is trained on."""
+    parts = planned("--to", 4 * LENGTH, "--method", "yarn", *TUNED)
+    flops = forward_flops(open_source(str(checkpoint("llama"))).skeleton)
+    assert parts.keys() == {"measuring", "training"}
+    assert parts["measuring"]["tokens"] == 2 * TOKENS
+    assert parts["measuring"]["flops"] == pytest.approx(2 * TOKENS / LENGTH * flops.of(LENGTH))
+    assert parts["training"]["tokens"] == 5 * 3 * 4 * LENGTH
+    assert parts["training"]["flops"] == pytest.approx(3 * 5 * 3 * flops.of(4 * LENGTH))
+    for part in parts.values():
+        assert part["seconds"] == pytest.approx(part["flops"] / 1e9)
+        assert part["h100_seconds"] == pytest.approx(part["flops"] / H100)
+
+
+@pytest.mark.parametrize(
+    ("options", "length", "times"),
+    [
+        (["--to", 4 * LENGTH, "--method", "drope"], LENGTH, 3),
+        (["--to", 4 * LENGTH, "--method", "yarn", "--positions", "skipped"], LENGTH, 3),
+        (["--to", 4 * LENGTH, "--method", "yarn", "--window", 32, "--gradient-checkpointing"], 32, 4),
+        ([], LENGTH, 3),
+    ],
+)
+def test_windows_are_those_of_the_training(options, length, times, planned, checkpoint) -> None:
+    parts = planned(*options, *TUNED, *(["--no-measure"] if options else []))
+    flops = forward_flops(open_source(str(checkpoint("llama"))).skeleton)
+    assert parts["training"]["tokens"] == 5 * 3 * length
+    assert parts["training"]["flops"] == pytest.approx(times * 5 * 3 * flops.of(length))
+
+
+def test_a_search_takes_its_budget(planned) -> None:
+    parts = planned("--to", 4 * LENGTH, "--method", "longrope", "--budget", 0.5)
+    assert parts["searching"]["seconds"] == pytest.approx(30, rel=0.01)
+
+
+def test_the_table_and_what_is_refused(planned, checkpoint, command, refused) -> None:
+    given = [checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn"]
+    code, printed, _ = command(*given, *TUNED, "--plan")
+    assert code == 0 and "one H100" in printed and "training" in printed
+    code, printed, _ = command(*given, "--no-measure", "--plan")
+    assert code == 0 and "nothing is measured, searched or trained" in printed
+    assert "--plan is of --to and --fine-tune" in refused(checkpoint("llama"), "--convert-layout", "half", "--plan")
+
+
+@pytest.mark.slow
+def test_the_machine_is_timed(checkpoint, command) -> None:
+    code, printed, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", *TUNED, "--plan", "--json")
+    assert code == 0 and all(0 < part["seconds"] < 3600 for part in json.loads(printed))

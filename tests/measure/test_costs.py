@@ -1,0 +1,74 @@
+"""`longitude measure --plan`: a Llama 3 8B at 131,072 tokens, planned from its config.json."""
+
+import json
+
+import pytest
+
+from longitude.checkpoints.calibration import H100
+from longitude.measure import costs as module
+from longitude.measure.config import MeasureConfig
+from longitude.measure.costs import costs
+from longitude.measure.windows import plan_windows
+
+LLAMA3 = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096}
+LLAMA3 |= {"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+LLAMA3 |= {"max_position_embeddings": 131072, "rope_theta": 500000.0, "torch_dtype": "bfloat16"}
+MATRICES = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
+
+
+@pytest.fixture
+def llama3(tmp_path, monkeypatch):
+    """A folder with a config.json and nothing else, on a machine of 10^12 FLOP/s."""
+    monkeypatch.setattr(module, "flops_per_second", lambda *_: 1e12)
+    (tmp_path / "llama3").mkdir()
+    (tmp_path / "llama3" / "config.json").write_text(json.dumps(LLAMA3))
+    return str(tmp_path / "llama3")
+
+
+def test_8b_at_128k(llama3) -> None:
+    options = {"lengths": (8192, 131072), "documents": 2, "methods": ("non-overlapping",)}
+    short, long = costs(MeasureConfig(**options), (llama3,))
+    for cost, length in ((short, 8192), (long, 131072)):
+        window = 2 * MATRICES * length + 32 * 4 * 4096 * length * (length + 1) / 2
+        assert cost.tokens == 2 * 131072
+        assert cost.flops == pytest.approx(2 * 131072 / length * window, rel=1e-3)
+        assert cost.seconds == pytest.approx(cost.flops / 1e12) and cost.h100_seconds == cost.flops / H100
+    assert long.memory.weights == pytest.approx(16.06e9, rel=1e-3)
+    assert long.memory.cache == 2 * 2 * 32 * 8 * 128 * 131072  # keys and values, two bytes each
+
+
+def test_windows_are_those_that_are_read(llama3) -> None:
+    """Sliding ones move by half, and retrieval adds a prompt for each question and depth."""
+    [cost] = costs(MeasureConfig(lengths=(1024,), documents=3, methods=("sliding",)), (llama3,))
+    once = sum(map(len, plan_windows([1024] * 3, 1024, 512).values()))
+    assert cost.tokens == once * 1024
+    both = costs(MeasureConfig(lengths=(1024, 4096), documents=3, methods=("sliding",)), (llama3,))
+    windows = sum(map(len, plan_windows([4096] * 3, 1024, 512).values()))
+    assert both[0].tokens == windows * 1024
+    [cost] = costs(MeasureConfig(lengths=(1024,), tasks=("passkey",), trials=4, depths=(0.0, 1.0)), (llama3,))
+    assert cost.tokens == 8 * 1024
+
+
+def test_the_command(llama3, command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["measure", llama3, "--plan", "--lengths", 8192, 131072, "--documents", 2, "--methods", "non-overlapping"]
+    code, printed, _ = command(*given)
+    assert code == 0 and "131,072" in printed and "weights 16.06" in printed and not (tmp_path / "runs").exists()
+    code, printed, _ = command(*given, "--json")
+    assert code == 0 and [cost["length"] for cost in json.loads(printed)] == [8192, 131072]
+
+
+def test_a_class_that_cannot_be_timed_says_why(llama3, monkeypatch, command) -> None:
+    def refused(*_):
+        raise ValueError("no part of it can be run")
+
+    monkeypatch.setattr(module, "flops_per_second", refused)
+    code, printed, _ = command("measure", llama3, "--plan", "--lengths", 1024)
+    assert code == 0 and "no part of it can be run" in printed and "?" in printed
+
+
+@pytest.mark.slow
+def test_this_machine_times_a_layer_of_it(llama3, monkeypatch) -> None:
+    monkeypatch.undo()
+    [cost] = costs(MeasureConfig(lengths=(1024,), documents=1), (llama3,))
+    assert cost.seconds is not None and 0 < cost.seconds < 24 * 3600
