@@ -109,8 +109,9 @@ def test_every_width_of_vectors(options, dtype, monkeypatch):
     built = loop.functions(dtype, *options)
     monkeypatch.setattr(loop, "functions", lambda dtype: built)
     for queries, keys, dim in ((5, 5, 3), (67, 67, 24), (130, 130, 80), (2, 130, 24)):
-        x = tensors(["table"], queries, keys, heads=2, kv_heads=1, dim=dim)
-        compare(narrowed(x, dtype), {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype])
+        for kinds in (["table"], ["table", "key_vectors"]):
+            x = tensors(kinds, queries, keys, heads=2, kv_heads=1, dim=dim)
+            compare(narrowed(x, dtype), {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype])
 
 
 def test_large_levels_of_small_differences_are_precise():

@@ -12,7 +12,8 @@ token (a forget gate's level) is constant along a column. Nothing of Lq x Lk ele
                 cannot promise scores of ordinary size
     backward    tile by tile; a tile of weights is built once and serves every gradient, those of tables (anti-diagonal sums
                 of the scores' gradient) and vectors (one product per tile) among them
-    band        what it takes; and both, where nothing but a table is added and there is a compiler: band.c in one pass
+    band        what it takes; and both, where nothing but a table and vectors of scores is added and there is a compiler:
+                band.c in one pass
 
 In all of these, i counts queries in reverse.
 """

@@ -3,10 +3,7 @@
    A block of queries loops over the panels of keys; a tile of scores is computed, made into weights and used while
    it is in the cache's first level or in registers. Queries are not reversed here: query a and key b meet at diagonal
    n = queries - 1 - a + b, allowed from `first` to `last`. Scores are in base 2. */
-#include "curved.h"
-
-#define BLOCK 48 /* queries that use a panel while it is in the cache */
-#define MARGIN (PANEL + BLOCK)
+#include "skewed.h"
 
 /* ---- a head's numbers, side by side ---- */
 
@@ -69,10 +66,11 @@ INLINE real highest_bias(const Shape *s, const real *highest, num a, num b) {
 INLINE num low_key(const Shape *s, num a) { return most(0, s->first - (s->queries - 1 - a)); }
 INLINE num high_key(const Shape *s, num a) { return least(s->keys, s->last - (s->queries - 1 - a) + 1); }
 
-/* Scores [ROWS, PANEL] of queries from a on and `wide` vectors of keys from b on; -inf outside the band. */
-INLINE void score(const Shape *s, const real *q, num dim, const real *keys, const real *table, num a, num b, int wide,
+/* Scores [ROWS, PANEL] of queries from a on and `wide` vectors of keys from b on; -inf outside the band. bias: of the first,
+   `next` numbers from row to row. */
+INLINE void score(const Shape *s, const real *q, num dim, const real *keys, const real *bias, num next, num a, num b, int wide,
                   int finite, real *to) {
-  product(ROWS, wide, dim, q, dim, 1, keys, PANEL, table + MARGIN + s->queries - 1 - a + b, -1, to, PANEL);
+  product(ROWS, wide, dim, q, dim, 1, keys, PANEL, bias, next, to, PANEL);
   if (finite && b + wide * WIDE <= s->keys) return; /* the table masks them already */
   for (num r = 0; r < ROWS; r++)                    /* keys beyond the last; and -inf and NaN do not add up to -inf */
     for (num i = 0; i < wide * WIDE; i++)
@@ -102,10 +100,11 @@ INLINE store *out_of(Out x, num batch, num head, num row, num split) {
 }
 
 /* What a span needs at most. */
-typedef struct { num dim, head, panels, table, shared, logits, distances; } Sizes;
+typedef struct { num dim, head, panels, table, shared, logits, distances, vectors, skewed; } Sizes;
 static Sizes sizes(const Shape *s) {
   num dim = up(s->dim, WIDE), keys = up(s->most_keys, PANEL), table = up(s->most_queries + s->most_keys - 1 + 2 * MARGIN, PANEL);
-  return (Sizes){dim, keys * dim, keys / PANEL, table, s->heads / s->groups, s->logits ? s->columns + 1 : 0, s->curves ? table : 0};
+  return (Sizes){dim, keys * dim, keys / PANEL, table, s->heads / s->groups, s->logits ? s->columns + 1 : 0, s->curves ? table : 0,
+                 s->vectors ? table * dim : 0, s->vectors ? BLOCK * WINDOW : 0};
 }
 
 /* The logits of `rows` queries, as counted.h reads them, BLOCK of them. */
@@ -120,7 +119,8 @@ static void lay_logits(const Shape *s, num at, num rows, real *to) {
 /* Numbers of working space that each thread needs. */
 num forward_space(const Shape *s) {
   Sizes n = sizes(s);
-  return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits + n.distances;
+  return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits + n.distances +
+         n.vectors + n.skewed;
 }
 
 /* Scores x [ROWS, PANEL] -> weights 2^(score - top), added to `sums`. A top that one exceeds rises by SLACK more than it must, so
@@ -164,6 +164,7 @@ static void forward_task(const void *call, num task, int worker) {
   real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
   real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *counts = top + BLOCK;
   real *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
+  real *vectors = distances + size.distances, *skewed = vectors + size.vectors;
   lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
   for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
     const store *from_v = in(v, p.batch, h, p.k_from + b);
@@ -174,6 +175,7 @@ static void forward_task(const void *call, num task, int worker) {
     Curve curve = curve_of(s, g);
     num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
     tabulate(&t, s->curves ? 0 : offsets, biases, highest);
+    real far = s->vectors ? lay_vectors(s, g, size.table, dim, vectors, 0) : 0;
     for (num n = task % s->splits; n < blocks; n += s->splits) {
       num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
       const store *from_q = in(q, p.batch, g, p.q_from + a);
@@ -185,14 +187,17 @@ static void forward_task(const void *call, num task, int worker) {
       if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
       num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
       for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
-        real bound = length * longest[b / PANEL];
+        real bound = length * (longest[b / PANEL] + far);
+        num corner = MARGIN + t.queries - a - BLOCK + b, met = corner / PANEL * PANEL, next = s->vectors ? WINDOW - 1 : -1;
+        if (s->vectors) meet(s, queries, BLOCK, dim, vectors, biases, met / PANEL, b + PANEL < high ? -1 : 0, skewed);
         for (num r = 0; r < rows; r += ROWS) {
           num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
           num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
           if (from >= to) continue;
           if (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r)) continue;
           int wide = (int)((to - skip + WIDE - 1) / WIDE);
-          score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
+          const real *bias = (s->vectors ? skewed + r * WINDOW - met : biases) + corner + BLOCK - 1 - r + skip;
+          score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, next, a + r, b + skip, wide, FINITE(bound), tile);
           for (num i = r; i < last; i++) {
             vec *x = (vec *)(tile + (i - r) * PANEL);
             if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
@@ -230,7 +235,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
 num backward_space(const Shape *s) {
   Sizes n = sizes(s);
   return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 4 * BLOCK +
-         (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0) + n.distances + 2 * s->pieces * WIDE;
+         (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0) + n.distances + 2 * s->pieces * WIDE + 3 * n.vectors + 2 * n.skewed;
 }
 
 /* ends as forward made them; grad_lse [B, H, Lq] or null: what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
@@ -263,6 +268,8 @@ static void backward_task(const void *call, num task, int worker) {
   real *total = top + BLOCK, *delta = total + BLOCK, *run = delta + BLOCK, *logits = run + BLOCK;
   real *of_logits = logits + BLOCK * size.logits, *counts = of_logits + BLOCK * size.logits, full = s->columns - 1;
   real *distances = logits + (s->logits ? BLOCK * (2 * size.logits + size.panels) : 0), *of_curve = distances + size.distances;
+  real *vectors = of_curve + 2 * s->pieces * WIDE, *down = vectors + size.vectors, *of_vectors = down + size.vectors;
+  real *skewed = of_vectors + size.vectors, *apart = skewed + size.skewed;
   for (num span = share; span < s->count; span += s->shares) {
     Span p = s->spans[span];
     Shape t = alone(s, p, &shift);
@@ -281,6 +288,9 @@ static void backward_task(const void *call, num task, int worker) {
       num of_head = (split * s->shares + share) * s->heads + g; /* where sums over queries and keys go */
       tabulate(&t, s->curves ? 0 : offsets, biases, highest);
       memset(made_table, 0, size.table * sizeof(real));
+      real far = s->vectors ? lay_vectors(s, g, size.table, dim, vectors, down) : 0;
+      memset(of_vectors, 0, size.vectors * sizeof(real));
+      memset(apart, 0, size.skewed * sizeof(real));
       for (num n = split; n < blocks; n += s->splits) {
         num a = n * block, rows = least(block, t.queries - a);
         num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
@@ -312,14 +322,17 @@ static void backward_task(const void *call, num task, int worker) {
               for (num i = r; i < r + ROWS; i++) some |= !((counts[b / PANEL * BLOCK + i] = count[i]) >= full);
               if (!some) continue;
               real bound = length * longest[b / PANEL];
-              score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), slopes);
+              score(&t, queries + r * dim, dim, keys + b * dim, biases + MARGIN + t.queries - 1 - a - r + b, -1, a + r, b, ACROSS,
+                    FINITE(bound), slopes);
               for (num i = 0; i < ROWS; i++)
                 count[r + i] = raise(logits + (r + i) * size.logits, full, count[r + i], (vec *)(slopes + i * PANEL), ACROSS, 0);
             }
         }
         for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
           num first = block, last = 0; /* the queries for which this panel counts */
-          real bound = length * longest[b / PANEL];
+          num corner = MARGIN + t.queries - a - BLOCK + b, met = corner / PANEL * PANEL, next = s->vectors ? WINDOW - 1 : -1;
+          real bound = length * (longest[b / PANEL] + far);
+          if (s->vectors) meet(s, queries, block, dim, vectors, biases, met / PANEL, b >= low / PANEL * PANEL + PANEL, skewed);
           for (num r = 0; r < rows; r += ROWS) {
             real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
             num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
@@ -329,7 +342,9 @@ static void backward_task(const void *call, num task, int worker) {
               continue;
             }
             first = least(first, r), last = r + ROWS;
-            score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), weight);
+            num here = corner + BLOCK - 1 - r;
+            const real *bias = s->vectors ? skewed + r * WINDOW + here - met : biases + here;
+            score(&t, queries + r * dim, dim, keys + b * dim, bias, next, a + r, b, ACROSS, FINITE(bound), weight);
             product(ROWS, ACROSS, dim, grads + r * dim, dim, 1, values + b * dim, PANEL, 0, 0, slope, PANEL);
             real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b;
             for (num i = 0; i < ROWS; i++, diagonal--) {
@@ -345,6 +360,7 @@ static void backward_task(const void *call, num task, int worker) {
                 *x = power(*x - top[r + i] - total[r + i]);
                 *y = *x * (*y + delta[r + i]);
                 if (grad_table && !s->curves) *(vec *)(diagonal + w) += *y;
+                if (s->vectors) *(vec *)(apart + (r + i) * WINDOW + place - met + w) += *y;
               }
               if (s->curves && r + i < rows)
                 s->grad_rates[in_rows + r + i] += unbend(&curve, distances + place, rate, pieces[r + i], (vec *)(slope + i * PANEL),
@@ -354,9 +370,10 @@ static void backward_task(const void *call, num task, int worker) {
             }
             gather(ROWS, dim, to - from, slope + from, PANEL, 1, flat + (b + from) * dim, made + r * dim);
           }
+          if (s->vectors) part(s, block, dim, apart, met / PANEL, b + PANEL < high ? 1 : SKEWED, queries, down, made, of_vectors);
           if (first >= last) continue;
-          scatter(dim, last - first, weights + first * PANEL, grads + first * dim, made_v + b * dim);
-          scatter(dim, last - first, slopes + first * PANEL, queries + first * dim, made_k + b * dim);
+          scatter(dim, last - first, weights + first * PANEL, PANEL, grads + first * dim, made_v + b * dim);
+          scatter(dim, last - first, slopes + first * PANEL, PANEL, queries + first * dim, made_k + b * dim);
         }
         for (num m = 0; m < 2 * s->pieces; m++) s->grad_curves[of_head * 3 * s->pieces + m] += sum_of(((vec *)of_curve)[m]);
         for (num r = 0; r < rows; r++) {
@@ -366,6 +383,9 @@ static void backward_task(const void *call, num task, int worker) {
             s->grad_logits[(at + r) * s->columns + least(c, s->columns - 1)] += of_logits[r * size.logits + c];
         }
       }
+      for (num m = 0; m < s->vectors_count; m++)
+        for (num d = 0; d < s->dim; d++)
+          s->grad_vectors[(of_head * s->vectors_count + m) * s->dim + d] += of_vectors[(m + s->near + MARGIN) * dim + d] / LOG2E;
       num to = of_head * (s->queries + s->keys - 1) + shift;
       for (num n = 0; grad_table && n < t.queries + t.keys - 1; n++) grad_table[to + n] += made_table[MARGIN + n];
     }

@@ -133,6 +133,8 @@ class Shape(ctypes.Structure):
         ("columns", c_int64),
         *((name, c_void_p) for name in ("curves", "rates", "grad_curves", "grad_rates")),
         ("pieces", c_int64),
+        *((name, c_void_p) for name in ("vectors", "grad_vectors")),
+        *((name, c_int64) for name in ("vectors_head", "vectors_count", "near")),
         ("threads", c_int),
     ]
 
@@ -205,13 +207,13 @@ def available(dtype: torch.dtype) -> bool:
 def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     """Out [B, H, Lq, D], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq].
 
-    None where more than a table is added, or where it cannot be compiled.
+    None where levels or vectors of values are added, or where it cannot be compiled.
     """
     stored, wide = _stored(x), x.wide
     run = _functions(x, stored)
     if run is None:
         return None
-    few, threads = x.q.shape[2] <= FEW and x.logits is None and x.curves is None, torch.get_num_threads()
+    few, threads = x.q.shape[2] <= FEW and x.logits is x.curves is x.key_vectors is None, torch.get_num_threads()
     shape = _shape(x, threads)
     if not few:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
@@ -260,6 +262,10 @@ def backward(
     if x.curves is not None:
         of_curves, of_rates = x.curves.new_zeros(splits * shape.shares, *x.curves.shape), ends.new_zeros(x.q.shape[:3])
         shape.grad_curves, shape.grad_rates = _at(of_curves), _at(of_rates)
+    of_vectors = None
+    if x.key_vectors is not None:
+        of_vectors = ends.new_zeros(splits * shape.shares, x.q.shape[1], *x.key_vectors.shape[1:])
+        shape.grad_vectors = _at(of_vectors)
     grad_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
     table, step = _table(x.table)
     inputs = [In.of(t, stored) for t in (grad, *x[:3], out)]
@@ -267,8 +273,22 @@ def backward(
     run.backward(shape, *inputs, _at(table), step, _at(ends), _at(grad_lse), *outputs, _at(of_tables), _at(working))
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
     dq, dk, dv = [t.to(x.q.dtype) for t in summed]
-    of_tables, of_curves = [None if t is None else t.sum(0) for t in (of_tables, of_curves)]
-    return dq, dk, dv, of_tables, *[None] * 4, of_logits, of_curves, None if of_rates is None else of_rates.sum(1)
+    of_tables, of_curves, of_vectors = [None if t is None else t.sum(0) for t in (of_tables, of_curves, of_vectors)]
+    if x.key_vectors is not None and of_vectors is not None and len(x.key_vectors) == 1:
+        of_vectors = of_vectors.sum(0, keepdim=True)
+    return (
+        dq,
+        dk,
+        dv,
+        of_tables,
+        None,
+        None,
+        of_vectors,
+        None,
+        of_logits,
+        of_curves,
+        None if of_rates is None else of_rates.sum(1),
+    )
 
 
 def _stored(x: Inputs) -> torch.dtype:
@@ -277,7 +297,7 @@ def _stored(x: Inputs) -> torch.dtype:
 
 
 def _functions(x: Inputs, stored: torch.dtype) -> SimpleNamespace | None:
-    return functions(stored) if x.q_level is x.key_vectors is x.value_vectors is None else None
+    return functions(stored) if x.q_level is x.value_vectors is None else None
 
 
 def _shape(x: Inputs, threads: int) -> Shape:
@@ -297,7 +317,11 @@ def _shape(x: Inputs, threads: int) -> Shape:
     curves, rates = [None if t is None else t.contiguous() for t in (x.curves, x.rates)]
     if curves is not None:
         shape.curves, shape.rates, shape.pieces = curves.data_ptr(), _at(rates), curves.shape[2]
-    shape.kept = numbers, logits, curves, rates  # as long as their addresses are
+    vectors = None if x.key_vectors is None else x.key_vectors.contiguous()
+    if vectors is not None:
+        shape.vectors, shape.vectors_count, shape.near = vectors.data_ptr(), vectors.shape[1], x.near
+        shape.vectors_head = 0 if len(vectors) == 1 else vectors.stride(0)
+    shape.kept = numbers, logits, curves, rates, vectors  # as long as their addresses are
     return shape
 
 

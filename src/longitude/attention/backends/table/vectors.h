@@ -63,6 +63,9 @@ typedef struct {
   const real *curves, *rates; /* [H, 3, pieces] and [B, Lq] of curved.h, whose distances are the table; null: there is no curve */
   real *grad_curves, *grad_rates; /* [splits * shares, H, 3, pieces], [B, H, Lq] */
   num pieces;
+  const real *vectors; /* [H or 1, vectors_count, D] of skewed.h, of the diagonals from `near` on; null: there are none */
+  real *grad_vectors;  /* [splits * shares, H, vectors_count, D] */
+  num vectors_head, vectors_count, near;
   int threads;
 } Shape;
 
@@ -222,9 +225,9 @@ INLINE void gather(int rows, num dim, num n, const real *a, num row, num col, co
     product(rows, (int)(least(dim - x, PANEL) / WIDE), n, a, row, col, b + x, dim, c + x, dim, c + x, dim);
 }
 
-/* The same for the PANEL keys that are the columns of a [n, PANEL]. */
-INLINE void scatter(num dim, num n, const real *a, const real *b, real *c) {
+/* The same for the PANEL keys that are the columns of a [n, PANEL], `next` numbers from row to row. */
+INLINE void scatter(num dim, num n, const real *a, num next, const real *b, real *c) {
   num r = 0;
-  for (; r + ROWS <= PANEL; r += ROWS) gather(ROWS, dim, n, a + r, 1, PANEL, b, c + r * dim);
-  gather(PANEL % ROWS, dim, n, a + r, 1, PANEL, b, c + r * dim);
+  for (; r + ROWS <= PANEL; r += ROWS) gather(ROWS, dim, n, a + r, 1, next, b, c + r * dim);
+  gather(PANEL % ROWS, dim, n, a + r, 1, next, b, c + r * dim);
 }
