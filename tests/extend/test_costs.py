@@ -7,7 +7,7 @@ import pytest
 from longitude.checkpoints.calibration import H100, forward_flops
 from longitude.checkpoints.source import open_source
 from longitude.extend import costs as module
-from longitude.extend.cost import TOKENS
+from longitude.extend.short_contexts import TOKENS
 from tests.extend.conftest import LENGTH, files
 
 TUNED = ["--fine-tune", "no such text", "--steps", 5, "--batch", 3]

@@ -45,7 +45,7 @@ def test_drope_leaves_layers_with_a_window_their_rotation(checkpoint, write) -> 
 
 def test_drope_is_recalibrated_at_the_original_length(checkpoint, command, text, tmp_path, monkeypatch) -> None:
     """Trained and measured in one command, and what is written is not extended again."""
-    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     given = ["--to", 4 * LENGTH, "--method", "drope", "--fine-tune", text, "--steps", 2, "--text", text, "--json"]
     code, printed, _ = command(checkpoint("llama"), *given, "--out", tmp_path / "out")
     found = json.loads(printed)

@@ -269,7 +269,7 @@ def test_an_index_counts_the_bytes_of_the_new_rows(save, write) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["bloom", "mpt"])
 def test_alibi_needs_none_and_is_measured(kind, checkpoint, command, text, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     out = tmp_path / "out"
     given = ["--to", 2 * LENGTH, "--method", "yarn", "--out", out, "--text", text, "--json"]
     code, printed, _ = command(checkpoint(kind), *given)
@@ -341,7 +341,7 @@ def test_dry_run_writes_nothing(checkpoint, command, tmp_path) -> None:
 
 
 def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:
-    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     found = {}
     for method in ("dynamic", "linear"):
         given = ["--to", 4 * LENGTH, "--method", method, "--text", text, "--json"]

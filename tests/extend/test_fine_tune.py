@@ -145,7 +145,7 @@ def test_lora_is_merged_into_the_weights(tune, extended) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--positions", "skipped"], ["--lora"]])
 def test_extended_and_trained_in_one_command(more, checkpoint, command, text, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 3, "--learning-rate", 0.01, *more]
     code, printed, _ = command(checkpoint("llama"), *given, "--out", tmp_path / "out", "--text", text, "--json")
     found, out = json.loads(printed), tmp_path / "out"

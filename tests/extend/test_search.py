@@ -294,7 +294,7 @@ def test_losses_without_a_record_of_their_model_are_not_taken(model, whole, stat
 def longrope(checkpoint, text, monkeypatch):
     """Arguments of a short search."""
     monkeypatch.setattr(module, "TOKENS", 512)
-    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     return [checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--budget", 1e-6, "--text", text]
 
 

@@ -1,10 +1,10 @@
 """Longer contexts for trained checkpoints: `extend` writes one, `fine_tune` trains it on, `convert` changes a rotary layout."""
 
 from longitude.extend.convert import Parity as Parity, convert as convert
-from longitude.extend.cost import Cost as Cost
 from longitude.extend.extend import Extension as Extension, extend as extend
 from longitude.extend.fine_tune import Training as Training, fine_tune as fine_tune
 from longitude.extend.plan import ExtendPlan as ExtendPlan
 from longitude.extend.search import SearchResult as SearchResult
+from longitude.extend.short_contexts import Cost as Cost
 
 __all__ = ["Cost", "ExtendPlan", "Extension", "Parity", "SearchResult", "Training", "convert", "extend", "fine_tune"]

@@ -10,9 +10,9 @@ import torch
 from longitude.checkpoints.calibration import H100, TRAINING, flops_per_second, forward_flops
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.source import Source, open_source
-from longitude.extend.cost import BATCH, TOKENS
 from longitude.extend.fine_tune import Positions, window_of
 from longitude.extend.plan import Target, original_length
+from longitude.extend.short_contexts import BATCH, TOKENS
 from longitude.measure.windows import LOGITS
 from longitude.runs.memory import forward_memory, training_memory
 

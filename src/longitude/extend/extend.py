@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.source import Source, open_source
-from longitude.extend.cost import Cost, CostMeasurement, Progress
 from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
+from longitude.extend.short_contexts import Cost, CostMeasurement, Progress
 from longitude.extend.unfinished import search_folder, staged
 from longitude.extend.weights import write_checkpoint
 from longitude.runs.files import held

@@ -27,8 +27,8 @@ from longitude.checkpoints.load import load
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source
 from longitude.errors import check_sizes
-from longitude.extend.cost import Cost, CostMeasurement
 from longitude.extend.methods import is_unrotated
+from longitude.extend.short_contexts import Cost, CostMeasurement
 from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of, training_folder
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text

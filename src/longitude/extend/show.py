@@ -8,9 +8,9 @@ from typing import Any
 
 from longitude.checkpoints.keys import ABSENT
 from longitude.extend.convert import Parity
-from longitude.extend.cost import Cost
 from longitude.extend.fine_tune import Training
 from longitude.extend.plan import ExtendPlan
+from longitude.extend.short_contexts import Cost
 from longitude.extend.weights import left_out
 from longitude.report.table import table
 
