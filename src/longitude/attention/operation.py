@@ -28,6 +28,8 @@ from longitude.attention.request import (
     transformed,
     validate,
 )
+from longitude.attention.ring import ring
+from longitude.attention.sequence_slice import require_sliceable, slice_positions
 from longitude.attention.terms import (
     learned_of,
     multiplied,
@@ -39,8 +41,8 @@ from longitude.attention.terms import (
     with_terms_around,
 )
 from longitude.errors import unknown
-from longitude.positions.base import ADDED, ENCODINGS, Columns, Encoding, OffsetBias, Term, resolved
-from longitude.positions.composed import Composed, compose
+from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
+from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
 
 
@@ -116,25 +118,14 @@ def requests(
         require_heads(q, k, v)
         mask = from_tensor(mask, q.shape[0], q.shape[2], k.shape[2])
     validate(q, k, v, mask, scale, dropout)
-    encoding = by_name(encoding, q, k) if isinstance(encoding, str) else compose(encoding)
+    encoding = by_name(encoding, q.shape[1], k.shape[1], q.shape[3], q.device) if isinstance(encoding, str) else compose(encoding)
     require_causal(encoding.causal_only, mask)
+    q_positions, k_positions = slice_positions(mask, q.device, q_positions, k_positions)
     at = places(q, k, q_positions, k_positions, encoding.axes)
     r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks)
     if encoding.stable_keys:
         return [Part(slice(None), slice(None), transformed(r, encoding, *at))]
     return parted(r, encoding, *at)
-
-
-def by_name(label: str, q: Tensor, k: Tensor) -> Composed:
-    """The encoding of a name, or of names joined by +, for the heads of q; ValueError where it needs or learns more."""
-    known = {"num_heads": q.shape[1], "num_kv_heads": k.shape[1], "head_dim": q.shape[3]}
-    built = [ENCODINGS[name](**resolved(name, {}, **known)) for name in label.split("+")]
-    if learned := next((one for one in built if any(True for _ in one.parameters())), None):
-        raise ValueError(
-            f"encoding={label!r}: {type(learned).__name__} learns numbers, which every call would draw again; build it once with "
-            "lg.encoding(...), train it, and pass it"
-        )
-    return compose(built).to(q.device)
 
 
 def raw_request(
@@ -192,6 +183,8 @@ def raw_request(
         pairs=pairs,  # type: ignore[arg-type]
         sinks=sinks,
     )  # fmt: skip
+    if r.pairs.shared is not None:
+        require_sliceable(encoding)
     return r if len(added) == len(terms) else with_terms_around(r, terms)
 
 
@@ -212,6 +205,8 @@ def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
 def choose(requests: Sequence[Request], name: str) -> Backend:
     """The backend of that name, or the cheapest that takes all; ValueError with the reason otherwise."""
     require_backend(name)
+    if requests[0].pairs.shared is not None:
+        return ring(name)
     if name == "auto":
         return cheapest(requests)
     if why := refusal(BACKENDS[name], requests):

@@ -14,6 +14,7 @@ from torch import Tensor
 from longitude.attention.find_spans import Span, find_spans
 from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.attention.patterns import Ago
+from longitude.attention.sequence_slice import SequenceSlice
 from longitude.positions.base import Drift, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit
@@ -32,6 +33,9 @@ class AllowedPairs:
         self.q_order, self.k_order = q_order, k_order
         parts = mask.parts()
         self.beyond_band = tuple(m for m in parts if not is_band(m))
+        self.shared = None  # of a slice of a sequence on several processes
+        if self.beyond_band:
+            self.shared = next((m for m in self.beyond_band if isinstance(m, SequenceSlice)), None)
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
         self.visible: Tensor | None = None  # keys per query, where something asked for them

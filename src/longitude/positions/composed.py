@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, Region, RowBias, SinkLogits, Temperature, Term
+from longitude.positions.base import (
+    ENCODINGS,
+    Columns,
+    Encoding,
+    Region,
+    RowBias,
+    SinkLogits,
+    Temperature,
+    Term,
+    resolved,
+)
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
@@ -170,6 +180,18 @@ def of_axes(member: Encoding, positions: Tensor) -> Tensor:
         who, shape = type(member).__name__, list(positions.shape)
         raise ValueError(f"{who} measures one axis: expected positions [L] or [B, L], got {shape}")
     return positions[..., 0]
+
+
+def by_name(label: str, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> Composed:
+    """The encoding of a name, or of names joined by +, for these heads; ValueError where it needs or learns more."""
+    known = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    built = [ENCODINGS[name](**resolved(name, {}, **known)) for name in label.split("+")]
+    if learned := next((one for one in built if any(True for _ in one.parameters())), None):
+        raise ValueError(
+            f"encoding={label!r}: {type(learned).__name__} learns numbers, which every call would draw again; build it once with "
+            "lg.encoding(...), train it, and pass it"
+        )
+    return compose(built).to(device)
 
 
 def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
