@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         mixer as mixer,
         register_mixer as register_mixer,
     )
+    from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
     from longitude.models import (
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         LongitudeForMaskedLM as LongitudeForMaskedLM,
         LongitudeForSeq2SeqLM as LongitudeForSeq2SeqLM,
     )
+    from longitude.models.sequence import cut_sequence as cut_sequence
     from longitude.positions import samplers as samplers, scaling as scaling
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
     from longitude.positions.base import (
@@ -150,6 +152,7 @@ _NAMES = {
     "attention.backends.base": "Backend register_backend",
     "attention.merge": "merge_attention",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
+    "attention.sequence_slice": "SequenceSlice",
     "attention.patterns": "Prefix Global Dilated Chunks",
     "attention.layers.multihead": "MultiHeadAttention",
     "attention.layers.chunks": "ChunkAttention",
@@ -163,6 +166,7 @@ _NAMES = {
     "attention.mixer": "Mixer mixer list_mixers register_mixer",
     "training": "parameter_groups",
     "attention.cache": "LongitudeCache LongitudeCacheLayer",
+    "models.sequence": "cut_sequence",
     "models": "LongitudeConfig LongitudeForCausalLM LongitudeForMaskedLM LongitudeForSeq2SeqLM",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -17,6 +17,7 @@ from longitude.attention.masks import Mask
 from longitude.attention.merge import merge_attention
 from longitude.attention.request import Request, part_of
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.positions.base import OffsetBias, OffsetVectors, PairBias
 
 
 def ring(name: str) -> Backend:
@@ -28,6 +29,12 @@ def attended(r: Request, name: str) -> tuple[Tensor, Tensor]:
     """Output [B, H, own, Dv] and logsumexp [B, H, own] of this process's queries over the keys of all."""
     share = r.pairs.shared
     assert share is not None
+    for term in r.terms:
+        if not isinstance(term, OffsetBias | PairBias | OffsetVectors):
+            raise ValueError(
+                f"SequenceSlice: expected an encoding by positions alone, got {type(term).__name__}, for which a query needs all "
+                "keys at once; use one process"
+            )
     if r.weights or r.dropout:
         what = "the weights" if r.weights else "dropout of the weights"
         raise ValueError(f"SequenceSlice: expected no {what}, whose keys are on several processes; leave it out")

@@ -14,6 +14,7 @@ from transformers import masking_utils as theirs
 from longitude.attention.documents import places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.patterns import Chunks, from_tensor
+from longitude.attention.sequence_slice import SequenceSlice
 from longitude.models.streams import Packed, documents_of
 
 
@@ -63,6 +64,10 @@ def stock_mask(
     """
     if isinstance(attention_mask, StockMask):  # made ahead by generate()
         return attention_mask
+    if isinstance(attention_mask, SequenceSlice):
+        if kv_length != q_length:
+            raise ValueError("attention_mask: a SequenceSlice is a sequence without a past; expected use_cache=False")
+        return sliced(AllOf(tuple(parts_of(mask_function, torch.arange(q_length)))), attention_mask)
     order = torch.arange(kv_offset, int(q_offset) + q_length, device=building.get("device"))
     parts = parts_of(mask_function, order)
     if any(isinstance(part, Window) for part in parts) and not any(isinstance(part, Causal) for part in parts):
@@ -80,6 +85,13 @@ def stock_mask(
             streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
             parts.append(Padding(valid))
     return StockMask(AllOf(tuple(parts)), keys, streams)
+
+
+def sliced(mask: Mask, share: SequenceSlice) -> StockMask:
+    """The mask of a slice of a sequence that several processes share; ValueError where it is no mask by order."""
+    mask = mask & share
+    share.whole(mask)
+    return StockMask(mask, share.own)
 
 
 _DENSE: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
+from longitude.attention.sequence_slice import SequenceSlice
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.inputs import require_assistant, require_known
@@ -70,7 +71,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             memories: As in LongitudeModel.
             output_hidden_states: As in LongitudeModel.
             output_attentions: As in LongitudeModel.
-            attention_mask: 0 for padding [B, Lk], cached tokens included.
+            attention_mask: 0 for padding [B, Lk], cached tokens included; or a SequenceSlice, as cut_sequence makes it.
             position_ids: [B, L], instead of counting from the start of each document. Without attention_mask and cache, those
                 that start over mark documents, as transformers' cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
                 seq_idx [B, L] in kwargs do (see `documents_of`).
@@ -111,6 +112,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             if given is not None and given.shape != hidden.shape[:2]:
                 raise ValueError(f"{name}: expected {list(hidden.shape[:2])}, got {list(given.shape)}")
         if labels is not None and shift_labels is None:
+            if isinstance(attention_mask, SequenceSlice):
+                raise ValueError("labels: a slice ends before the next process's first token; expected shift_labels too")
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             alone = past_key_values is None and not use_cache and memories is None
             documents = documents_of(

@@ -19,9 +19,11 @@ from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.request import as_int, following
+from longitude.attention.sequence_slice import SequenceSlice
 from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.inputs import ids_so_far, places_of, require_embeds
+from longitude.models.inputs import ids_so_far, layers_of, places_of, require_embeds
+from longitude.models.sequence import require_slice
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed, of_axes
@@ -204,7 +206,7 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         Args:
             input_ids: Tokens [B, L]; or inputs_embeds.
-            attention_mask: 0 for padding [B, Lk], cached tokens included.
+            attention_mask: 0 for padding [B, Lk], cached tokens included; or a SequenceSlice, as cut_sequence makes it.
             position_ids: [L], [B, L] or [B, L, axes]; those that start over mark documents.
             past_key_values: A cache, filled or empty.
             inputs_embeds: [B, L, hidden_size] instead of input_ids.
@@ -239,6 +241,12 @@ class LongitudeModel(LongitudePreTrainedModel):
             self.require_weights()
         x: Tensor = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale  # type: ignore[operator]
         x = x if self.embed_norm is None else self.embed_norm(x)
+        mask, of_slice = self.mask, None
+        if isinstance(attention_mask, SequenceSlice):
+            marks = {"document_ids": document_ids, "memories": memories, "place_ids": place_ids, **packed}
+            others = {"past_key_values": past_key_values, "use_cache": use_cache, **marks}
+            of_slice = require_slice(self, attention_mask, position_ids, others)
+            mask, attention_mask, position_ids, use_cache = mask & attention_mask, None, None, False
         alone = past_key_values is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(
@@ -261,7 +269,9 @@ class LongitudeModel(LongitudePreTrainedModel):
             past = self.require_memories(memories, cache, position_ids)
         streams = streams_of(attention_mask, documents, x.shape[0], past + x.shape[1], x.device)
         remembered = 0 if memories is None else past
-        positions = as_int(self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1]))
+        if of_slice is None:
+            of_slice = self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1])
+        positions = as_int(of_slice)
 
         places = explicit(positions, remembered + x.shape[1], x.device)
         length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]
@@ -296,7 +306,7 @@ class LongitudeModel(LongitudePreTrainedModel):
                     each.layers[i].prefetch()
                 which = self.encoding_index[i]
                 inputs = MixerInputs(
-                    self.mask,
+                    mask,
                     positions,
                     streams,
                     None if cache is None else cache.layers[i],
@@ -384,14 +394,3 @@ class LongitudeModel(LongitudePreTrainedModel):
         if self.axes > 1 and after.dim() == 2:  # a state holds one number for all axes
             after = after[..., None]
         return following(after, length)
-
-
-def layers_of(output_hidden_states: bool | int | Sequence[int], count: int) -> set[int]:
-    """The requested indices of `count` hidden states; negative ones count from the end."""
-    if isinstance(output_hidden_states, bool):
-        return set(range(count)) if output_hidden_states else set()
-    indices = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
-    for index in indices:
-        if not -count <= index < count:
-            raise ValueError(f"output_hidden_states: expected indices from {-count} to {count - 1}, got {index}")
-    return {index % count for index in indices}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -84,3 +84,14 @@ def places_of(
         )
     every = encoding.places(ids, streams, random_start)
     return tuple(None if places is None else places[:, -length:] for places in every)
+
+
+def layers_of(output_hidden_states: bool | int | Sequence[int], count: int) -> set[int]:
+    """The requested indices of `count` hidden states; negative ones count from the end."""
+    if isinstance(output_hidden_states, bool):
+        return set(range(count)) if output_hidden_states else set()
+    indices = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
+    for index in indices:
+        if not -count <= index < count:
+            raise ValueError(f"output_hidden_states: expected indices from {-count} to {count - 1}, got {index}")
+    return {index % count for index in indices}

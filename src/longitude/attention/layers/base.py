@@ -15,6 +15,7 @@ from longitude.attention.masks import Documents, Mask, Padding, require_causal, 
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import Backend, answer, choose_once, raw_request, run_parts
 from longitude.attention.request import AllowedPairs, Request, following, part_of
+from longitude.attention.sequence_slice import slice_of
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical
@@ -111,6 +112,11 @@ def _checked(
         require_number_per_token(documents, batch, keys)
         documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
+    share = slice_of(mask)
+    if share is not None and (documents is not None or inputs.cache is not None or remembered):
+        raise ValueError("mask: a SequenceSlice takes no cache and no memory, and its documents= are the slice's own")
+    if positions is None and share is not None:
+        positions = share.own_positions(x.device)
     if positions is None:
         positions = inputs.cache.next_positions() if inputs.cache is not None else 0
         if isinstance(positions, Tensor):

@@ -54,6 +54,7 @@ class MultiHeadAttention(Mixer):
     widens = True
     bidirectional = True
     has_weights = True
+    shares_sequence = True
     cache_kinds: tuple[CacheKind, ...] = ("full",)
 
     def __init__(

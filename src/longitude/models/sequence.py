@@ -1,0 +1,89 @@
+"""A batch of long sequences cut for several processes, and what a model asks of such a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longitude.attention.masks import Causal
+from longitude.attention.sequence_slice import SequenceSlice
+from longitude.models.loss import IGNORED
+from longitude.models.streams import Packed, documents_of, places_in, streams_of
+
+
+def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
+    """This process's slice of a batch whose sequences all processes of a group share: what to call a causal model with.
+
+        loss = model(**lg.cut_sequence(batch)).loss      # the sum over processes is the loss of the whole batch
+        loss.backward()                                  # and the sum of their gradients is its gradient
+
+    The model is a LongitudeForCausalLM, or a model of transformers with attn_implementation="longitude". Every process passes the
+    same whole batch and gets 1/n of its tokens, with their positions in the sequence, the token after each (the next one may be
+    another process's), and a SequenceSlice as attention_mask, over which attention passes keys and values round.
+    DistributedDataParallel averages gradients: multiply the loss by the number of processes there.
+
+    Args:
+        batch: input_ids [B, L]; of labels, position_ids, attention_mask of 0 and 1, document_ids, seq_idx [B, L] and
+            cu_seq_lens_q what there is, as LongitudeForCausalLM takes them; num_items_in_batch, by default the number of predicted
+            tokens in the whole batch.
+        group: Of torch.distributed; None: all processes.
+
+    Returns:
+        input_ids, position_ids [B, own], attention_mask; with labels also labels and shift_labels [B, own], both shifted already,
+        and num_items_in_batch.
+
+    Raises:
+        ValueError: For other arguments, fewer than two tokens per process, and marks of documents that contradict each other.
+    """
+    given = {name: value for name, value in batch.items() if value is not None}
+    known = ("input_ids", "labels", "position_ids", "attention_mask", "document_ids", "num_items_in_batch")
+    for name in given:
+        if name not in (*known, *Packed.__annotations__):
+            raise ValueError(f"cut_sequence: expected {', '.join((*known, *Packed.__annotations__))}, got {name}")
+    if "input_ids" not in given:
+        raise ValueError("cut_sequence: expected input_ids [B, L], got none")
+    ids: Tensor = given["input_ids"]
+    count, length = ids.shape
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if positions is not None and (positions.dim() > 2 or positions.shape[-1] != length):
+        raise ValueError(f"position_ids: expected [L] or [B, L] with L = {length}, got {list(positions.shape)}")
+    packed = {name: given[name] for name in Packed.__annotations__ if name in given}
+    documents = documents_of(count, length, given.get("document_ids"), positions, mask, True, **packed)
+    streams = streams_of(mask, documents, count, length, ids.device)
+    if positions is None and streams is not None:
+        positions = places_in(streams)
+    share = SequenceSlice(length, group, documents=streams, positions=positions)
+    cut: dict[str, Any] = {"input_ids": share.cut(ids), "attention_mask": share}
+    cut["position_ids"] = share.own_positions(ids.device).expand(count, -1)
+    if (labels := given.get("labels")) is not None:
+        after = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        if streams is not None:  # a document's last token predicts nothing, nor does padding
+            crossing = F.pad(streams[:, 1:] != streams[:, :-1], (0, 1), value=False)
+            after = after.masked_fill(crossing | (streams < 0), IGNORED)
+        predicted = given.get("num_items_in_batch")
+        cut["num_items_in_batch"] = (after != IGNORED).sum() if predicted is None else predicted
+        cut["shift_labels"] = cut["labels"] = share.cut(after)
+    return cut
+
+
+def require_slice(model: Any, share: SequenceSlice, position_ids: Tensor | None, others: Mapping[str, Any]) -> Tensor:
+    """Positions of a slice's tokens; ValueError for a model, or a call with others, that cannot share a sequence."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name}: expected none with a SequenceSlice, which is a sequence without a past")
+    if not isinstance(model.mask, Causal) or model.cross:
+        raise ValueError("SequenceSlice: expected a decoder of one stream such as LongitudeForCausalLM")
+    for mixer in model.mixers:
+        if not mixer.shares_sequence:
+            raise ValueError(
+                f"SequenceSlice: {type(mixer).__name__} cannot share a sequence among processes; expected MultiHeadAttention or "
+                "WindowAttention in all layers, or one process"
+            )
+    positions = share.own_positions(model.embed_tokens.weight.device)
+    if position_ids is not None and not torch.equal(position_ids, positions.expand(position_ids.shape)):
+        raise ValueError("position_ids: expected those of the SequenceSlice, got others; cut_sequence takes positions")
+    return positions
