@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import longitude as lg
-import longitude.hf  # noqa: F401  (registers the attention)
+import longitude.hf
 from tests.support import LargestTensor, built, gradients, heads, random
 
 LENGTH, BATCH, VOCABULARY = 37, 2, 29
@@ -65,9 +65,7 @@ def of_attend(label: str, documents: Tensor | None, mask: lg.Mask) -> float:
     share = lg.SequenceSlice(LENGTH, documents=documents)
     want = [x.where(x.isfinite(), 0.0) for x in lg.attend(*inputs, encoding=encoding, mask=alone, return_lse=True)]
     cut = [share.cut(x, 2) for x in inputs]
-    got = [
-        x.where(x.isfinite(), 0.0) for x in lg.attend(*cut, encoding=encoding, mask=mask & share, return_lse=True)
-    ]
+    got = [x.where(x.isfinite(), 0.0) for x in lg.attend(*cut, encoding=encoding, mask=mask & share, return_lse=True)]
     loss = sum((x * share.cut(random(*y.shape, seed=7), 2)).sum() for x, y in zip(got, want, strict=True))
     found = summed(list(torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)))  # type: ignore[arg-type]
     wanted = [sum(pair) for pair in zip(*(gradients(x, learned) for x in want), strict=True)]
@@ -101,7 +99,9 @@ def of_model(model: nn.Module, packed: bool, padded: bool = False) -> float:
         model.zero_grad()
         loss = model(**call, use_cache=False).loss
         loss.backward()
-        results.append([loss.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())])
+        results.append(
+            [loss.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())]
+        )
     return apart(summed(results[1]), results[0])
 
 
@@ -126,7 +126,9 @@ def llama(encoding: str | None = None) -> LlamaForCausalLM:
     return model
 
 
-def exact_loss(logits: Tensor, labels: Tensor, shift_labels: Tensor | None = None, num_items_in_batch=None, **_) -> Tensor:
+def exact_loss(
+    logits: Tensor, labels: Tensor, shift_labels: Tensor | None = None, num_items_in_batch=None, **_
+) -> Tensor:
     if shift_labels is None:
         shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     total = nn.functional.cross_entropy(logits.flatten(0, 1), shift_labels.flatten(), reduction="sum")

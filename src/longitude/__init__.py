@@ -51,9 +51,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         mixer as mixer,
         register_mixer as register_mixer,
     )
-    from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
+    from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
         LongitudeForCausalLM as LongitudeForCausalLM,

@@ -118,7 +118,11 @@ def requests(
         require_heads(q, k, v)
         mask = from_tensor(mask, q.shape[0], q.shape[2], k.shape[2])
     validate(q, k, v, mask, scale, dropout)
-    encoding = by_name(encoding, q.shape[1], k.shape[1], q.shape[3], q.device) if isinstance(encoding, str) else compose(encoding)
+    encoding = (
+        by_name(encoding, q.shape[1], k.shape[1], q.shape[3], q.device)
+        if isinstance(encoding, str)
+        else compose(encoding)
+    )
     require_causal(encoding.causal_only, mask)
     q_positions, k_positions = slice_positions(mask, q.device, q_positions, k_positions)
     at = places(q, k, q_positions, k_positions, encoding.axes)

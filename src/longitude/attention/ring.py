@@ -22,7 +22,9 @@ from longitude.positions.base import OffsetBias, OffsetVectors, PairBias
 
 def ring(name: str) -> Backend:
     """The backend of a slice of a sequence, whose parts are run by the backend of this name, or each by the cheapest."""
-    return Backend("ring", lambda r: attended(r, name)[0], lambda r: 0, lambda r: 1.0, partial=lambda r: attended(r, name))
+    return Backend(
+        "ring", lambda r: attended(r, name)[0], lambda r: 0, lambda r: 1.0, partial=lambda r: attended(r, name)
+    )
 
 
 def attended(r: Request, name: str) -> tuple[Tensor, Tensor]:
@@ -75,9 +77,13 @@ class _Call:
                 )  # fmt: skip
 
     def run(self, part: Request) -> tuple[Tensor, Tensor]:
-        able = [b for b in BACKENDS.values() if refuses(b, part) is None] if self.name == "auto" else [BACKENDS[self.name]]
+        able = (
+            [b for b in BACKENDS.values() if refuses(b, part) is None] if self.name == "auto" else [BACKENDS[self.name]]
+        )
         if self.name != "auto" and (why := refuses(able[0], part)):
-            raise ValueError(f"backend {self.name!r} cannot: {why}; of a SequenceSlice 'auto' takes what can, part by part")
+            raise ValueError(
+                f"backend {self.name!r} cannot: {why}; of a SequenceSlice 'auto' takes what can, part by part"
+            )
         partial = min(able, key=lambda backend: backend.price(part)).partial
         assert partial is not None
         with torch.autocast(part.q.device.type, enabled=False):

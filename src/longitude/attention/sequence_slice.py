@@ -97,9 +97,16 @@ class SequenceSlice(Mask):
         return self.size(self.rank)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """As transformers reads that of a mask [B, 1, Lq, Lk]."""
-        return (1, 1, self.own, self.own)
+    def shape(self) -> tuple[int, ...]:
+        """For transformers, which reads the last number alone; layers that would look for padding fail on the others."""
+        return (self.own,) * self.ndim
+
+    def __getitem__(self, *_: Any) -> Any:
+        raise ValueError(
+            "SequenceSlice: expected layers of attention alone, got one that reads attention_mask as numbers; use one process"
+        )
+
+    __mul__ = __rmul__ = __add__ = __radd__ = unsqueeze = __getitem__
 
     def cut(self, x: Tensor, dim: int = 1) -> Tensor:
         """This process's tokens of a tensor of the whole sequence, [..., length, ...] -> [..., own, ...].
@@ -171,7 +178,9 @@ def slice_positions(
     if (share := slice_of(mask)) is None:
         return q_positions, k_positions
     if q_positions is not None or k_positions is not None:
-        raise ValueError("q_positions, k_positions: a SequenceSlice in the mask has them; pass it positions of the sequence")
+        raise ValueError(
+            "q_positions, k_positions: a SequenceSlice in the mask has them; pass it positions of the sequence"
+        )
     own = share.own_positions(device)
     return own, own
 

@@ -39,6 +39,8 @@ class ExtendOptions:
         batch: With --fine-tune: windows per step on each device.
         learning_rate: With --fine-tune: after 5 % of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.
+        sequence_parallel: With --fine-tune under torchrun: all processes share each window, so that n of them take n times the
+            length.
         dry_run: Print what would change, and write nothing.
         plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
             config.json and a few layers that are run here.
@@ -64,6 +66,7 @@ class ExtendOptions:
     batch: int = 1
     learning_rate: float = 2e-5
     gradient_checkpointing: bool = False
+    sequence_parallel: bool = False
     dry_run: bool = False
     plan: bool = False
     allow_pickle: bool = False
@@ -78,7 +81,8 @@ class ExtendOptions:
                 "--plan is of --to and --fine-tune, got --convert-layout, which copies; leave one of them out"
             )
         self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
-        tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate", "gradient_checkpointing")
+        tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate")
+        tuning += ("gradient_checkpointing", "sequence_parallel")
         self._require("--fine-tune TEXT", self.fine_tune, tuning)
         if self.to is None and self.convert_layout is None and self.fine_tune is None:
             raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --convert-layout")
@@ -135,7 +139,16 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
     text = None if config.no_measure else config.text
 
     def train(folder: Path, out: Path, cost_text: str | None = None) -> Any:
-        names = ("steps", "lora", "positions", "batch", "learning_rate", "gradient_checkpointing", "seed")
+        names = (
+            "steps",
+            "lora",
+            "positions",
+            "batch",
+            "learning_rate",
+            "gradient_checkpointing",
+            "sequence_parallel",
+            "seed",
+        )
         options: Any = {name: getattr(config, name) for name in names} | {"length": config.window}
         return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, on_progress=bar.update, **options)
 

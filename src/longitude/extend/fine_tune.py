@@ -30,7 +30,8 @@ from longitude.errors import check_sizes
 from longitude.extend.methods import is_unrotated
 from longitude.extend.short_contexts import Cost, CostMeasurement
 from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of, training_folder
-from longitude.hf import Trainer
+from longitude.hf import SequenceParallelTrainer, Trainer
+from longitude.hf.trainer import require_shareable
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
@@ -85,6 +86,7 @@ def fine_tune(
     positions: Positions = "contiguous",
     seed: int = 0,
     gradient_checkpointing: bool = False,
+    sequence_parallel: bool = False,
     cost_text: str | None = None,
     on_progress: Callable[[str, float, float], None] = lambda what, done, total: None,
 ) -> Training:
@@ -111,6 +113,7 @@ def fine_tune(
             declared length, however short the window is.
         seed: Of the order of the windows and of positions.
         gradient_checkpointing: Less memory, a third more time.
+        sequence_parallel: All processes share each window, and a step is that of one process: n of them take n times the length.
         cost_text: Text to compare both checkpoints on; None: no comparison.
         on_progress: Called as on_progress(what is being done with the perplexity, steps done, steps in all).
 
@@ -139,20 +142,26 @@ def fine_tune(
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
     length, rule = window_of(config, length, positions, _is_unrotated(source))
     model.config.use_cache = False
+    shared = processes() if sequence_parallel else 1
+    if sequence_parallel:
+        model.set_attn_implementation("longitude")
+        require_shareable(model)
     weights = digest_of_weights(model)
     if lora:
         model = _with_lora(model, seed)
     stream = _stream(tokenizer, text, length)
     question = {"steps": steps, "length": length, "learning_rate": learning_rate, "batch": batch, "lora": lora}
+    question |= {"sequence_parallel": True} if sequence_parallel else {}
     question |= {"positions": positions, "seed": seed, "processes": processes(), "weights": weights}
     question |= {"declared": source.declared, "text": digest_of_tokens(stream)}
     state = folder_of(question, training_folder(out))
     with _folder(out) as unfinished, removed_where_wrong(state):
         arguments = _arguments(state, steps, batch, learning_rate, seed, gradient_checkpointing)
-        _require_memory(model, config, batch, length, gradient_checkpointing)
+        _require_memory(model, config, batch, math.ceil(length / shared), gradient_checkpointing)
         newest = _newest(state, model)
-        windows = Windows(stream, length, steps * batch * arguments.world_size, seed, rule)
-        trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep()])
+        windows = Windows(stream, length, steps * batch * arguments.world_size // shared, seed, rule)
+        kind = SequenceParallelTrainer if sequence_parallel else Trainer
+        trainer = kind(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep()])
         trainer.remove_callback(PrinterCallback)
         begun = time.perf_counter()
         trainer.train(resume_from_checkpoint=newest and str(newest))

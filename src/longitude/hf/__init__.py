@@ -9,9 +9,9 @@ from transformers.masking_utils import AttentionMaskInterface
 from longitude.hf.attention import stock_attention
 from longitude.hf.masks import stock_mask
 from longitude.hf.stock import from_pretrained, set_positions
-from longitude.hf.trainer import Trainer
+from longitude.hf.trainer import SequenceParallelTrainer, Trainer
 
 AttentionInterface.register("longitude", stock_attention)
 AttentionMaskInterface.register("longitude", stock_mask)
 
-__all__ = ["Trainer", "from_pretrained", "set_positions"]
+__all__ = ["SequenceParallelTrainer", "Trainer", "from_pretrained", "set_positions"]

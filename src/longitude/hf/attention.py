@@ -93,7 +93,9 @@ def stock_attention(
 def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: int, causal: bool | None) -> StockMask:
     """The mask that the layer was called with; where its model makes none, causality as the layer itself declares it."""
     if isinstance(attention_mask, SequenceSlice):  # models that make no mask of it
-        return sliced(Causal() if causal or causal is None and getattr(module, "is_causal", True) else NoMask(), attention_mask)
+        return sliced(
+            Causal() if causal or causal is None and getattr(module, "is_causal", True) else NoMask(), attention_mask
+        )
     if isinstance(attention_mask, StockMask):
         if keys < attention_mask.keys:
             raise ValueError(f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, got {keys}")

@@ -113,7 +113,9 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
                 raise ValueError(f"{name}: expected {list(hidden.shape[:2])}, got {list(given.shape)}")
         if labels is not None and shift_labels is None:
             if isinstance(attention_mask, SequenceSlice):
-                raise ValueError("labels: a slice ends before the next process's first token; expected shift_labels too")
+                raise ValueError(
+                    "labels: a slice ends before the next process's first token; expected shift_labels too"
+                )
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             alone = past_key_values is None and not use_cache and memories is None
             documents = documents_of(
