@@ -157,7 +157,8 @@ def every() -> Iterator[Gap]:
             lg.attention.sequence_slice.require_sliceable(encoding)
             yield f"attend {label}", of_attend(label, PACKED, lg.Causal())
         except ValueError as refused:
-            assert "use one process" in str(refused), refused
+            if "use one process" not in str(refused):
+                raise
             yield f"refused {label}", 0.0
     yield from quick()
     yield "window model", of_model(ours("alibi", mixer={"name": "window", "size": 7}), packed=True)

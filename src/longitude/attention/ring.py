@@ -128,7 +128,7 @@ class _Passed:
 class _Ring(torch.autograd.Function):
     """out = sum_p e^(lse_p - lse) out_p over all parts p, whose outputs are made again in backward.
 
-    With w_p = e^(lse_p - lse), the gradients of a part are  w_p dout  for out_p, and  w_p (dout.out_p - dout.out + dlse)  for lse_p.
+    With w_p = e^(lse_p - lse), those of a part are  w_p dout  for out_p,  w_p (dout.out_p - dout.out + dlse)  for lse_p.
     """
 
     @staticmethod

@@ -39,8 +39,8 @@ class SequenceSlice(Mask):
             or positions of another shape.
 
     Source:
-        Keys that go round: Liu et al. 2023, arXiv:2310.01889, https://arxiv.org/abs/2310.01889; parts r and 2n-1-r: Brandon et al.
-        2023, arXiv:2311.09431, https://arxiv.org/abs/2311.09431, in halves instead of stripes.
+        Keys that go round: Liu et al. 2023, arXiv:2310.01889, https://arxiv.org/abs/2310.01889; equal work under causality:
+        Brandon et al. 2023, arXiv:2311.09431, https://arxiv.org/abs/2311.09431, there by stripes, here by two parts.
     """
 
     length: int
@@ -152,8 +152,8 @@ class SequenceSlice(Mask):
             by_order = isinstance(part, Causal | Window) and part.order is None
             if not by_order and not isinstance(part, Band | Dilated | NoMask):
                 raise ValueError(
-                    f"mask: expected Causal(), NoMask(), Window, Band or Dilated joined to a SequenceSlice, got {part!r}; documents "
-                    "and padding of the whole sequence are its documents="
+                    f"mask: expected Causal(), NoMask(), Window, Band or Dilated joined to a SequenceSlice, got {part!r}; "
+                    "documents and padding of the whole sequence are its documents="
                 )
         return AllOf((*others, *self.own_masks))
 

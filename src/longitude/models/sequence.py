@@ -28,8 +28,8 @@ def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
 
     Args:
         batch: input_ids [B, L]; of labels, position_ids, attention_mask of 0 and 1, document_ids, seq_idx [B, L] and
-            cu_seq_lens_q what there is, as LongitudeForCausalLM takes them; num_items_in_batch, by default the number of predicted
-            tokens in the whole batch.
+            cu_seq_lens_q what there is, as LongitudeForCausalLM takes them; num_items_in_batch, by default the number of
+            predicted tokens in the whole batch.
         group: Of torch.distributed; None: all processes.
 
     Returns:
