@@ -41,7 +41,7 @@ def attended(r: Request, name: str) -> tuple[Tensor, Tensor]:
         what = "the weights" if r.weights else "dropout of the weights"
         raise ValueError(f"SequenceSlice: expected no {what}, whose keys are on several processes; leave it out")
     call = _Call(r.of_layer(None, None, None), share, share.whole(r.mask), name)
-    return _Ring.apply(call, r.q, r.k, r.v, *r.learned)  # type: ignore[return-value]
+    return _Ring.apply(call, r.q, r.k, r.v, *r.learned)
 
 
 @dataclass(frozen=True, eq=False)
