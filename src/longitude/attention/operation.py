@@ -16,7 +16,7 @@ from longitude import c_compile
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
 from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
-from longitude.attention.masks import Causal, Mask, require_causal
+from longitude.attention.masks import AllOf, Causal, Mask, require_causal
 from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
 from longitude.attention.request import (
@@ -29,7 +29,7 @@ from longitude.attention.request import (
     validate,
 )
 from longitude.attention.ring import ring
-from longitude.attention.sequence_slice import require_sliceable, slice_positions
+from longitude.attention.sequence_slice import SequenceSlice, require_sliceable, slice_positions
 from longitude.attention.terms import (
     learned_of,
     multiplied,
@@ -124,7 +124,8 @@ def requests(
         else compose(encoding)
     )
     require_causal(encoding.causal_only, mask)
-    q_positions, k_positions = slice_positions(mask, q.device, q_positions, k_positions)
+    if isinstance(mask, AllOf | SequenceSlice):
+        q_positions, k_positions = slice_positions(mask, q.device, q_positions, k_positions)
     at = places(q, k, q_positions, k_positions, encoding.axes)
     r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks)
     if encoding.stable_keys:

@@ -34,8 +34,9 @@ class AllowedPairs:
         parts = mask.parts()
         self.beyond_band = tuple(m for m in parts if not is_band(m))
         self.shared = None  # of a slice of a sequence on several processes
-        if self.beyond_band:
-            self.shared = next((m for m in self.beyond_band if isinstance(m, SequenceSlice)), None)
+        for part in self.beyond_band:
+            if isinstance(part, SequenceSlice):
+                self.shared = part
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
         self.visible: Tensor | None = None  # keys per query, where something asked for them

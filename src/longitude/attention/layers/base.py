@@ -11,11 +11,11 @@ from torch import Tensor
 
 from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
-from longitude.attention.masks import Documents, Mask, Padding, require_causal, require_mask
+from longitude.attention.masks import AllOf, Documents, Mask, Padding, require_causal, require_mask
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import Backend, answer, choose_once, raw_request, run_parts
 from longitude.attention.request import AllowedPairs, Request, following, part_of
-from longitude.attention.sequence_slice import slice_of
+from longitude.attention.sequence_slice import SequenceSlice, slice_of
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical
@@ -106,13 +106,13 @@ def _checked(
     batch, length = x.shape[:2]
     keys, documents, positions = past + length, inputs.documents, inputs.positions
     require_mask(mask)
+    share = slice_of(mask) if isinstance(mask, AllOf | SequenceSlice) else None
     if documents is None and encoding.reads_tokens and any(isinstance(m, Documents | Padding) for m in mask.parts()):
         raise ValueError("mask: the encoding reads the tokens too; pass documents and padding as documents= instead")
     if documents is not None:
         require_number_per_token(documents, batch, keys)
         documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
-    share = slice_of(mask)
     if share is not None and (documents is not None or inputs.cache is not None or remembered):
         raise ValueError("mask: a SequenceSlice takes no cache and no memory, and its documents= are the slice's own")
     if positions is None and share is not None:
