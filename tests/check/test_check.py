@@ -16,6 +16,7 @@ from longitude.check.coordinates import Piece, published, text
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
@@ -302,3 +303,9 @@ def test_laws_are_chosen_by_name():
     names = list(laws())
     assert list(check(llama(), laws=["left_padding", "config"])) == ["config", "left_padding"]
     assert all(set(law.rests_on) <= set(names[: names.index(law.name)]) for law in laws().values())
+
+
+@pytest.mark.parametrize(("name", "recurrent"), [("rwkv4", True), ("mamba", True), ("gru", True), ("attention", False)])
+def test_which_of_our_models_have_states(name, recurrent):
+    config = LongitudeConfig(vocab_size=40, hidden_size=16, num_layers=1, num_heads=2, mixer=name)
+    assert subject_of(LongitudeForCausalLM(config)).recurrent == recurrent

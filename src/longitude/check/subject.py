@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from longitude.attention.state_mixer import StateMixer
 from longitude.checkpoints.quiet import greedy
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
@@ -40,7 +41,7 @@ CHECKPOINT_LAWS = Battery(
 CACHES = ("past_key_values", "cache_params", "state")
 """What models call the cache that forward takes and returns."""
 RECURRENT = ("Mamba", "BambaMixer", "FalconH1Mixer", "Lightning", "ShortConv", "Recurrent", "DeltaNet", "Rwkv", "mLSTM")
-"""Parts of the names of layers with a state of their own."""
+"""Parts of the names of transformers' layers with a state of their own."""
 WORDS = 4096
 """Of a vocabulary, so that logits of a long pass fit into memory more than once."""
 
@@ -97,8 +98,10 @@ class Subject:
     @property
     def recurrent(self) -> bool:
         """Whether layers have a state of their own, as those of Mamba."""
-        names = {type(module).__name__ for module in self.model.modules()}
-        return any(word in name for name in names for word in RECURRENT)
+        kinds = {type(module) for module in self.model.modules()}
+        return any(
+            issubclass(kind, StateMixer) or any(word in kind.__name__ for word in RECURRENT) for kind in kinds
+        )
 
     @property
     def device(self) -> torch.device:
