@@ -75,7 +75,7 @@ def calls():
     cope = lg.encoding("cope", head_dim=8).double()
     yield lambda: sliced(encoding=cope), "got RowBias, for which a query needs all keys"
     yield lambda: sliced(dropout=0.1), "expected no dropout"
-    yield lambda: sliced(return_weights=True), "expected no the weights"
+    yield lambda: sliced(return_weights=True), "expected no return_weights"
     yield lambda: sliced(q_positions=0), "a SequenceSlice in the mask has them"
     yield lambda: sliced(mask=lg.Padding(torch.ones(LENGTH).bool())), "documents and padding of the whole sequence"
     yield lambda: sliced(backend="transport"), "backend 'transport' cannot"
@@ -103,6 +103,13 @@ def test_what_cannot_be_right_is_refused(alone):
     for call, message in calls():
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_second_derivatives_are_refused(alone):
+    q, k, v = (x.requires_grad_() for x in heads(LENGTH))
+    out = lg.attend(q, k, v, mask=lg.Causal() & lg.SequenceSlice(LENGTH))
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
 def test_other_mixers_never_take_a_slice_for_a_sequence(alone):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from longitude.attention.backends.base import BACKENDS, Backend, refuses
 from longitude.attention.masks import Mask
@@ -38,8 +37,10 @@ def attended(r: Request, name: str) -> tuple[Tensor, Tensor]:
                 "keys at once; use one process"
             )
     if r.weights or r.dropout:
-        what = "the weights" if r.weights else "dropout of the weights"
-        raise ValueError(f"SequenceSlice: expected no {what}, whose keys are on several processes; leave it out")
+        what = "return_weights" if r.weights else "dropout"
+        raise ValueError(
+            f"SequenceSlice: expected no {what}, of weights whose keys are on several processes; leave it out"
+        )
     call = _Call(r.of_layer(None, None, None), share, share.whole(r.mask), name)
     return _Ring.apply(call, r.q, r.k, r.v, *r.learned)
 
@@ -146,8 +147,9 @@ class _Ring(torch.autograd.Function):
         return out.to(q.dtype), lse.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise RuntimeError("a SequenceSlice has no second derivatives; attention on one process has them")
         call: _Call = ctx.call
         q, k, v, out, lse = ctx.saved_tensors
         share, wide, learned = call.share, lse.dtype, call.r.learned

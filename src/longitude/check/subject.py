@@ -99,9 +99,7 @@ class Subject:
     def recurrent(self) -> bool:
         """Whether layers have a state of their own, as those of Mamba."""
         kinds = {type(module) for module in self.model.modules()}
-        return any(
-            issubclass(kind, StateMixer) or any(word in kind.__name__ for word in RECURRENT) for kind in kinds
-        )
+        return any(issubclass(kind, StateMixer) or any(word in kind.__name__ for word in RECURRENT) for kind in kinds)
 
     @property
     def device(self) -> torch.device:
