@@ -131,7 +131,7 @@ def test_longppl_of_a_run(models, plain, tmp_path, capsys, monkeypatch):
         ({"evaluator_context": 64}, "less than the longest of --lengths, 64, got 64"),
         ({"evaluator_context": 0}, "--evaluator-context must be at least 1"),
         ({"tasks": ("passkey",)}, "expected perplexity among --tasks"),
-        ({"evaluator": "nowhere/at-all"}, "nowhere"),
+        ({"evaluator": "./nowhere"}, "nowhere"),
     ],
 )
 def test_wrong_use(change, words, models, text):

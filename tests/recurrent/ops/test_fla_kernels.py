@@ -192,7 +192,7 @@ def test_decayed_states_by_their_kernels(interpreted, name):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("by_channel", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_delta_rule_by_their_kernels(interpreted, by_channel):
     """Of two chunks with grouped heads and padding."""
     torch.manual_seed(0)
