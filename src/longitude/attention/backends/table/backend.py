@@ -79,6 +79,12 @@ def in_c(r: Request) -> bool:
     return (formula(r) is not None or all(isinstance(term, OffsetBias) for term in r.terms)) and band.available(wide)
 
 
+def vectors_in_c(r: Request) -> bool:
+    """Whether the loop in C takes its vectors of offsets: for scores alone, with nothing but biases of the offset beside them."""
+    plain = (isinstance(x, OffsetBias) or (isinstance(x, OffsetVectors) and x.values is None) for x in r.terms)
+    return all(plain) and band.available(torch.promote_types(r.q.dtype, torch.float32))
+
+
 def formula(r: Request) -> Counted | NormalizedOffset | None:
     """What counts keys by gates or measures offsets against the query's position, where nothing else is added."""
     own = [getattr(term, "of" if isinstance(term, RowBias) else "at", None) for term in r.terms]
@@ -224,7 +230,7 @@ def table_memory(r: Request) -> int:
     for term in r.terms:
         if isinstance(term, OffsetVectors):
             near = keys if term.reach is None else min(keys, 256 + term.reach)
-            numbers += (4 if term.values is None else 8) * tile + 3 * heads * near * dim
+            numbers += (0 if vectors_in_c(r) else 4 if term.values is None else 8) * tile + 3 * heads * near * dim
         if isinstance(term, Drift):  # in float64
             numbers += 8 * batch * heads * (r.rows + keys)
     if r.q.dtype.itemsize < 4 and not (in_c(r) and r.q.dtype in band.OPTIONS):
@@ -234,7 +240,7 @@ def table_memory(r: Request) -> int:
 
 def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
-        return 2.5
+        return 1.3 if vectors_in_c(r) else 2.5
     if in_c(r):
         # Finding spans takes longer than decoding by a dense row, as preparing the loop does; float16 is copied, and
         # for bfloat16 some processors have instructions that torch uses.
