@@ -90,7 +90,9 @@ def resources(found: Any, chip: int) -> dict[str, Any]:
         "shared": found.metadata.shared,
         "fits": found.metadata.shared <= SHARED[chip] * 1024,
         "barriers": found.asm["ptx"].count("bar.sync"),
-        "ahead": found.asm["ptx"].count("cp.async.cg"),  # loads that are under way while others are used
+        "ahead": len(
+            re.findall(r"cp\.async\.c[ag]\.", found.asm["ptx"])
+        ),  # loads that are under way while others are used
     }
 
 
