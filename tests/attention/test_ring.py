@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import MambaConfig, MambaForCausalLM
 
 import longitude as lg
 from tests.ring_processes import LENGTH, every, heads, in_processes, llama, memory, ours, quick
@@ -91,6 +92,12 @@ def calls():
     yield lambda: ours("rope")(**cut, use_cache=True), "use_cache: expected none with a SequenceSlice"
     yield lambda: ours("rope")(**cut, labels=ids), "expected shift_labels too"
     yield lambda: ours("rope")(**{**cut, "position_ids": 1 + ids}), "expected those of the SequenceSlice"
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1))
+    yield lambda: mamba(**cut), "expected layers of attention alone"
+    for theirs in ("sdpa", "eager"):
+        other = llama()
+        other.set_attn_implementation(theirs)
+        yield lambda other=other: other(**cut), 'with attn_implementation="longitude"'
     yield lambda: llama()(**cut, use_cache=True, past_key_values=filled()), "a sequence without a past"
 
 

@@ -52,6 +52,11 @@ def authors_weights(version=6):
     return state
 
 
+def under(state, prefix):
+    """The tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+
+
 def authors_logits(state, ids):
     """RWKV-6 on one row of tokens, one after the other (Peng et al. 2024, section 4)."""
 
@@ -64,11 +69,7 @@ def authors_logits(state, ids):
     for token in ids:
         x = norm(state["emb.weight"][token], "blocks.0.ln0")
         for i in range(LAYERS):
-            w = {
-                name.removeprefix(f"blocks.{i}.att."): y
-                for name, y in state.items()
-                if name.startswith(f"blocks.{i}.att.")
-            }
+            w = under(state, f"blocks.{i}.att.")
             y = norm(x, f"blocks.{i}.ln1")
             d, before[i, 0] = before[i, 0] - y, y
             low = torch.tanh((y + d * w["time_maa_x"].flatten()) @ w["time_maa_w1"]).view(5, -1)
@@ -85,11 +86,7 @@ def authors_logits(state, ids):
                 heads.append((o - o.mean()) / (o.var(correction=0) + 64e-5).sqrt())
             o = torch.cat(heads) * w["ln_x.weight"] + w["ln_x.bias"]
             x = x + w["output.weight"] @ (o * F.silu(w["gate.weight"] @ mixed["g"]))
-            w = {
-                name.removeprefix(f"blocks.{i}.ffn."): y
-                for name, y in state.items()
-                if name.startswith(f"blocks.{i}.ffn.")
-            }
+            w = under(state, f"blocks.{i}.ffn.")
             y = norm(x, f"blocks.{i}.ln2")
             d, before[i, 1] = before[i, 1] - y, y
             k = torch.relu(w["key.weight"] @ (y + d * w["time_maa_k"].flatten())) ** 2

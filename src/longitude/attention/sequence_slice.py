@@ -101,12 +101,13 @@ class SequenceSlice(Mask):
         """For transformers, which reads the last number alone; layers that would look for padding fail on the others."""
         return (self.own,) * self.ndim
 
-    def __getitem__(self, *_: Any) -> Any:
+    def __getitem__(self, *_: Any, **__: Any) -> Any:
         raise ValueError(
-            "SequenceSlice: expected layers of attention alone, got one that reads attention_mask as numbers; use one process"
+            'SequenceSlice: expected layers of attention alone, with attn_implementation="longitude", got one that reads '
+            "attention_mask as numbers; set it, or use one process"
         )
 
-    __mul__ = __rmul__ = __add__ = __radd__ = unsqueeze = __getitem__
+    __mul__ = __rmul__ = __add__ = __radd__ = unsqueeze = sum = all = any = bool = __getitem__
 
     def cut(self, x: Tensor, dim: int = 1) -> Tensor:
         """This process's tokens of a tensor of the whole sequence, [..., length, ...] -> [..., own, ...].

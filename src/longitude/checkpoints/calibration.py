@@ -17,6 +17,7 @@ from longitude.checkpoints.quiet import quiet
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
+PROTOCOL = "Time here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s."
 TRAINING = 3
 """Forward passes that a training step is worth."""
 LARGEST = 250_000_000
@@ -63,7 +64,7 @@ def flops_per_second(
 ) -> float:
     """What this machine does with such a model, as busy as it is now: windows of `length` tokens, random numbers.
 
-    Of a large model only so many layers are made as LARGEST allows. ValueError where its class makes none of fewer layers.
+    Of a large model as many layers are made as LARGEST allows. ValueError where its class makes none of fewer layers.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = smaller(outline)

@@ -193,6 +193,7 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
 
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     """What the extension would take."""
+    from longitude.checkpoints.calibration import PROTOCOL
     from longitude.cli.shared import duration
     from longitude.extend.costs import Tuning, costs
     from longitude.extend.plan import Target
@@ -217,7 +218,7 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
         numbers = [f"{cost.tokens:,}", f"{cost.flops:.2e}", f"{cost.memory / 1e9:.1f}"]
         shown.add_row(cost.part, *numbers, duration(cost.seconds), duration(cost.h100_seconds))
     parts = [shown] if found else ["nothing is measured, searched or trained: files are copied"]
-    display(*parts, "\nTime here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s.")
+    display(*parts, f"\n{PROTOCOL}")
     return DONE
 
 

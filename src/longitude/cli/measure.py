@@ -59,6 +59,7 @@ def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> 
     """What the measurement would take."""
     from dataclasses import asdict
 
+    from longitude.checkpoints.calibration import PROTOCOL
     from longitude.cli.shared import duration
     from longitude.measure.costs import costs
     from longitude.report.table import show, table
@@ -79,6 +80,6 @@ def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> 
     show(
         shown,
         *dict.fromkeys([*lines, *reasons]),
-        "\nTime here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s.",
+        f"\n{PROTOCOL}",
     )
     return DONE

@@ -241,11 +241,11 @@ class LongitudeModel(LongitudePreTrainedModel):
             self.require_weights()
         x: Tensor = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale  # type: ignore[operator]
         x = x if self.embed_norm is None else self.embed_norm(x)
-        mask, of_slice = self.mask, None
+        mask, positions = self.mask, None
         if isinstance(attention_mask, SequenceSlice):
             marks = {"document_ids": document_ids, "memories": memories, "place_ids": place_ids, **packed}
             others = {"past_key_values": past_key_values, "use_cache": use_cache, **marks}
-            of_slice = require_slice(self, attention_mask, position_ids, others)
+            positions = require_slice(self, attention_mask, position_ids, others)
             mask, attention_mask, position_ids, use_cache = mask & attention_mask, None, None, False
         alone = past_key_values is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
@@ -269,9 +269,9 @@ class LongitudeModel(LongitudePreTrainedModel):
             past = self.require_memories(memories, cache, position_ids)
         streams = streams_of(attention_mask, documents, x.shape[0], past + x.shape[1], x.device)
         remembered = 0 if memories is None else past
-        if of_slice is None:
-            of_slice = self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1])
-        positions = as_int(of_slice)
+        if positions is None:
+            positions = self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1])
+        positions = as_int(positions)
 
         places = explicit(positions, remembered + x.shape[1], x.device)
         length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]

@@ -24,7 +24,9 @@ def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
     The model is a LongitudeForCausalLM, or a model of transformers with attn_implementation="longitude". Every process passes the
     same whole batch and gets 1/n of its tokens, with their positions in the sequence, the token after each (the next one may be
     another process's), and a SequenceSlice as attention_mask, over which attention passes keys and values round.
-    DistributedDataParallel averages gradients: multiply the loss by the number of processes there.
+    DistributedDataParallel averages gradients: multiply the loss by the number of processes there. A model of transformers that
+    never reads attention_mask, such as its RWKV, takes its part for a whole sequence, and nothing here can tell:
+    `SequenceParallelTrainer` and `extend` refuse it.
 
     Args:
         batch: input_ids [B, L]; of labels, position_ids, attention_mask of 0 and 1, document_ids, seq_idx [B, L] and

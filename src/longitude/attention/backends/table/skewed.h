@@ -32,7 +32,7 @@ INLINE int has_vectors(const Shape *s, num panel) {
   return from < high && from + PANEL > low;
 }
 
-/* q . vector + bias of `rows` queries [rows, WINDOW], from a panel on. step: how many panels further than what is in `to`; 0: anew. */
+/* q . vector + bias of `rows` queries [rows, WINDOW], from a panel on. step: how many panels further than what is in `to`; 0: all of them. */
 static void meet(const Shape *s, const real *q, num rows, num dim, const real *vectors, const real *biases, num panel, int step, real *to) {
   for (num r = 0; step && r < rows; r++)
     memmove(to + r * WINDOW + (step < 0 ? PANEL : 0), to + r * WINDOW + (step < 0 ? 0 : PANEL), (WINDOW - PANEL) * sizeof(real));
