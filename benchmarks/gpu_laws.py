@@ -107,6 +107,7 @@ def run_suites(
         counts = {word: len(found.get(word.upper(), ())) for word in ("passed", "skipped")}
         about = {"part": "laws", "suite": name, "key": f"laws | {name}"}
         yield about | counts | {"failed": failed, "notes": {"pytest": note} if note else {}}
+    settings.unlink()
 
 
 def outcomes(text: str) -> dict[str, set[str]]:
