@@ -41,8 +41,8 @@ with routes.repeated(everywhere):
             masks = masks_of(3, keys, True).values() if rows <= keys and dtype == torch.float32 else (lg.Causal(), lg.NoMask())
             for mask in masks:
                 for encoding in (None, lg.ALiBi(2), lg.T5Bias(2)):
-                    shape = ((rows, 2), (keys, kv_heads), (keys, kv_heads))
-                    q, k, v = (torch.randn(3, n, h, dim, dtype=dtype).transpose(1, 2).requires_grad_() for n, h in shape)
+                    shape = ((rows, 2, dim), (keys, kv_heads, dim), (keys, kv_heads, abs(dim - 21)))
+                    q, k, v = (torch.randn(3, *each, dtype=dtype).transpose(1, 2).requires_grad_() for each in shape)
                     verdicts = lg.explain(q, k, v, encoding=encoding, mask=mask)
                     if not any(x.backend == "table" and x.refusal is None for x in verdicts):
                         continue
@@ -142,10 +142,10 @@ CALLS = {
                                                        H * L * D, D, H * D};
   rotate(&all.call);""",
     "band.c": """
-  enum { B = 2, H = 4, L = 130, D = 24, SIZE = B * H * L * D, N = 2 * L - 1 };
+  enum { B = 2, H = 4, L = 130, D = 24, V = 20, SIZE = B * H * L * D, N = 2 * L - 1 };
   Span spans[B] = {{0, 0, L, 0, L}, {1, 0, L, 0, L}};
-  Shape s = {.batch = B, .heads = H, .groups = 2, .queries = L, .keys = L, .dim = D, .first = 0, .last = L - 1, .count = B,
-             .most_queries = L, .most_keys = L, .splits = 2, .shares = 2, .scale = 0.2, .spans = spans, .threads = 4};
+  Shape s = {.batch = B, .heads = H, .groups = 2, .queries = L, .keys = L, .dim = D, .value_dim = V, .first = 0, .last = L - 1,
+             .count = B, .most_queries = L, .most_keys = L, .splits = 2, .shares = 2, .scale = 0.2, .spans = spans, .threads = 4};
 #define IN {some(SIZE), H * L * D, L * D, D}
 #define OUT {calloc(2 * SIZE, sizeof(float)), H * L * D, L * D, D, SIZE}
   In q = IN, k = IN, v = IN, grad = IN;

@@ -48,7 +48,6 @@ SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
         ("table", {"dropout": 0.1}, "it has no dropout"),
         ("table", {"return_weights": True}, "it never holds the weights"),
         ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, "positions do not count up by one"),
-        ("table", {"v": torch.randn(1, HEADS, 6, 12)}, "values no wider than keys, not 12 and 8"),
         ("table", {"mask": lg.Causal() & lg.Documents(SKIPPING // 3 % 2)}, "not contiguous"),
         ("table", {"mask": lg.Causal() & lg.Padding(SKIPPING % 3 != 1)}, "middle of a sequence"),
         ("table", {"mask": lg.Causal() | lg.Documents(SKIPPING)}, "joined by &"),

@@ -11,6 +11,7 @@ from longitude.attention.backends.table import backend as table, band
 from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.testing.attend_calls import Call, masks
 from longitude.testing.fixtures import heads_and_tokens
+from tests.attention.backends.table.written_out import needs_compiler
 from tests.support import close, random
 
 LENGTH = 131
@@ -30,6 +31,7 @@ ENCODINGS = {
     "transformer_xl, clamped": testing.example("transformer_xl", clamp_length=11),
     "all with fox": testing.example(all_with_fox),
 }
+FORMULAS = {"fire": testing.example("fire"), "cope": testing.example("cope", max_position=20)}  # in C alone
 TOKEN = torch.arange(LENGTH)
 IDS = TOKEN // 50
 WITHIN = TOKEN - 50 * IDS
@@ -85,12 +87,15 @@ def by_tiles(monkeypatch):
     monkeypatch.setattr(band, "functions", lambda dtype: None)
 
 
-def compare(name, call, dtype, tolerance, batch=2):
+def compare(name, call, dtype, tolerance, batch=2, value_dim=None):
     """With the reference in float64 on the same rounded numbers."""
     mask, options, rows = CALLS[call]
     wide = torch.promote_types(dtype, torch.float32)
-    encoding = ENCODINGS[name]().to(wide)
-    tensors = {n: x.to(wide if n == "x" else dtype) for n, x in heads_and_tokens(rows, LENGTH, batch).items()}
+    encoding = (ENCODINGS | FORMULAS)[name]().to(wide)
+    tensors = heads_and_tokens(rows, LENGTH, batch)
+    if value_dim is not None:
+        tensors["v"] = random(*tensors["v"].shape[:3], value_dim, seed=5)
+    tensors = {n: x.to(wide if n == "x" else dtype) for n, x in tensors.items()}
     ours = Call(encoding, tensors, mask, options=options | {"return_lse": True})
     assert [x.dtype for x in ours.forward(tensors, "table")] == [dtype, wide]
     got, tensors = ours.answer("table"), {n: x.double() for n, x in tensors.items()}
@@ -111,6 +116,26 @@ def test_equals_the_reference(name, call, way, request):
 @pytest.mark.parametrize("call", [*(call for call in CALLS if "in each document" in call), "after padding"])
 def test_positions_of_documents_and_after_padding(call):
     compare("t5", call, *EXACT)
+
+
+@pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
+@pytest.mark.parametrize("name", ["none", "alibi", "t5", "transformer_xl", "fox"])
+def test_values_narrower_or_wider_than_keys(name, value_dim, request):
+    """By the loop in C, decoding included, and by tiles."""
+    calls = "causal", "padded documents", "window, the last three", "one token"
+    for n, call in enumerate(calls):
+        compare(name, call, *WAYS[("float64", str(torch.bfloat16))[n % 2]], value_dim=value_dim)
+    request.getfixturevalue("by_tiles")
+    for call in calls:
+        compare(name, call, torch.float32, 2e-5, value_dim=value_dim)
+
+
+@needs_compiler
+@pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_values_of_another_width_under_formulas(name, value_dim):
+    for call in ("causal", "padded documents"):
+        compare(name, call, *EXACT, value_dim=value_dim)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])

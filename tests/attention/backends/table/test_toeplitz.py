@@ -46,6 +46,7 @@ def test_equals_every_pair_written_out(kinds, band):
     for n, (queries, keys, near) in enumerate(SHAPES):
         heads, kv_heads = HEADS[n % 4]
         sizes = {"batch": 1 + n % 3, "heads": heads, "kv_heads": kv_heads, "shared": n % 2 == 1, "spare": n % 5}
+        sizes["value_dim"] = (4, 3, 21)[n % 3]
         compare(tensors(kinds, queries, keys, near, **sizes), near=near, low=BANDS[band][0], high=BANDS[band][1])
 
 
@@ -108,9 +109,9 @@ def test_every_width_of_vectors(options, dtype, monkeypatch):
     """Of the loops in C."""
     built = loop.functions(dtype, *options)
     monkeypatch.setattr(loop, "functions", lambda dtype: built)
-    for queries, keys, dim in ((5, 5, 3), (67, 67, 24), (130, 130, 80), (2, 130, 24)):
+    for queries, keys, dim, value_dim in ((5, 5, 3, 3), (67, 67, 24, 40), (130, 130, 80, 25), (2, 130, 24, 50)):
         for kinds in (["table"], ["table", "key_vectors"]):
-            x = tensors(kinds, queries, keys, heads=2, kv_heads=1, dim=dim)
+            x = tensors(kinds, queries, keys, heads=2, kv_heads=1, dim=dim, value_dim=value_dim)
             compare(narrowed(x, dtype), {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype])
 
 

@@ -29,7 +29,7 @@ def by_tiles():
 def dense(x, near, low, high, scale):
     """The specification, pair by pair: what a query may not see is cut out before anything is computed with it.
 
-    x: tensors by name, the table from `near` on -> out [B, H, Lq, D] and lse [B, H, Lq].
+    x: tensors by name, the table from `near` on -> out [B, H, Lq, Dv] and lse [B, H, Lq].
     """
     (heads, queries), keys = x["q"].shape[1:3], x["k"].shape[2]
     a, b = torch.arange(queries)[:, None], torch.arange(keys)
@@ -70,14 +70,14 @@ def ours(x, near, low, high, scale):
     )  # fmt: skip
 
 
-def tensors(kinds, queries, keys, near=0, batch=2, heads=2, kv_heads=2, dim=4, shared=False, spare=0):
-    """By name, in float64. shared: vectors for all heads; spare: vectors beyond the last diagonal."""
-    of_vectors = 1 if shared else heads, queries + keys - 1 - near + spare, dim
+def tensors(kinds, queries, keys, near=0, batch=2, heads=2, kv_heads=2, dim=4, value_dim=None, shared=False, spare=0):
+    """By name, in float64. value_dim: None is dim; shared: vectors for all heads; spare: vectors beyond the last diagonal."""
+    of_vectors, value_dim = (1 if shared else heads, queries + keys - 1 - near + spare), value_dim or dim
     shapes = {
-        "q": (batch, heads, queries, dim), "k": (batch, kv_heads, keys, dim), "v": (batch, kv_heads, keys, dim),
+        "q": (batch, heads, queries, dim), "k": (batch, kv_heads, keys, dim), "v": (batch, kv_heads, keys, value_dim),
         "table": (heads, queries + keys - 1 - near),
         "q_level": (batch, heads, queries), "k_level": (batch, heads, keys),
-        "key_vectors": of_vectors, "value_vectors": of_vectors,
+        "key_vectors": (*of_vectors, dim), "value_vectors": (*of_vectors, value_dim),
     }  # fmt: skip
     wanted = {*"qkv", *kinds, *(("q_level", "k_level") if "levels" in kinds else ())}
     return {name: random(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items()) if name in wanted}

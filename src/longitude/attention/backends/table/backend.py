@@ -39,7 +39,7 @@ from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, band_of, in_forward_mode
 from longitude.attention.scores import drift_level
-from longitude.attention.spans import partial_by_spans, pieces, steady, with_wide_values
+from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.c_compile import needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
 from longitude.positions.coordinates import Positions, explicit
@@ -52,9 +52,6 @@ FEW_KEYS = 2**20
 
 def table(r: Request) -> tuple[Tensor, Tensor]:
     """The output, and the logsumexp of the scores."""
-    if r.v.shape[3] < r.k.shape[3]:
-        out, lse = table(with_wide_values(r))
-        return out[..., : r.v.shape[3]], lse
     if len(r.beyond_band) == 0:
         return banded(r)
     if (single := single_pass(r)) is not None:
@@ -123,7 +120,7 @@ def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> 
 
 
 def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not.
+    """Out [B, H, Lq, Dv] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not.
 
     q_positions: of the queries, where those of the request tell no more than offsets.
     """
@@ -214,14 +211,12 @@ def table_limits(r: Request) -> str | None:
     assert not isinstance(cut, str), cut
     if any(counting(part) is None for _, _, part in cut):
         return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
-    if r.v.shape[3] > r.k.shape[3]:
-        return f"it needs values no wider than keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None
 
 
 def table_memory(r: Request) -> int:
     """Tiles of scores, their values and queries; biases and their band; vectors of near offsets; copies in float32."""
-    batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, r.q.shape[3]
+    batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, max(r.q.shape[3], r.v.shape[3])
     step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
     tile = step * heads * min(2**15, r.rows * keys)
     numbers = tile + 4 * step * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
@@ -289,13 +284,13 @@ def toeplitz_attention(
     high: int | None = None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, D] = weights v, and lse [B, H, Lq], the logsumexp of each row's scores, in O(Lq + Lk) memory.
+    """Out [B, H, Lq, Dv] = weights v, and lse [B, H, Lq], the logsumexp of each row's scores, in O(Lq + Lk) memory.
 
         scores[h, a, b] = scale q_a . k_b + table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n]
         out[h, a]       = sum over b of weights[h, a, b] (v_b + value_vectors[h, n]),          n = (Lq - 1 - a) + b
 
-    q [B, H, Lq, D]; k, v [B, Hkv, Lk, D], Hkv divides H; on the CPU. In float32 or wider: table [H, Lq + Lk - 1], finite;
-    levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D], those of the diagonals from `near` on, up to the end of the band
+    q [B, H, Lq, D]; k [B, Hkv, Lk, D]; v [B, Hkv, Lk, Dv]; Hkv divides H; on the CPU. In float32 or wider: table [H, Lq + Lk - 1], finite;
+    levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D or Dv], those of the diagonals from `near` on, up to the end of the band
     or further. Before `near` vectors and table are zero, and these keys cost what plain attention costs.
     Query row a has order Lk - Lq + a and key b has order b; the pair is allowed when low <= order_q - order_k <= high (None:
     unbounded): causal is low=0, a window of w keys is low=0, high=w-1. spans, int64 [n, 5]: (row of the batch, first and last
@@ -307,7 +302,7 @@ def toeplitz_attention(
     Everything gets gradients, through both results; double backward raises.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
-    assert q.dim() == 4 and k.dim() == 4 and k.shape == v.shape and q.dtype == k.dtype == v.dtype, (q, k, v)
+    assert q.dim() == 4 and k.dim() == 4 and k.shape[:3] == v.shape[:3] and q.dtype == k.dtype == v.dtype, (q, k, v)
     assert q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[1] % k.shape[1] == 0, (q.shape, k.shape)
     assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
@@ -370,7 +365,7 @@ _attention_backward = torch.library.custom_op(
 def _(*inputs):
     x = Inputs(*inputs)
     lse = x.q.new_empty(x.q.shape[:3], dtype=x.wide)
-    return heads_last(x.q), lse, lse.new_empty(2, *lse.shape)
+    return heads_last(x.q, x.v.shape[3]), lse, lse.new_empty(2, *lse.shape)
 
 
 @_attention_backward.register_fake

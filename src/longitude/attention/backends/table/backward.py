@@ -75,14 +75,14 @@ def by_tiles(
 ) -> None:
     """Writes the gradients of q, k, v and levels of these rows of the batch, adds to those of table and vectors.
 
-    grad [n, Lq, D], minus_delta and minus_lse [n, Lq, 1], the latter in base 2.
+    grad [n, Lq, Dv], minus_delta and minus_lse [n, Lq, 1], the latter in base 2.
     """
     bias, groups, k, v = tiles.bias, tiles.groups, tiles.k, tiles.v
     (count, queries, dim), (shared, keys, _), (batch, heads) = tiles.q.shape, k.shape, grads.q.shape[:2]
     tall, wide = shape
     cuts = [(b, min(b + wide, keys)) for b in range(0, keys, wide)]
     dk_tiles = [k.new_zeros(shared, e - b, dim) for b, e in cuts]
-    dv_tiles = [torch.zeros_like(x) for x in dk_tiles]
+    dv_tiles = [v.new_zeros(shared, e - b, v.shape[2]) for b, e in cuts]
     learns = grads.table is not None or grads.key_vectors is not None
     for i in range(0, queries, tall):
         j = min(i + tall, queries)
@@ -136,4 +136,4 @@ def by_tiles(
         torch.mul(dq_i.view(batch, heads, rows, dim).flip(2), tiles.scale, out=grads.q[:, :, there])
     for (b, e), dk_t, dv_t in zip(cuts, dk_tiles, dv_tiles, strict=True):
         torch.mul(dk_t.view(batch, -1, e - b, dim), tiles.scale, out=grads.k[:, :, b:e])
-        grads.v[:, :, b:e] = dv_t.view(batch, -1, e - b, dim)
+        grads.v[:, :, b:e] = dv_t.view(batch, -1, *dv_t.shape[1:])

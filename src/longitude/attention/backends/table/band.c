@@ -100,11 +100,12 @@ INLINE store *out_of(Out x, num batch, num head, num row, num split) {
 }
 
 /* What a span needs at most. */
-typedef struct { num dim, head, panels, table, shared, logits, distances, vectors, skewed; } Sizes;
+typedef struct { num dim, value_dim, keys, values, panels, table, shared, logits, distances, vectors, skewed; } Sizes;
 static Sizes sizes(const Shape *s) {
-  num dim = up(s->dim, WIDE), keys = up(s->most_keys, PANEL), table = up(s->most_queries + s->most_keys - 1 + 2 * MARGIN, PANEL);
-  return (Sizes){dim, keys * dim, keys / PANEL, table, s->heads / s->groups, s->logits ? s->columns + 1 : 0, s->curves ? table : 0,
-                 s->vectors ? table * dim : 0, s->vectors ? BLOCK * WINDOW : 0};
+  num dim = up(s->dim, WIDE), value_dim = up(s->value_dim, WIDE), keys = up(s->most_keys, PANEL);
+  num table = up(s->most_queries + s->most_keys - 1 + 2 * MARGIN, PANEL);
+  return (Sizes){dim, value_dim, keys * dim, keys * value_dim, keys / PANEL, table, s->heads / s->groups,
+                 s->logits ? s->columns + 1 : 0, s->curves ? table : 0, s->vectors ? table * dim : 0, s->vectors ? BLOCK * WINDOW : 0};
 }
 
 /* The logits of `rows` queries, as counted.h reads them, BLOCK of them. */
@@ -119,7 +120,7 @@ static void lay_logits(const Shape *s, num at, num rows, real *to) {
 /* Numbers of working space that each thread needs. */
 num forward_space(const Shape *s) {
   Sizes n = sizes(s);
-  return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits + n.distances +
+  return n.keys + n.values + n.panels + 2 * n.table + BLOCK * (n.dim + n.value_dim) + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits + n.distances +
          n.vectors + n.skewed;
 }
 
@@ -155,20 +156,20 @@ static void forward_task(const void *call, num task, int worker) {
   const Shape *s = all->s;
   Sizes size = sizes(s);
   In q = all->q, k = all->k, v = all->v;
-  num dim = size.dim;
+  num dim = size.dim, value_dim = size.value_dim;
   num h = task / s->splits % size.shared, shift;
   Span p = s->spans[task / s->splits / size.shared];
   Shape t = alone(s, p, &shift);
   num blocks = (t.queries + BLOCK - 1) / BLOCK;
-  real *keys = all->space + worker * forward_space(s), *values = keys + size.head, *longest = values + size.head;
+  real *keys = all->space + worker * forward_space(s), *values = keys + size.keys, *longest = values + size.values;
   real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
-  real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *counts = top + BLOCK;
+  real *made = queries + BLOCK * dim, *tile = made + BLOCK * value_dim, *top = tile + ROWS * PANEL, *counts = top + BLOCK;
   real *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
   real *vectors = distances + size.distances, *skewed = vectors + size.vectors;
   lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
   for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
     const store *from_v = in(v, p.batch, h, p.k_from + b);
-    longest[b / PANEL] += 0 * lay_down(from_v, v.row, least(t.keys - b, PANEL), PANEL, s->dim, dim, 1, values + b * dim);
+    longest[b / PANEL] += 0 * lay_down(from_v, v.row, least(t.keys - b, PANEL), PANEL, s->value_dim, value_dim, 1, values + b * value_dim);
   }
   for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
     const real *offsets = all->table ? all->table + g * all->table_row + shift : 0;
@@ -180,7 +181,7 @@ static void forward_task(const void *call, num task, int worker) {
       num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
       const store *from_q = in(q, p.batch, g, p.q_from + a);
       real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
-      memset(made, 0, BLOCK * dim * sizeof(real));
+      memset(made, 0, BLOCK * value_dim * sizeof(real));
       Pieces pieces[BLOCK] = {0};
       vec sums[BLOCK] = {0};
       for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, counts[r] = 0;
@@ -207,16 +208,16 @@ static void forward_task(const void *call, num task, int worker) {
               pieces[i] = bend(&curve, distances + at, rate, nearest - at, pieces[i], x, wide);
             }
           }
-          if (wide == ACROSS) weigh(dim, ACROSS, tile, top + r, sums + r, made + r * dim);
-          else weigh(dim, wide, tile, top + r, sums + r, made + r * dim);
-          gather(ROWS, dim, to - from, tile + from - skip, PANEL, 1, values + (b + from) * dim, made + r * dim);
+          if (wide == ACROSS) weigh(value_dim, ACROSS, tile, top + r, sums + r, made + r * value_dim);
+          else weigh(value_dim, wide, tile, top + r, sums + r, made + r * value_dim);
+          gather(ROWS, value_dim, to - from, tile + from - skip, PANEL, 1, values + (b + from) * value_dim, made + r * value_dim);
         }
       }
       for (num r = 0; r < rows; r++) {
         store *to = out_of(all->out, p.batch, g, p.q_from + a + r, 0);
         int has_keys = low_key(&t, a + r) < high_key(&t, a + r);
         real total = sum_of(sums[r]);
-        for (num d = 0; d < s->dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total : 0);
+        for (num d = 0; d < s->value_dim; d++) to[d] = narrow(has_keys ? made[r * value_dim + d] / total : 0);
         num at = (p.batch * s->heads + g) * s->queries + p.q_from + a + r;
         all->ends[at] = has_keys ? top[r] : INFINITY;
         all->ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total) : 0;
@@ -234,7 +235,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
 /* ---- backward ---- */
 num backward_space(const Shape *s) {
   Sizes n = sizes(s);
-  return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 4 * BLOCK +
+  return 3 * n.keys + 2 * n.values + 2 * n.panels + 3 * n.table + BLOCK * (2 * n.dim + n.value_dim) + 2 * BLOCK * PANEL + 4 * BLOCK +
          (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0) + n.distances + 2 * s->pieces * WIDE + 3 * n.vectors + 2 * n.skewed;
 }
 
@@ -257,13 +258,13 @@ static void backward_task(const void *call, num task, int worker) {
   Out grad_q = all->grad_q, grad_k = all->grad_k, grad_v = all->grad_v;
   const real *grad_lse = all->grad_lse;
   real *grad_table = all->grad_table;
-  num dim = size.dim;
+  num dim = size.dim, value_dim = size.value_dim;
   num block = s->last - s->first < 8 * BLOCK ? BLOCK / 2 : BLOCK; /* its queries meet the panels of all: few, where it is narrow */
   num split = task % s->splits, share = task / s->splits % s->shares, h = task / s->splits / s->shares, shift;
-  real *keys = all->space + worker * backward_space(s), *values = keys + size.head, *flat = values + size.head;
-  real *made_k = flat + size.head, *made_v = made_k + size.head, *longest = made_v + size.head;
+  real *keys = all->space + worker * backward_space(s), *values = keys + size.keys, *flat = values + size.values;
+  real *made_k = flat + size.keys, *made_v = made_k + size.keys, *longest = made_v + size.values;
   real *biases = longest + 2 * size.panels, *highest = biases + size.table, *made_table = highest + size.table;
-  real *queries = made_table + size.table, *grads = queries + BLOCK * dim, *made = grads + BLOCK * dim;
+  real *queries = made_table + size.table, *grads = queries + BLOCK * dim, *made = grads + BLOCK * value_dim;
   real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *top = slopes + BLOCK * PANEL;
   real *total = top + BLOCK, *delta = total + BLOCK, *run = delta + BLOCK, *logits = run + BLOCK;
   real *of_logits = logits + BLOCK * size.logits, *counts = of_logits + BLOCK * size.logits, full = s->columns - 1;
@@ -276,11 +277,11 @@ static void backward_task(const void *call, num task, int worker) {
     num blocks = (t.queries + block - 1) / block, padded = up(t.keys, PANEL);
     const store *from_k = in(k, p.batch, h, p.k_from), *from_v = in(v, p.batch, h, p.k_from);
     lay_across(from_k, k.row, t.keys, s->dim, dim, keys, longest);
-    lay_across(from_v, v.row, t.keys, s->dim, dim, values, longest + size.panels);
+    lay_across(from_v, v.row, t.keys, s->value_dim, value_dim, values, longest + size.panels);
     lay_down(from_k, k.row, t.keys, padded, s->dim, dim, 1, flat);
     for (num b = 0; b < t.keys; b += PANEL) longest[b / PANEL] += 0 * longest[size.panels + b / PANEL];
     memset(made_k, 0, padded * dim * sizeof(real));
-    memset(made_v, 0, padded * dim * sizeof(real));
+    memset(made_v, 0, padded * value_dim * sizeof(real));
     for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
       const real *offsets = all->table ? all->table + g * all->table_row + shift : 0;
       Curve curve = curve_of(s, g);
@@ -297,13 +298,13 @@ static void backward_task(const void *call, num task, int worker) {
         const store *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
         const store *from_out = in(out, p.batch, g, p.q_from + a);
         real length = lay_down(from_q, q.row, rows, block, s->dim, dim, (real)s->scale * LOG2E, queries);
-        length += 0 * lay_down(from_grad, grad.row, rows, block, s->dim, dim, 1, grads);
+        length += 0 * lay_down(from_grad, grad.row, rows, block, s->value_dim, value_dim, 1, grads);
         memset(made, 0, block * dim * sizeof(real));
         for (num r = 0; r < block; r++) {
           top[r] = r < rows ? all->ends[at + r] : INFINITY; /* infinite: without keys its weights are 0 */
           total[r] = r < rows ? all->ends[at + r + s->batch * s->heads * s->queries] : 0;
           delta[r] = grad_lse && r < rows ? grad_lse[at + r] : 0;
-          if (r < rows) delta[r] -= dot(grads + r * dim, from_out + r * out.row, s->dim);
+          if (r < rows) delta[r] -= dot(grads + r * value_dim, from_out + r * out.row, s->value_dim);
           delta[r] = top[r] != INFINITY ? delta[r] : 0;
           length += 0 * delta[r];
         }
@@ -345,7 +346,7 @@ static void backward_task(const void *call, num task, int worker) {
             num here = corner + BLOCK - 1 - r;
             const real *bias = s->vectors ? skewed + r * WINDOW + here - met : biases + here;
             score(&t, queries + r * dim, dim, keys + b * dim, bias, next, a + r, b, ACROSS, FINITE(bound), weight);
-            product(ROWS, ACROSS, dim, grads + r * dim, dim, 1, values + b * dim, PANEL, 0, 0, slope, PANEL);
+            product(ROWS, ACROSS, value_dim, grads + r * value_dim, value_dim, 1, values + b * value_dim, PANEL, 0, 0, slope, PANEL);
             real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b;
             for (num i = 0; i < ROWS; i++, diagonal--) {
               Place at[ACROSS];
@@ -372,7 +373,7 @@ static void backward_task(const void *call, num task, int worker) {
           }
           if (s->vectors) part(s, block, dim, apart, met / PANEL, b + PANEL < high ? 1 : SKEWED, queries, down, made, of_vectors);
           if (first >= last) continue;
-          scatter(dim, last - first, weights + first * PANEL, PANEL, grads + first * dim, made_v + b * dim);
+          scatter(value_dim, last - first, weights + first * PANEL, PANEL, grads + first * value_dim, made_v + b * value_dim);
           scatter(dim, last - first, slopes + first * PANEL, PANEL, queries + first * dim, made_k + b * dim);
         }
         for (num m = 0; m < 2 * s->pieces; m++) s->grad_curves[of_head * 3 * s->pieces + m] += sum_of(((vec *)of_curve)[m]);
@@ -391,7 +392,8 @@ static void backward_task(const void *call, num task, int worker) {
     }
     for (num b = 0; b < t.keys; b++) {
       store *to_k = out_of(grad_k, p.batch, h, p.k_from + b, split), *to_v = out_of(grad_v, p.batch, h, p.k_from + b, split);
-      for (num d = 0; d < s->dim; d++) to_k[d] = narrow(made_k[b * dim + d] / LOG2E), to_v[d] = narrow(made_v[b * dim + d]);
+      for (num d = 0; d < s->dim; d++) to_k[d] = narrow(made_k[b * dim + d] / LOG2E);
+      for (num d = 0; d < s->value_dim; d++) to_v[d] = narrow(made_v[b * value_dim + d]);
     }
   }
 }

@@ -116,9 +116,9 @@ class Band(NamedTuple):
         return max(0, self.first - i), min(self.keys, self.last - (j - 1) + 1)
 
 
-def heads_last(x: Tensor) -> Tensor:
-    """Uninitialised, of x's shape [B, H, L, D] but laid out [B, L, H, D], so that merging the heads later is free."""
-    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+def heads_last(x: Tensor, width: int | None = None) -> Tensor:
+    """Uninitialised, of x's shape [B, H, L, D or width] but laid out [B, L, H, D], so that merging the heads later is free."""
+    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3] if width is None else width).transpose(1, 2)
 
 
 # ---- in one pass ---------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Shape(ctypes.Structure):
     """`Shape` of vectors.h."""
 
     _fields_ = [
-        *((name, c_int64) for name in "batch heads groups queries keys dim first last".split()),
+        *((name, c_int64) for name in "batch heads groups queries keys dim value_dim first last".split()),
         *((name, c_int64) for name in "count most_queries most_keys splits shares".split()),
         ("scale", c_double),
         *((name, c_void_p) for name in ("spans", "logits", "grad_logits")),
@@ -205,7 +205,7 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Out [B, H, Lq, D], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq].
+    """Out [B, H, Lq, Dv], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq].
 
     None where levels or vectors of values are added, or where it cannot be compiled.
     """
@@ -218,7 +218,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     if not few:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
         shape.splits = max(1, min(blocks, -(-4 * threads // max(1, tasks))))
-    out, lse = heads_last(x.q.to(stored)), x.q.new_empty(x.q.shape[:3], dtype=wide)
+    out, lse = heads_last(x.q.to(stored), x.v.shape[3]), x.q.new_empty(x.q.shape[:3], dtype=wide)
     ends = x.q.new_empty(2, *lse.shape, dtype=wide)
     if x.spans is not None:
         out.zero_()
@@ -308,8 +308,8 @@ def _shape(x: Inputs, threads: int) -> Shape:
     most_keys = max((k_to - k_from for *_, k_from, k_to in spans), default=1)
     numbers = (c_int64 * (5 * len(spans)))(*chain.from_iterable(spans))
     shape = Shape(
-        batch, heads, heads // shared, queries, keys, dim, band.first, band.last, len(spans), most_queries, most_keys,
-        1, 1, x.scale, ctypes.addressof(numbers), threads=threads,
+        batch, heads, heads // shared, queries, keys, dim, x.v.shape[3], band.first, band.last, len(spans), most_queries,
+        most_keys, 1, 1, x.scale, ctypes.addressof(numbers), threads=threads,
     )  # fmt: skip
     logits = None if x.logits is None else x.logits.contiguous()
     if logits is not None:

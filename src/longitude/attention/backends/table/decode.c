@@ -24,7 +24,7 @@ INLINE void add(num n, const real *weights, const store *x, num row, num dim, re
     for (num i = 0; i < n; i++) to[d] += weights[i] * widen(x[i * row + d]);
 }
 
-num decode_space(const Shape *s) { return s->groups * s->most_queries * (2 * s->dim + 2) + up(SOME, WIDE); }
+num decode_space(const Shape *s) { return s->groups * s->most_queries * (s->dim + s->value_dim + 2) + up(SOME, WIDE); }
 
 /* lse [B, H, Lq] and ends [2, B, H, Lq] as in band.c. A task is a span and a head of keys. */
 typedef struct { const Shape *s; In q, k, v; const real *table; num table_row; Out out; real *lse, *ends, *space; } Decode;
@@ -33,13 +33,13 @@ static void decode_task(const void *call, num task, int worker) {
   const Shape *s = all->s;
   In q = all->q, k = all->k, v = all->v;
   Out out = all->out;
-  num shared = s->heads / s->groups, dim = s->dim;
+  num shared = s->heads / s->groups, dim = s->dim, value_dim = s->value_dim;
   num h = task % shared;
   Span p = s->spans[task / shared];
   num rows = (p.q_to - p.q_from) * s->groups;
-  real *made = all->space + worker * decode_space(s), *queries = made + rows * dim, *top = queries + rows * dim;
+  real *made = all->space + worker * decode_space(s), *queries = made + rows * value_dim, *top = queries + rows * dim;
   real *total = top + rows, *tile = total + rows;
-  memset(made, 0, rows * dim * sizeof(real));
+  memset(made, 0, rows * value_dim * sizeof(real));
   for (num r = 0; r < rows; r++) {
     const store *x = q.at + p.batch * q.batch + (h * s->groups + r % s->groups) * q.head + (p.q_from + r / s->groups) * q.row;
     for (num d = 0; d < dim; d++) queries[r * dim + d] = widen(x[d]) * (real)s->scale * LOG2E;
@@ -61,19 +61,19 @@ static void decode_task(const void *call, num task, int worker) {
       real now = highest_of(high);
       if (now > top[r]) {
         real factor = power(SAME(top[r] - now))[0];
-        for (num d = 0; d < dim; d++) made[r * dim + d] *= factor;
+        for (num d = 0; d < value_dim; d++) made[r * value_dim + d] *= factor;
         total[r] *= factor;
         top[r] = now;
       }
       for (num w = 0; w < wide; w++) sum += x[w] = power(x[w] - top[r]);
       total[r] += sum_of(sum);
-      add(to - from, tile, values + from * v.row, v.row, dim, made + r * dim);
+      add(to - from, tile, values + from * v.row, v.row, value_dim, made + r * value_dim);
     }
   for (num r = 0; r < rows; r++) {
     num g = h * s->groups + r % s->groups, a = p.q_from + r / s->groups, start = s->queries - 1 - a;
     int has_keys = most(p.k_from, s->first - start) < least(p.k_to, s->last - start + 1);
     store *to = out.at + p.batch * out.batch + g * out.head + a * out.row;
-    for (num d = 0; d < dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total[r] : 0);
+    for (num d = 0; d < value_dim; d++) to[d] = narrow(has_keys ? made[r * value_dim + d] / total[r] : 0);
     num at = (p.batch * s->heads + g) * s->queries + a;
     all->ends[at] = has_keys ? top[r] : INFINITY;
     all->ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;

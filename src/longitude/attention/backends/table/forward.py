@@ -16,10 +16,10 @@ from longitude.attention.backends.table.tiles import Tiles, batch_steps, folded,
 
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq], -inf for a query without keys."""
+    """Out [B, H, Lq, Dv] and the logsumexp of each row [B, H, Lq], -inf for a query without keys."""
     batch, heads, queries, _ = x.q.shape
     bias = Bias.of(x)
-    out, lse = heads_last(x.q), x.q.new_full(x.q.shape[:3], -math.inf, dtype=x.wide)
+    out, lse = heads_last(x.q, x.v.shape[3]), x.q.new_full(x.q.shape[:3], -math.inf, dtype=x.wide)
     start, stop = bias.band.live_rows()
     if (start, stop) != (0, queries):
         out.zero_()
@@ -45,8 +45,8 @@ def block(tiles: Tiles, bound: Bound, i: int, j: int, cols: int) -> tuple[Tensor
     """Of queries i .. j-1: sums of weighted values [n, rows, D], of weights [n, rows, 1], and the logsumexp [n, rows, 1]."""
     bias, groups, rows = tiles.bias, tiles.groups, j - i
     q = reversed_rows(tiles.q, i, j)
-    values = q.new_zeros(len(tiles.k), groups * rows, q.shape[2])
-    by_head = values.view(q.shape)
+    values = q.new_zeros(len(tiles.k), groups * rows, tiles.v.shape[2])
+    by_head = values.view(len(q), rows, -1)
     total = q.new_zeros(len(q), rows, 1)
     top = total if bound.safe else torch.full_like(total, torch.finfo(total.dtype).min)  # the highest score so far
     for b, e in key_tiles(bias, i, j, cols):

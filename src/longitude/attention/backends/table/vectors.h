@@ -52,9 +52,9 @@ typedef struct { store *at; num batch, head, row, split; } Out;
    k_from .. k_to - 1 of that row. */
 typedef struct { num batch, q_from, q_to, k_from, k_to; } Span;
 typedef struct {
-  num batch, heads, groups, queries, keys, dim, first, last; /* groups: queries' heads to a head of keys */
-  num count, most_queries, most_keys;                        /* of the spans */
-  num splits, shares;                                        /* of the blocks of queries in a span, of the spans */
+  num batch, heads, groups, queries, keys, dim, value_dim, first, last; /* groups: queries' heads to a head of keys */
+  num count, most_queries, most_keys;                                   /* of the spans */
+  num splits, shares;                                                   /* of the blocks of queries in a span, of the spans */
   double scale;
   const Span *spans;
   const real *logits; /* [B, H, Lq, columns] of counted keys; null: none are counted */
