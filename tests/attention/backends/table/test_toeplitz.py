@@ -66,6 +66,16 @@ def test_a_batch_taken_in_several_steps(shared, monkeypatch):
     compare(tensors(KINDS, 90, 90, 50, batch=5, shared=shared), near=50)
 
 
+@pytest.mark.parametrize("near", [0, 280], ids="vectors from {} on".format)
+def test_weights_by_diagonal_follow_a_highest_score_that_rises(near):
+    """Keys come nearest first, and the far ones have the highest scores: sums that began with the near ones are scaled again."""
+    x = tensors(["value_vectors"], 170, 170, near, value_dim=7)
+    x["k"] = x["k"] + torch.linspace(600, 0, 170)[:, None] * torch.tensor([0.25, 0, 0, 0])
+    x["q"][..., 0] = x["q"][..., 0].abs()
+    compare(x, near=near, low=None)
+    compare(x, near=near)
+
+
 def test_each_result_alone_has_gradients():
     x = tensors(KINDS, 70, 90, 40)
     assert compare(x, near=40, through=["out"])["dq_level"].abs().max() < 1e-12  # the weights of a row sum to one
@@ -110,7 +120,7 @@ def test_every_width_of_vectors(options, dtype, monkeypatch):
     built = loop.functions(dtype, *options)
     monkeypatch.setattr(loop, "functions", lambda dtype: built)
     for queries, keys, dim, value_dim in ((5, 5, 3, 3), (67, 67, 24, 40), (130, 130, 80, 25), (2, 130, 24, 50)):
-        for kinds in (["table"], ["table", "key_vectors"]):
+        for kinds in (["table"], ["table", "key_vectors"], ["key_vectors", "value_vectors"]):
             x = tensors(kinds, queries, keys, heads=2, kv_heads=1, dim=dim, value_dim=value_dim)
             compare(narrowed(x, dtype), {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype])
 

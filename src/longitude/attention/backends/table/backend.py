@@ -12,8 +12,8 @@ token (a forget gate's level) is constant along a column. Nothing of Lq x Lk ele
                 cannot promise scores of ordinary size
     backward    tile by tile; a tile of weights is built once and serves every gradient, those of tables (anti-diagonal sums
                 of the scores' gradient) and vectors (one product per tile) among them
-    band        what it takes; and both, where nothing but a table and vectors of scores is added and there is a compiler:
-                band.c in one pass
+    band        what it takes; and both, where nothing but a table and vectors is added and there is a compiler: band.c in
+                one pass
 
 In all of these, i counts queries in reverse.
 """
@@ -77,9 +77,9 @@ def in_c(r: Request) -> bool:
 
 
 def vectors_in_c(r: Request) -> bool:
-    """Whether the loop in C takes its vectors of offsets: for scores alone, with nothing but biases of the offset beside them."""
-    plain = (isinstance(x, OffsetBias) or (isinstance(x, OffsetVectors) and x.values is None) for x in r.terms)
-    return all(plain) and band.available(torch.promote_types(r.q.dtype, torch.float32))
+    """Whether the loop in C takes its vectors of offsets: with nothing but biases of the offset beside them."""
+    plain = all(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
+    return plain and band.available(torch.promote_types(r.q.dtype, torch.float32))
 
 
 def formula(r: Request) -> Counted | NormalizedOffset | None:
@@ -235,7 +235,9 @@ def table_memory(r: Request) -> int:
 
 def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
-        return 1.3 if vectors_in_c(r) else 2.5
+        if not vectors_in_c(r):
+            return 2.5
+        return 1.3 if any(term.reach is None for term in r.terms) else 1.0  # a product more, for near keys or for all
     if in_c(r):
         # Finding spans takes longer than decoding by a dense row, as preparing the loop does; float16 is copied, and
         # for bfloat16 some processors have instructions that torch uses.
@@ -289,9 +291,10 @@ def toeplitz_attention(
         scores[h, a, b] = scale q_a . k_b + table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n]
         out[h, a]       = sum over b of weights[h, a, b] (v_b + value_vectors[h, n]),          n = (Lq - 1 - a) + b
 
-    q [B, H, Lq, D]; k [B, Hkv, Lk, D]; v [B, Hkv, Lk, Dv]; Hkv divides H; on the CPU. In float32 or wider: table [H, Lq + Lk - 1], finite;
-    levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D or Dv], those of the diagonals from `near` on, up to the end of the band
-    or further. Before `near` vectors and table are zero, and these keys cost what plain attention costs.
+    q [B, H, Lq, D]; k [B, Hkv, Lk, D]; v [B, Hkv, Lk, Dv]; Hkv divides H; on the CPU. In float32 or wider: table
+    [H, Lq + Lk - 1], finite; levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D or Dv], those of the diagonals from
+    `near` on, up to the end of the band or further. Before `near` vectors and table are zero, and these keys cost what plain
+    attention costs.
     Query row a has order Lk - Lq + a and key b has order b; the pair is allowed when low <= order_q - order_k <= high (None:
     unbounded): causal is low=0, a window of w keys is low=0, high=w-1. spans, int64 [n, 5]: (row of the batch, first and last
     + 1 of its queries, first and last + 1 of the keys that these attend to); no query and no key is in two of them; only where

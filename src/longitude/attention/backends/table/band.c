@@ -100,12 +100,13 @@ INLINE store *out_of(Out x, num batch, num head, num row, num split) {
 }
 
 /* What a span needs at most. */
-typedef struct { num dim, value_dim, keys, values, panels, table, shared, logits, distances, vectors, skewed; } Sizes;
+typedef struct { num dim, value_dim, keys, values, panels, table, shared, logits, distances, key_skew, value_skew; } Sizes;
 static Sizes sizes(const Shape *s) {
   num dim = up(s->dim, WIDE), value_dim = up(s->value_dim, WIDE), keys = up(s->most_keys, PANEL);
   num table = up(s->most_queries + s->most_keys - 1 + 2 * MARGIN, PANEL);
   return (Sizes){dim, value_dim, keys * dim, keys * value_dim, keys / PANEL, table, s->heads / s->groups,
-                 s->logits ? s->columns + 1 : 0, s->curves ? table : 0, s->vectors ? table * dim : 0, s->vectors ? BLOCK * WINDOW : 0};
+                 s->logits ? s->columns + 1 : 0, s->curves ? table : 0, skew_space(&s->key_vectors, dim),
+                 skew_space(&s->value_vectors, value_dim)};
 }
 
 /* The logits of `rows` queries, as counted.h reads them, BLOCK of them. */
@@ -120,14 +121,14 @@ static void lay_logits(const Shape *s, num at, num rows, real *to) {
 /* Numbers of working space that each thread needs. */
 num forward_space(const Shape *s) {
   Sizes n = sizes(s);
-  return n.keys + n.values + n.panels + 2 * n.table + BLOCK * (n.dim + n.value_dim) + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits + n.distances +
-         n.vectors + n.skewed;
+  return n.keys + n.values + n.panels + 2 * n.table + BLOCK * (n.dim + n.value_dim) + ROWS * PANEL + 3 * BLOCK +
+         BLOCK * n.logits + n.distances + n.key_skew + n.value_skew;
 }
 
 /* Scores x [ROWS, PANEL] -> weights 2^(score - top), added to `sums`. A top that one exceeds rises by SLACK more than it must, so
    that few exceed it again: then one look at all of them is enough. A score that is not a number raises nothing. */
 #define SLACK 8
-INLINE void weigh(num dim, int wide, real *x, real *top, vec *sums, real *made) {
+INLINE void weigh(num dim, int wide, real *x, real *top, vec *sums, real *made, real *apart) {
   ivec above = {0};
   for (int r = 0; r < ROWS; r++)
     for (int w = 0; w < wide; w++) above |= *(vec *)(x + r * PANEL + w * WIDE) > top[r];
@@ -139,6 +140,7 @@ INLINE void weigh(num dim, int wide, real *x, real *top, vec *sums, real *made) 
     top[r] = now + SLACK;
     vec factor = power(SAME(before - top[r]));
     for (num d = 0; d < dim; d += WIDE) *(vec *)(made + r * dim + d) *= factor;
+    for (num d = 0; apart && d < WINDOW; d += WIDE) *(vec *)(apart + r * WINDOW + d) *= factor;
     sums[r] *= factor;
   }
   for (int r = 0; r < ROWS; r++)
@@ -165,7 +167,7 @@ static void forward_task(const void *call, num task, int worker) {
   real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
   real *made = queries + BLOCK * dim, *tile = made + BLOCK * value_dim, *top = tile + ROWS * PANEL, *counts = top + BLOCK;
   real *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
-  real *vectors = distances + size.distances, *skewed = vectors + size.vectors;
+  real *skews = distances + size.distances;
   lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
   for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
     const store *from_v = in(v, p.batch, h, p.k_from + b);
@@ -176,7 +178,8 @@ static void forward_task(const void *call, num task, int worker) {
     Curve curve = curve_of(s, g);
     num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
     tabulate(&t, s->curves ? 0 : offsets, biases, highest);
-    real far = s->vectors ? lay_vectors(s, g, size.table, dim, vectors, 0) : 0;
+    Skew of_keys = lay_vectors(s, &s->key_vectors, g, s->dim, dim, skews);
+    Skew of_values = lay_vectors(s, &s->value_vectors, g, s->value_dim, value_dim, skews + size.key_skew);
     for (num n = task % s->splits; n < blocks; n += s->splits) {
       num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
       const store *from_q = in(q, p.batch, g, p.q_from + a);
@@ -188,17 +191,21 @@ static void forward_task(const void *call, num task, int worker) {
       if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
       num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
       for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
-        real bound = length * (longest[b / PANEL] + far);
-        num corner = MARGIN + t.queries - a - BLOCK + b, met = corner / PANEL * PANEL, next = s->vectors ? WINDOW - 1 : -1;
-        if (s->vectors) meet(s, queries, BLOCK, dim, vectors, biases, met / PANEL, b + PANEL < high ? -1 : 0, skewed);
+        real bound = length * (longest[b / PANEL] + of_keys.longest) + 0 * of_values.longest;
+        num corner = MARGIN + t.queries - a - BLOCK + b, panel = corner / PANEL, in_panel = corner % PANEL;
+        meet(&of_keys, queries, BLOCK, biases, panel, -1);
+        enter(&of_values, panel);
         for (num r = 0; r < rows; r += ROWS) {
           num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
           num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
           if (from >= to) continue;
           if (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r)) continue;
           int wide = (int)((to - skip + WIDE - 1) / WIDE);
-          const real *bias = (s->vectors ? skewed + r * WINDOW - met : biases) + corner + BLOCK - 1 - r + skip;
-          score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, next, a + r, b + skip, wide, FINITE(bound), tile);
+          num place = in_panel + BLOCK - 1 - r + skip;
+          const real *bias = of_keys.here ? of_keys.met + r * WINDOW + place : biases + panel * PANEL + place;
+          real *apart = of_values.here ? of_values.apart + r * WINDOW : 0;
+          score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, of_keys.here ? WINDOW - 1 : -1, a + r,
+                b + skip, wide, FINITE(bound), tile);
           for (num i = r; i < last; i++) {
             vec *x = (vec *)(tile + (i - r) * PANEL);
             if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
@@ -208,11 +215,16 @@ static void forward_task(const void *call, num task, int worker) {
               pieces[i] = bend(&curve, distances + at, rate, nearest - at, pieces[i], x, wide);
             }
           }
-          if (wide == ACROSS) weigh(value_dim, ACROSS, tile, top + r, sums + r, made + r * value_dim);
-          else weigh(value_dim, wide, tile, top + r, sums + r, made + r * value_dim);
+          if (wide == ACROSS) weigh(value_dim, ACROSS, tile, top + r, sums + r, made + r * value_dim, apart);
+          else weigh(value_dim, wide, tile, top + r, sums + r, made + r * value_dim, apart);
           gather(ROWS, value_dim, to - from, tile + from - skip, PANEL, 1, values + (b + from) * value_dim, made + r * value_dim);
+          for (num i = 0; apart && i < ROWS; i++)
+            for (num w = 0; w < wide * WIDE; w += WIDE)
+              *(vec *)(apart + i * (WINDOW - 1) + place + w) += *(vec *)(tile + i * PANEL + w);
         }
+        if (of_values.here) part(&of_values, BLOCK, panel, -1, made, 0);
       }
+      rest(&of_values, BLOCK, -1, made, 0), of_keys.here = 0;
       for (num r = 0; r < rows; r++) {
         store *to = out_of(all->out, p.batch, g, p.q_from + a + r, 0);
         int has_keys = low_key(&t, a + r) < high_key(&t, a + r);
@@ -236,7 +248,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
 num backward_space(const Shape *s) {
   Sizes n = sizes(s);
   return 3 * n.keys + 2 * n.values + 2 * n.panels + 3 * n.table + BLOCK * (2 * n.dim + n.value_dim) + 2 * BLOCK * PANEL + 4 * BLOCK +
-         (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0) + n.distances + 2 * s->pieces * WIDE + 3 * n.vectors + 2 * n.skewed;
+         (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0) + n.distances + 2 * s->pieces * WIDE + n.key_skew + n.value_skew;
 }
 
 /* ends as forward made them; grad_lse [B, H, Lq] or null: what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
@@ -269,8 +281,7 @@ static void backward_task(const void *call, num task, int worker) {
   real *total = top + BLOCK, *delta = total + BLOCK, *run = delta + BLOCK, *logits = run + BLOCK;
   real *of_logits = logits + BLOCK * size.logits, *counts = of_logits + BLOCK * size.logits, full = s->columns - 1;
   real *distances = logits + (s->logits ? BLOCK * (2 * size.logits + size.panels) : 0), *of_curve = distances + size.distances;
-  real *vectors = of_curve + 2 * s->pieces * WIDE, *down = vectors + size.vectors, *of_vectors = down + size.vectors;
-  real *skewed = of_vectors + size.vectors, *apart = skewed + size.skewed;
+  real *skews = of_curve + 2 * s->pieces * WIDE;
   for (num span = share; span < s->count; span += s->shares) {
     Span p = s->spans[span];
     Shape t = alone(s, p, &shift);
@@ -289,9 +300,8 @@ static void backward_task(const void *call, num task, int worker) {
       num of_head = (split * s->shares + share) * s->heads + g; /* where sums over queries and keys go */
       tabulate(&t, s->curves ? 0 : offsets, biases, highest);
       memset(made_table, 0, size.table * sizeof(real));
-      real far = s->vectors ? lay_vectors(s, g, size.table, dim, vectors, down) : 0;
-      memset(of_vectors, 0, size.vectors * sizeof(real));
-      memset(apart, 0, size.skewed * sizeof(real));
+      Skew of_keys = lay_vectors(s, &s->key_vectors, g, s->dim, dim, skews);
+      Skew of_values = lay_vectors(s, &s->value_vectors, g, s->value_dim, value_dim, skews + size.key_skew);
       for (num n = split; n < blocks; n += s->splits) {
         num a = n * block, rows = least(block, t.queries - a);
         num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
@@ -331,9 +341,10 @@ static void backward_task(const void *call, num task, int worker) {
         }
         for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
           num first = block, last = 0; /* the queries for which this panel counts */
-          num corner = MARGIN + t.queries - a - BLOCK + b, met = corner / PANEL * PANEL, next = s->vectors ? WINDOW - 1 : -1;
-          real bound = length * (longest[b / PANEL] + far);
-          if (s->vectors) meet(s, queries, block, dim, vectors, biases, met / PANEL, b >= low / PANEL * PANEL + PANEL, skewed);
+          num corner = MARGIN + t.queries - a - BLOCK + b, panel = corner / PANEL;
+          real bound = length * (longest[b / PANEL] + of_keys.longest) + 0 * of_values.longest;
+          meet(&of_keys, queries, block, biases, panel, 1);
+          meet(&of_values, grads, block, 0, panel, 1);
           for (num r = 0; r < rows; r += ROWS) {
             real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
             num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
@@ -343,39 +354,46 @@ static void backward_task(const void *call, num task, int worker) {
               continue;
             }
             first = least(first, r), last = r + ROWS;
-            num here = corner + BLOCK - 1 - r;
-            const real *bias = s->vectors ? skewed + r * WINDOW + here - met : biases + here;
-            score(&t, queries + r * dim, dim, keys + b * dim, bias, next, a + r, b, ACROSS, FINITE(bound), weight);
-            product(ROWS, ACROSS, value_dim, grads + r * value_dim, value_dim, 1, values + b * value_dim, PANEL, 0, 0, slope, PANEL);
+            num place = corner % PANEL + BLOCK - 1 - r;
+            const real *bias = of_keys.here ? of_keys.met + r * WINDOW + place : biases + panel * PANEL + place;
+            const real *more = of_values.here ? of_values.met + r * WINDOW + place : 0;
+            score(&t, queries + r * dim, dim, keys + b * dim, bias, of_keys.here ? WINDOW - 1 : -1, a + r, b, ACROSS,
+                  FINITE(bound), weight);
+            product(ROWS, ACROSS, value_dim, grads + r * value_dim, value_dim, 1, values + b * value_dim, PANEL, more,
+                    WINDOW - 1, slope, PANEL);
             real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b;
             for (num i = 0; i < ROWS; i++, diagonal--) {
               Place at[ACROSS];
               real *own = logits + (r + i) * size.logits, count = s->logits ? counts[b / PANEL * BLOCK + r + i] : 0;
-              num place = diagonal - made_table;
+              num here = diagonal - made_table, skewed = (r + i) * WINDOW + place - i;
               real rate = s->curves && r + i < rows ? s->rates[p.batch * s->queries + p.q_from + a + r + i] : 0;
               if (s->logits) raise(own, full, count, (vec *)(weight + i * PANEL), ACROSS, at);
-              if (s->curves) pieces[r + i] = bend(&curve, distances + place, rate, nearest - place, pieces[r + i],
+              if (s->curves) pieces[r + i] = bend(&curve, distances + here, rate, nearest - here, pieces[r + i],
                                                   (vec *)(weight + i * PANEL), ACROSS);
               for (num w = 0; w < PANEL; w += WIDE) {
                 vec *x = (vec *)(weight + i * PANEL + w), *y = (vec *)(slope + i * PANEL + w);
                 *x = power(*x - top[r + i] - total[r + i]);
                 *y = *x * (*y + delta[r + i]);
                 if (grad_table && !s->curves) *(vec *)(diagonal + w) += *y;
-                if (s->vectors) *(vec *)(apart + (r + i) * WINDOW + place - met + w) += *y;
+                if (of_keys.here) *(vec *)(of_keys.apart + skewed + w) += *y;
+                if (of_values.here) *(vec *)(of_values.apart + skewed + w) += *x;
               }
               if (s->curves && r + i < rows)
-                s->grad_rates[in_rows + r + i] += unbend(&curve, distances + place, rate, pieces[r + i], (vec *)(slope + i * PANEL),
+                s->grad_rates[in_rows + r + i] += unbend(&curve, distances + here, rate, pieces[r + i], (vec *)(slope + i * PANEL),
                                                          (vec *)of_curve, diagonal);
               if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], (vec *)(slope + i * PANEL), ACROSS,
                                                 of_logits + (r + i) * size.logits);
             }
             gather(ROWS, dim, to - from, slope + from, PANEL, 1, flat + (b + from) * dim, made + r * dim);
           }
-          if (s->vectors) part(s, block, dim, apart, met / PANEL, b + PANEL < high ? 1 : SKEWED, queries, down, made, of_vectors);
+          if (of_keys.here) part(&of_keys, block, panel, 1, made, queries);
+          if (of_values.here) part(&of_values, block, panel, 1, 0, grads);
           if (first >= last) continue;
           scatter(value_dim, last - first, weights + first * PANEL, PANEL, grads + first * value_dim, made_v + b * value_dim);
           scatter(dim, last - first, slopes + first * PANEL, PANEL, queries + first * dim, made_k + b * dim);
         }
+        rest(&of_keys, block, 1, made, queries);
+        rest(&of_values, block, 1, 0, grads);
         for (num m = 0; m < 2 * s->pieces; m++) s->grad_curves[of_head * 3 * s->pieces + m] += sum_of(((vec *)of_curve)[m]);
         for (num r = 0; r < rows; r++) {
           store *to = out_of(grad_q, p.batch, g, p.q_from + a + r, 0);
@@ -384,9 +402,8 @@ static void backward_task(const void *call, num task, int worker) {
             s->grad_logits[(at + r) * s->columns + least(c, s->columns - 1)] += of_logits[r * size.logits + c];
         }
       }
-      for (num m = 0; m < s->vectors_count; m++)
-        for (num d = 0; d < s->dim; d++)
-          s->grad_vectors[(of_head * s->vectors_count + m) * s->dim + d] += of_vectors[(m + s->near + MARGIN) * dim + d] / LOG2E;
+      give(&of_keys, &s->key_vectors, s->near, of_head, s->dim, LOG2E);
+      give(&of_values, &s->value_vectors, s->near, of_head, s->value_dim, 1);
       num to = of_head * (s->queries + s->keys - 1) + shift;
       for (num n = 0; grad_table && n < t.queries + t.keys - 1; n++) grad_table[to + n] += made_table[MARGIN + n];
     }

@@ -122,6 +122,27 @@ def heads_last(x: Tensor, width: int | None = None) -> Tensor:
 
 
 # ---- in one pass ---------------------------------------------------------------------------------------------------------
+class Vectors(ctypes.Structure):
+    """`Vectors` of vectors.h."""
+
+    _fields_ = [("at", c_void_p), ("grad", c_void_p), ("head", c_int64), ("count", c_int64)]
+
+    @classmethod
+    def of(cls, x: Tensor | None) -> Vectors:
+        """X [H or 1, N, D], contiguous."""
+        if x is None:
+            return cls()
+        return cls(x.data_ptr(), None, 0 if len(x) == 1 else x.stride(0), x.shape[1])
+
+    def learns(self, x: Tensor | None, tasks: int, heads: int) -> Tensor | None:
+        """Zeros to which the gradients of x are added, for each task and head."""
+        if x is None:
+            return None
+        made = x.new_zeros(tasks, heads, *x.shape[1:])
+        self.grad = made.data_ptr()
+        return made
+
+
 class Shape(ctypes.Structure):
     """`Shape` of vectors.h."""
 
@@ -133,8 +154,9 @@ class Shape(ctypes.Structure):
         ("columns", c_int64),
         *((name, c_void_p) for name in ("curves", "rates", "grad_curves", "grad_rates")),
         ("pieces", c_int64),
-        *((name, c_void_p) for name in ("vectors", "grad_vectors")),
-        *((name, c_int64) for name in ("vectors_head", "vectors_count", "near")),
+        ("key_vectors", Vectors),
+        ("value_vectors", Vectors),
+        ("near", c_int64),
         ("threads", c_int),
     ]
 
@@ -207,13 +229,13 @@ def available(dtype: torch.dtype) -> bool:
 def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     """Out [B, H, Lq, Dv], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq].
 
-    None where levels or vectors of values are added, or where it cannot be compiled.
+    None where levels are added, or where it cannot be compiled.
     """
     stored, wide = _stored(x), x.wide
     run = _functions(x, stored)
     if run is None:
         return None
-    few, threads = x.q.shape[2] <= FEW and x.logits is x.curves is x.key_vectors is None, torch.get_num_threads()
+    few, threads = x.q.shape[2] <= FEW and all(t is None for t in x[6:11]), torch.get_num_threads()
     shape = _shape(x, threads)
     if not few:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
@@ -262,10 +284,11 @@ def backward(
     if x.curves is not None:
         of_curves, of_rates = x.curves.new_zeros(splits * shape.shares, *x.curves.shape), ends.new_zeros(x.q.shape[:3])
         shape.grad_curves, shape.grad_rates = _at(of_curves), _at(of_rates)
-    of_vectors = None
-    if x.key_vectors is not None:
-        of_vectors = ends.new_zeros(splits * shape.shares, x.q.shape[1], *x.key_vectors.shape[1:])
-        shape.grad_vectors = _at(of_vectors)
+    vectors = x.key_vectors, x.value_vectors
+    of_vectors = [
+        own.learns(t, splits * shape.shares, x.q.shape[1])
+        for own, t in zip((shape.key_vectors, shape.value_vectors), vectors, strict=True)
+    ]
     grad_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
     table, step = _table(x.table)
     inputs = [In.of(t, stored) for t in (grad, *x[:3], out)]
@@ -273,9 +296,11 @@ def backward(
     run.backward(shape, *inputs, _at(table), step, _at(ends), _at(grad_lse), *outputs, _at(of_tables), _at(working))
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
     dq, dk, dv = [t.to(x.q.dtype) for t in summed]
-    of_tables, of_curves, of_vectors = [None if t is None else t.sum(0) for t in (of_tables, of_curves, of_vectors)]
-    if x.key_vectors is not None and of_vectors is not None and len(x.key_vectors) == 1:
-        of_vectors = of_vectors.sum(0, keepdim=True)
+    of_tables, of_curves = [None if t is None else t.sum(0) for t in (of_tables, of_curves)]
+    of_keys, of_values = [
+        None if made is None or t is None else made.sum(0).unflatten(0, (-1, len(t))).sum(0)
+        for made, t in zip(of_vectors, vectors, strict=True)
+    ]
     return (
         dq,
         dk,
@@ -283,8 +308,8 @@ def backward(
         of_tables,
         None,
         None,
-        of_vectors,
-        None,
+        of_keys,
+        of_values,
         of_logits,
         of_curves,
         None if of_rates is None else of_rates.sum(1),
@@ -297,7 +322,7 @@ def _stored(x: Inputs) -> torch.dtype:
 
 
 def _functions(x: Inputs, stored: torch.dtype) -> SimpleNamespace | None:
-    return functions(stored) if x.q_level is x.value_vectors is None else None
+    return functions(stored) if x.q_level is None else None
 
 
 def _shape(x: Inputs, threads: int) -> Shape:
@@ -317,10 +342,8 @@ def _shape(x: Inputs, threads: int) -> Shape:
     curves, rates = [None if t is None else t.contiguous() for t in (x.curves, x.rates)]
     if curves is not None:
         shape.curves, shape.rates, shape.pieces = curves.data_ptr(), _at(rates), curves.shape[2]
-    vectors = None if x.key_vectors is None else x.key_vectors.contiguous()
-    if vectors is not None:
-        shape.vectors, shape.vectors_count, shape.near = vectors.data_ptr(), vectors.shape[1], x.near
-        shape.vectors_head = 0 if len(vectors) == 1 else vectors.stride(0)
+    vectors = [None if t is None else t.contiguous() for t in (x.key_vectors, x.value_vectors)]
+    shape.key_vectors, shape.value_vectors, shape.near = *map(Vectors.of, vectors), x.near
     shape.kept = numbers, logits, curves, rates, vectors  # as long as their addresses are
     return shape
 

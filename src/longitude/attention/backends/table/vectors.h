@@ -51,6 +51,7 @@ typedef struct { store *at; num batch, head, row, split; } Out;
 /* Where the numbers are, and how many. A span: queries q_from .. q_to - 1 of a row of the batch, which attend only to the keys
    k_from .. k_to - 1 of that row. */
 typedef struct { num batch, q_from, q_to, k_from, k_to; } Span;
+typedef struct { const real *at; real *grad; num head, count; } Vectors; /* [H or 1, count, D], [splits * shares, H, count, D] */
 typedef struct {
   num batch, heads, groups, queries, keys, dim, value_dim, first, last; /* groups: queries' heads to a head of keys */
   num count, most_queries, most_keys;                                   /* of the spans */
@@ -63,9 +64,8 @@ typedef struct {
   const real *curves, *rates; /* [H, 3, pieces] and [B, Lq] of curved.h, whose distances are the table; null: there is no curve */
   real *grad_curves, *grad_rates; /* [splits * shares, H, 3, pieces], [B, H, Lq] */
   num pieces;
-  const real *vectors; /* [H or 1, vectors_count, D] of skewed.h, of the diagonals from `near` on; null: there are none */
-  real *grad_vectors;  /* [splits * shares, H, vectors_count, D] */
-  num vectors_head, vectors_count, near;
+  Vectors key_vectors, value_vectors; /* of skewed.h, of the diagonals from `near` on; null: there are none */
+  num near;
   int threads;
 } Shape;
 
