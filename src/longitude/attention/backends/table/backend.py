@@ -237,7 +237,8 @@ def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         if not vectors_in_c(r):
             return 2.5
-        return 1.3 if any(term.reach is None for term in r.terms) else 1.0  # a product more, for near keys or for all
+        everywhere = any(isinstance(term, OffsetBias | OffsetVectors) and term.reach is None for term in r.terms)
+        return 1.3 if everywhere else 1.0  # a product more for all keys, or for near ones
     if in_c(r):
         # Finding spans takes longer than decoding by a dense row, as preparing the loop does; float16 is copied, and
         # for bfloat16 some processors have instructions that torch uses.
