@@ -21,6 +21,7 @@ del os.environ["LD_PRELOAD"]  # gcc takes many times as long with it, and is giv
 warnings.simplefilter("error", RuntimeWarning)
 from longitude import c_build, c_compile
 c_build.FLAGS += {FLAGS}
+c_build.compile_c.__defaults__ = (600,)  # seconds; an exception within an operator would end in a report of the sanitizer's own
 compiled, library = set(), c_compile.library
 def recorded(source, *options):
     compiled.add(source.name)
