@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from longitude.attention.backends.transport import carried
+from longitude.attention.backends.transport.backend import carried
 from longitude.attention.cache_guard import CacheKind, CropsTogether, together
 from longitude.attention.length_dependent import later, newest
 from longitude.positions.base import Columns, Encoding, Transport

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.transport import carried, transport_attention, transported_scores
+from longitude.attention.backends.transport.backend import carried, transport_attention, transported_scores
 from longitude.testing.memory_use import memory_of
 from tests.support import close, gradients, random
 

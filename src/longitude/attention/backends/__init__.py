@@ -10,7 +10,7 @@ from longitude.attention.backends.flex import FLEX
 from longitude.attention.backends.sdpa import SDPA
 from longitude.attention.backends.split import SPLIT
 from longitude.attention.backends.table.backend import TABLE
-from longitude.attention.backends.transport import TRANSPORT
+from longitude.attention.backends.transport.backend import TRANSPORT
 from longitude.attention.backends.triton.backend import TRITON
 from longitude.kernels import switched_off
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend, recomputed, wide_item
+from longitude.attention.backends.transport.halves import ByHalves, Cut
 from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
@@ -94,6 +95,12 @@ def _wide(*xs: Tensor) -> tuple[Tensor, ...]:
 
 
 # ---- attention in memory linear in the length ------------------------------------------------------------------------
+BLOCK = 32
+"""Tokens of a first block on the CPU. Fewer are more matrices [D, D], more are inverses of larger chunks."""
+AT_ONCE = 1024
+"""Tokens whose first blocks are made at once, and again in backward."""
+
+
 def transport_attention(
     q: Tensor,
     k: Tensor,
@@ -109,46 +116,50 @@ def transport_attention(
     """softmax_j(scale q_i . H_i ... H_(j+1) k_j + level_i - level_j) v_j over the keys 0 <= i - j <= high.
 
     The last `hidden` keys are left out; every query must attend to one key. v [B, H, Lk, Dv]; level [B, H, Lk], per token ->
-    [B, H, Lq, Dv] in the dtype of q. Queries are taken a chunk at a time and carried backward over the chunks before them, the
-    nearest first: only the scores of one chunk of queries are held, in backward too.
+    [B, H, Lq, Dv] in the dtype of q. On the CPU blocks of tokens double (`halves`); elsewhere, and in graphs, queries are
+    taken a chunk at a time and carried backward over the chunks before them (`by_formula`).
     """
-    dtype, (batch, heads, rows, _) = q.dtype, q.shape
+    dtype, (batch, heads, rows, dim), values = q.dtype, q.shape, v.shape[3]
+    plain = q.device.type == "cpu" and not needs_operator(q, k, v, w, b, level) and not in_forward_mode()
     q, k, w, b = to_first_query(q, k, w, b, chunk)
-    first, chunk = k.shape[2] - rows, min(chunk, rows)
+    first, chunk = k.shape[2] - rows, min(chunk, rows, BLOCK if plain else chunk)
     pad = -rows % chunk  # zeros that only queries beyond the last attend to
     q, k, w, v = (x.flatten(0, 1) for x in (q * scale, k, w, v.to(q.dtype)))
     b, level = b.flatten(0, 1), level if level is None else level.expand(batch, heads, -1).flatten(0, 1)
-    if pad:
-        q, k, w, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, w, v))
-        b, level = F.pad(b, (0, pad)), level if level is None else F.pad(level, (0, pad))
-    tokens = (x.split(chunk, 1) for x in (q, k[:, first:], w, b))
-    parts = (torch.stack(x) for x in zip(*(recomputed(of_chunk, *x) for x in zip(*tokens, strict=True)), strict=True))
-    how = How(first, chunk, high, slice(k.shape[1] - pad - hidden, k.shape[1] - pad))
+    q, k, w, v = (F.pad(x, (0, max(dim, values) - x.shape[2], 0, pad)) for x in (q, k, w, v))
+    b, level = F.pad(b, (0, pad)), level if level is None else F.pad(level, (0, pad))
+    step = max(1, AT_ONCE // chunk) * chunk if plain else chunk
+    tokens = (x.split(step, 1) for x in (q, k[:, first:], w, b))
+    made = (recomputed(of_chunks, chunk, *x) for x in zip(*tokens, strict=True))
+    parts: Any = [torch.cat(x, 1) for x in zip(*made, strict=True)]
+    last = k.shape[1] - pad
+    formula = partial(by_formula, How(first, chunk, high, slice(last - hidden, last)))
     inputs: Any = *parts, k[:, :first], v, level
-    plain = not needs_operator(*inputs) and not in_forward_mode()
-    out: Any = (OverChunks.apply if plain else by_formula)(how, *inputs)
-    return out[:, :rows].unflatten(0, (batch, heads)).to(dtype)
+    if plain:
+        cut = Cut(first, rows + pad, chunk, high, rows - hidden, rows)
+        out: Any = ByHalves.apply(cut, formula, *inputs)
+    else:
+        out = formula(*inputs)
+    return out[:, :rows, :values].unflatten(0, (batch, heads)).to(dtype)
 
 
-def of_chunk(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What C tokens make of their own queries and keys, [N, C, D].
+def of_chunks(chunk: int, q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What chunks of C tokens make of their own queries and keys, [N, L, D].
 
-    Queries, carried back to the beginning of the chunk; their scores with its keys [N, C, C]; keys, carried to its end; and its
-    reflections, what I - [N, D, D] multiplies a query that is carried over it.
+    Queries, carried back to the beginning of their chunk [N, L, D]; their scores with its keys [N, n, C, C]; keys, carried to
+    its end [N, L, D]; and its reflections [N, n, D, D], what I - . multiplies a query that is carried over it.
     """
+    q, k, w, b = (x.unflatten(1, (-1, chunk)) for x in (q, k, w, b))
     m, of_keys = chunk_product(w, b), (k @ w.mT).triu(1)
     of_rows = (q @ w.mT).tril() @ m
-    ahead = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
+    ahead = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
     own = (q @ k.mT - of_rows @ of_keys.mT).masked_fill(ahead, -math.inf)
     m_w = m.mT @ w
-    return q - of_rows @ w, own, k - of_keys @ m_w, m_w.mT @ w
+    return (q - of_rows @ w).flatten(1, 2), own, (k - of_keys @ m_w).flatten(1, 2), m_w.mT @ w
 
 
 class How(NamedTuple):
-    """Keys before the first chunk, tokens of a chunk, the longest distance (None: any), keys that are left out.
-
-    Inputs with it have the chunks in front: [n, N, C, ...], N sequences and heads.
-    """
+    """Keys before the first chunk, tokens of a chunk, the longest distance (None: any), keys that are left out."""
 
     first: int
     chunk: int
@@ -174,13 +185,14 @@ def by_formula(
     how: How, q: Tensor, own: Tensor, ends: Tensor, over: Tensor, past: Tensor, v: Tensor, level: Tensor | None
 ) -> Tensor:
     """The output [N, L, Dv] of the chunks by operators that have derivatives of every order."""
+    chunks_of_q, chunks_of_ends = q.split(how.chunk, 1), ends.split(how.chunk, 1)
 
     def attend(n: int) -> Tensor:
         before, begin = how.reach(n)
-        rows, parts, stop = q[n], [own[n]], how.first + (n + 1) * how.chunk
+        rows, parts, stop = chunks_of_q[n], [own[:, n]], how.first + (n + 1) * how.chunk
         for m in before:
-            parts.append(rows @ ends[m].mT)
-            rows = rows - rows @ over[m]
+            parts.append(rows @ chunks_of_ends[m].mT)
+            rows = rows - rows @ over[:, m]
         scores = torch.cat([rows @ past[:, begin:].mT, *parts[::-1]], 2)
         if level is not None:
             levels = level[:, stop - how.chunk : stop, None] - level[:, None, begin:stop]
@@ -188,102 +200,7 @@ def by_formula(
         how.mask(n, scores, begin)
         return scores.softmax(-1) @ v[:, begin:stop]
 
-    return torch.cat([recomputed(attend, n) for n in range(len(q))], 1)
-
-
-class OverChunks(torch.autograd.Function):
-    """`by_formula` where scores are written into one piece of memory, which backward fills again from the same inputs.
-
-    Tensors of another length for every chunk would leave holes in the heap that none after them fits.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, how: How, *inputs: Any) -> Tensor:
-        q, v = inputs[0], inputs[5]
-        out, scores = (
-            v.new_empty(len(v), len(q) * how.chunk, v.shape[2]),
-            v.new_empty(len(v), how.chunk, v.shape[1]),
-        )
-        lse = v.new_empty(*out.shape[:2], 1)
-        for n, (rows_out, rows_lse) in enumerate(zip(out.split(how.chunk, 1), lse.split(how.chunk, 1), strict=True)):
-            found, begin, _ = filled(how, n, scores, *inputs)
-            top = found.amax(-1, keepdim=True)
-            total = found.sub_(top).exp_().sum(-1, keepdim=True)
-            torch.bmm(found, v[:, begin : begin + found.shape[2]], out=rows_out)
-            rows_out.div_(total)
-            torch.add(top, total.log(), out=rows_lse)
-        ctx.how = how
-        ctx.save_for_backward(*inputs, out, lse)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, of_out: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *inputs, out, lse = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
-            wanted = [x for x in inputs if x is not None and x.requires_grad]
-            found = iter(torch.autograd.grad(by_formula(ctx.how, *inputs), wanted, of_out, create_graph=True))
-            return None, *(next(found) if x is not None and x.requires_grad else None for x in inputs)
-        (_, _, ends, over, past, v, level), how = inputs, ctx.how
-        delta = (of_out * out).sum(-1, keepdim=True)
-        scores, slopes = (v.new_empty(len(v), how.chunk, v.shape[1]) for _ in range(2))
-        of_q, of_own, of_ends, of_over, of_past, of_v = (torch.zeros_like(x) for x in inputs[:6])
-        of_level = None if level is None else torch.zeros_like(level)
-        for n in range(len(of_q)):
-            weights, begin, carried = filled(how, n, scores, *inputs)
-            start, stop = how.first + n * how.chunk, begin + weights.shape[2]
-            rows = slice(n * how.chunk, (n + 1) * how.chunk)
-            weights.sub_(lse[:, rows]).exp_()
-            of_v[:, begin:stop].baddbmm_(weights.mT, of_out[:, rows])
-            slope = slopes[:, :, : stop - begin]
-            torch.bmm(of_out[:, rows], v[:, begin:stop].mT, out=slope)
-            slope.sub_(delta[:, rows]).mul_(weights)
-            if of_level is not None:
-                of_level[:, start:stop] += slope.sum(2)
-                of_level[:, begin:stop] -= slope.sum(1)
-            of_own[n] = slope[:, :, start - begin :]
-            old = slope[:, :, : max(0, how.first - begin)]
-            of_past[:, begin:].baddbmm_(old.mT, carried[-1])
-            of_rows = old @ past[:, begin:]
-            for m, rows in zip(reversed(how.reach(n)[0]), carried[-2::-1], strict=True):
-                here = how.first + m * how.chunk - begin
-                of_scores = slope[:, :, here : here + how.chunk]
-                of_over[m].baddbmm_(rows.mT, of_rows, alpha=-1)
-                of_ends[m].baddbmm_(of_scores.mT, rows)
-                of_rows = torch.baddbmm(of_rows, of_rows, over[m].mT, alpha=-1).baddbmm_(of_scores, ends[m])
-            of_q[n] = of_rows
-        return None, of_q, of_own, of_ends, of_over, of_past, of_v, of_level
-
-
-def filled(
-    how: How,
-    n: int,
-    to: Tensor,
-    q: Tensor,
-    own: Tensor,
-    ends: Tensor,
-    over: Tensor,
-    past: Tensor,
-    v: Tensor,
-    level: Any,
-) -> tuple[Tensor, int, list[Tensor]]:
-    """The scores of the n-th chunk of queries in the memory `to`, their first key, and the queries behind each chunk."""
-    before, begin = how.reach(n)
-    start, rows = how.first + n * how.chunk, [q[n]]
-    scores = to[:, :, : start + how.chunk - begin]
-    scores[:, :, start - begin :] = own[n]
-    for m in before:
-        here = how.first + m * how.chunk - begin
-        torch.bmm(rows[-1], ends[m].mT, out=scores[:, :, here : here + how.chunk])
-        rows.append(torch.baddbmm(rows[-1], rows[-1], over[m], alpha=-1))
-    if begin < how.first:
-        torch.bmm(rows[-1], past[:, begin:].mT, out=scores[:, :, : how.first - begin])
-    if level is not None:
-        for part, levels in zip(
-            scores.split(how.chunk, 2), level[:, begin : start + how.chunk].split(how.chunk, 1), strict=True
-        ):
-            part += (level[:, start : start + how.chunk, None] - levels[:, None]).to(part.dtype)
-    how.mask(n, scores, begin)
-    return scores, begin, rows
+    return torch.cat([recomputed(attend, n) for n in range(len(chunks_of_q))], 1)
 
 
 # ---- the backend -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,26 @@
+"""Attention over some of the keys of a query: what `merge_attention` joins, and its gradients from the result of all."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.table import band
+from longitude.attention.backends.table.backward import backward
+from longitude.attention.backends.table.band import Inputs
+from longitude.attention.backends.table.bias import LOG2E
+from longitude.attention.backends.table.forward import forward
+
+
+def part_forward(x: Inputs) -> tuple[Tensor, Tensor]:
+    """The output [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] over these keys alone, outside autograd."""
+    return (band.forward(x) or forward(x))[:2]
+
+
+def part_backward(x: Inputs, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of the inputs; out [B, H, Lq, D] and lse [B, H, Lq] are those of all keys, of which these are some."""
+    top = (lse * LOG2E).masked_fill(lse == -math.inf, math.inf)  # as band.c keeps a query without keys
+    found = band.backward(x, grad, None, out, torch.stack([top, torch.zeros_like(top)]), learned=False)
+    return found or backward(x, grad, -(grad * out).sum(-1), lse, learned=False)

@@ -1,0 +1,1 @@
+"""Products of reflections between keys and queries: attention in memory linear in the length."""

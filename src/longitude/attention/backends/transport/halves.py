@@ -1,0 +1,286 @@
+"""Attention under reflections on the CPU: every two neighbouring blocks of tokens are one call of plain attention.
+
+A query i of the right block and a key j of the left one meet at the tokens' edge between them:
+
+    q_i . H_i ... H_(j+1) k_j = (q_i carried back to the edge) . (k_j carried on to the edge).
+
+So the two blocks are attention without any mask, and the loop of `table` takes it. Blocks grow by doubling. After each size the
+right block's queries are carried over the left block, and the left block's keys over the right one, so both stand at the edges of
+a block twice as long: log2(L / chunk) products with a matrix [D, D] per token, instead of one for each chunk before the token.
+What is left are the pairs of a first block, whose scores are given.
+
+Shapes: q, ends, v, out, lse, level begin with [N, L], N sequences and heads; L is a multiple of the first block, C tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.table.band import Inputs
+from longitude.attention.backends.table.part import part_backward, part_forward
+
+
+class Cut(NamedTuple):
+    """Keys before the first block, tokens, tokens of a first block, the longest distance (None: any), keys that are left out.
+
+    The keys that are left out are `visible` and those behind, but for zeros in the last block from `padded` on.
+    """
+
+    first: int
+    tokens: int
+    chunk: int
+    high: int | None
+    visible: int
+    padded: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the blocks that are neighbours, the smallest first."""
+        if self.high == 0:
+            return []
+        return [self.chunk << n for n in range((-(-self.tokens // self.chunk) - 1).bit_length())]
+
+    @property
+    def has_past(self) -> bool:
+        """Whether a query attends to keys before the first block."""
+        return self.first > 0 and self.high != 0
+
+    def carries(self, size: int) -> bool:
+        """Whether anything reads what is carried over blocks of this size."""
+        needed = 2 * size < self.tokens or self.has_past
+        return needed and (self.high is None or size < self.high)
+
+    def parts(self, size: int) -> Iterator[Part]:
+        """The neighbours of this size: all that are whole, and one more."""
+        both = 2 * size
+        whole = min(self.tokens // both, max(0, self.visible + size) // both)
+        near = size if self.high is None else min(size, self.high)
+        if whole:
+
+            def halves(x: Tensor) -> Tensor:
+                return x[:, : whole * both].unflatten(1, (whole, both))
+
+            yield Part(
+                lambda x: halves(x)[:, :, size : size + near], lambda x: halves(x)[:, :, size - near : size], near
+            )
+        edge = whole * both + size
+        rows, keys = slice(edge, min(edge + near, self.tokens)), slice(edge - near, min(edge, self.visible))
+        if rows.start < rows.stop and keys.start < keys.stop:
+            yield Part(lambda x: x[:, None, rows], lambda x: x[:, None, keys], near)
+
+    def past(self) -> Part:
+        """The keys before the first block."""
+        near = self.first if self.high is None else min(self.first, self.high)
+        rows = slice(0, self.tokens if self.high is None else min(self.tokens, self.high))
+        return Part(lambda x: x[:, None, rows], lambda x: x[:, None, self.first - near : self.first], near)
+
+
+class Part(NamedTuple):
+    """What of [N, L, ...] are its queries and its keys, [N, n, rows, ...]; the first query minus the first key."""
+
+    rows: Callable[[Tensor], Tensor]
+    keys: Callable[[Tensor], Tensor]
+    apart: int
+
+    def inputs(
+        self, q: Tensor, k: Tensor, v: Tensor, row_level: Tensor | None, key_level: Tensor | None, high: int | None
+    ) -> Inputs:
+        """Of `part_forward`: blocks are its heads."""
+        q, k, v = self.rows(q), self.keys(k), self.keys(v)
+        levels = [None, None]
+        if row_level is not None and key_level is not None:
+            levels = [self.rows(row_level), self.keys(key_level)]
+        if high is not None:
+            high += k.shape[2] - q.shape[2] - self.apart  # it counts from the last query and the last key
+        return Inputs(q, k, v, None, *levels, *[None] * 6, 0, None, high, 1.0)
+
+
+def neighbours(x: Tensor, size: int, whole: int) -> list[tuple[Tensor, Tensor]]:
+    """Left and right blocks [N, n, size, ...] of x [N, L, ...]: `whole` ones, and one whose right block may be shorter."""
+    edge = 2 * size * whole
+    both = x[:, :edge].unflatten(1, (whole, 2, size))
+    found = [(both[:, :, 0], both[:, :, 1])]
+    if x.shape[1] > edge + size:
+        found.append((x[:, None, edge : edge + size], x[:, None, edge + size :]))
+    return found
+
+
+def pairs(size: int, over: Tensor, *xs: Tensor) -> Iterator[tuple[tuple[Tensor, Tensor], ...]]:
+    """Left and right of the reflections and of each x, for whole neighbours and the rest."""
+    whole = xs[0].shape[1] // (2 * size)
+    matrices = [(a[:, :, 0], b[:, :, 0]) for a, b in neighbours(over, 1, whole)]
+    yield from zip(matrices, *(neighbours(x, size, whole) for x in xs), strict=True)
+
+
+def carry(size: int, q: Tensor, ends: Tensor, over: Tensor) -> None:
+    """Queries over the block before, keys over the block behind, in place."""
+    for (before, behind), (_, rows), (keys, _) in pairs(size, over, q, ends):
+        rows -= rows @ before
+        keys -= keys @ behind.mT
+
+
+def uncarry(size: int, q: Tensor, ends: Tensor, over: Tensor, of_q: Tensor, of_ends: Tensor, of_over: Tensor) -> None:
+    """Gradients of what `carry` was given, in place; those of reflections are added."""
+    for (before, behind), (_, rows), (keys, _), (_, of_rows), (of_keys, _), (of_before, of_behind) in (
+        (*each, of)
+        for each, of in zip(
+            pairs(size, over, q, ends, of_q, of_ends),
+            [(a[:, :, 0], b[:, :, 0]) for a, b in neighbours(of_over, 1, q.shape[1] // (2 * size))],
+            strict=True,
+        )
+    ):
+        of_before -= rows.mT @ of_rows
+        of_rows -= of_rows @ before.mT
+        of_behind -= of_keys.mT @ keys
+        of_keys -= of_keys @ behind
+
+
+def doubled(over: Tensor) -> Tensor:
+    """What I - [N, n, D, D] multiplies a query that is carried over two blocks."""
+    even = over.shape[1] // 2 * 2
+    before, behind = over[:, :even:2], over[:, 1::2]
+    both = before + behind - behind @ before
+    return torch.cat([both, over[:, even:]], 1)
+
+
+def of_doubled(over: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of what `doubled` was given."""
+    even = over.shape[1] // 2 * 2
+    before, behind, found = over[:, :even:2], over[:, 1::2], torch.empty_like(over)
+    of_both = grad[:, : even // 2]
+    torch.sub(of_both, behind.mT @ of_both, out=found[:, :even:2])
+    torch.sub(of_both, of_both @ before.mT, out=found[:, 1::2])
+    found[:, even:] = grad[:, even // 2 :]
+    return found
+
+
+def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """`merge_attention` of two, in place in the first."""
+    both = torch.logaddexp(lse, more_lse)
+    top = both.masked_fill(both == -math.inf, 0.0)  # of a query without keys: -inf - -inf would be NaN
+    out.mul_((lse - top).exp_()[..., None]).addcmul_(more, (more_lse - top).exp_()[..., None])
+    lse.copy_(both)
+
+
+def first_scores(cut: Cut, own: Tensor, level: Tensor | None) -> Tensor:
+    """Of the first blocks [N, n, C, C], with the masks."""
+    scores, chunk = own.clone(), cut.chunk
+    if level is not None:
+        of_rows = level[:, cut.first :].unflatten(1, (-1, chunk))
+        scores += (of_rows[..., None] - of_rows[:, :, None]).to(scores.dtype)
+    if cut.high is not None and cut.high < chunk:
+        order = torch.arange(chunk, device=own.device)
+        scores.masked_fill_(order[:, None] - order > cut.high, -math.inf)
+    if cut.visible < cut.padded:
+        order = torch.arange(cut.tokens, device=own.device).view(-1, 1, chunk)
+        scores.masked_fill_((order >= cut.visible) & (order < cut.padded), -math.inf)
+    return scores
+
+
+class ByHalves(torch.autograd.Function):
+    """The output [N, L, D] of queries at the beginning of their first block, and keys at its end; `by_formula` says the same.
+
+    Backward carries queries and keys to each size again, the largest first: nothing is kept for each size.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, cut: Cut, formula: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        q, own, ends, over, past, v, level = inputs
+        values = v[:, cut.first :]
+        scores = first_scores(cut, own, level)
+        lse = scores.logsumexp(-1)
+        weights = scores.sub_(lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp_()
+        out, lse = (weights @ values.unflatten(1, (-1, cut.chunk))).flatten(1, 2), lse.flatten(1)
+        del scores, weights
+        rows_level = None if level is None else level[:, cut.first :]
+        if cut.sizes:
+            q, ends = q.clone(), ends.clone()
+        for size in cut.sizes:
+            for part in cut.parts(size):
+                merge(
+                    part.rows(out),
+                    part.rows(lse),
+                    *part_forward(part.inputs(q, ends, values, rows_level, rows_level, cut.high)),
+                )
+            if cut.carries(size):
+                carry(size, q, ends, over)
+                over = doubled(over)
+        if cut.has_past:
+            part = cut.past()
+            merge(part.rows(out), part.rows(lse), *part_forward(part.inputs(q, past, v, rows_level, level, cut.high)))
+        ctx.cut, ctx.formula = cut, formula
+        ctx.save_for_backward(*inputs, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *inputs, out, lse = ctx.saved_tensors
+        cut: Cut = ctx.cut
+        if torch.is_grad_enabled():  # to be differentiated again
+            wanted = [x for x in inputs if x is not None and x.requires_grad]
+            found = iter(torch.autograd.grad(ctx.formula(*inputs), wanted, grad, create_graph=True))
+            return None, None, *(next(found) if x is not None and x.requires_grad else None for x in inputs)
+        q, own, ends, over, past, v, level = inputs
+        of_v, of_level = torch.zeros_like(v), None if level is None else torch.zeros_like(level)
+        of_past = torch.zeros_like(past)
+        values, of_values = v[:, cut.first :], of_v[:, cut.first :]
+        rows_level, of_rows_level = (None if x is None else x[:, cut.first :] for x in (level, of_level))
+
+        # the first blocks
+        blocks = lambda x: x.unflatten(1, (-1, cut.chunk))  # noqa: E731
+        weights = first_scores(cut, own, level)
+        weights = weights.sub_(blocks(lse.masked_fill(lse == -math.inf, 0.0))[..., None]).exp_()
+        of_values.copy_((weights.mT @ blocks(grad)).flatten(1, 2))
+        delta = (grad * out).sum(-1)
+        of_own = (blocks(grad) @ blocks(values).mT).sub_(blocks(delta)[..., None]).mul_(weights)
+        del weights
+        if of_rows_level is not None:
+            of_rows_level += (of_own.sum(3) - of_own.sum(2)).flatten(1)
+
+        # every size, the largest first
+        overs = [over]
+        for size in cut.sizes:
+            overs.append(doubled(overs[-1]) if cut.carries(size) else overs[-1])
+        of_q, of_ends = torch.zeros_like(q), torch.zeros_like(ends)
+        of_over = torch.zeros_like(overs[-1])
+
+        def at(count: int) -> tuple[Tensor, Tensor]:
+            """Queries and keys carried over the first sizes."""
+            rows, keys = q.clone(), ends.clone()
+            for size, over in zip(cut.sizes[:count], overs, strict=False):
+                if cut.carries(size):
+                    carry(size, rows, keys, over)
+            return rows, keys
+
+        def add(part: Part, x: Inputs, of_k: Tensor, of_v: Tensor, of_key_level: Tensor | None) -> None:
+            found = part_backward(x, part.rows(grad), part.rows(out), part.rows(lse))
+            part.rows(of_q).add_(found[0])
+            part.keys(of_k).add_(found[1])
+            part.keys(of_v).add_(found[2])
+            if of_rows_level is not None and of_key_level is not None:
+                part.rows(of_rows_level).add_(found[4])
+                part.keys(of_key_level).add_(found[5])
+
+        if cut.has_past:
+            part = cut.past()
+            rows, _ = at(len(cut.sizes))
+            add(part, part.inputs(rows, past, v, rows_level, level, cut.high), of_past, of_v, of_level)
+        for n, size in reversed([*enumerate(cut.sizes)]):
+            rows, keys = at(n)
+            if cut.carries(size):
+                of_over = of_doubled(overs[n], of_over)
+                uncarry(size, rows, keys, overs[n], of_q, of_ends, of_over)
+            for part in cut.parts(size):
+                add(
+                    part,
+                    part.inputs(rows, keys, values, rows_level, rows_level, cut.high),
+                    of_ends,
+                    of_values,
+                    of_rows_level,
+                )
+        return None, None, of_q, of_own, of_ends, of_over, of_past, of_v, of_level
