@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longitude.attention.backends.table import band
+from longitude.attention.backends.transport import backend
 from longitude.attention.backends.transport.backend import carried, transport_attention, transported_scores
 from longitude.testing.memory_use import memory_of
 from tests.support import close, gradients, random
@@ -100,3 +102,37 @@ def test_the_last_keys_may_be_left_out(high: int | None) -> None:
         close(*found, 1e-10)
     small = [x.detach()[:1, :1].requires_grad_() for x in inputs]
     assert torch.autograd.gradgradcheck(own, small, fast_mode=True)
+
+
+@pytest.mark.parametrize("rows", [3, 40, 130])
+@pytest.mark.parametrize("hidden", [1, 33, 70])
+def test_keys_left_out_of_any_block(rows: int, hidden: int) -> None:
+    """Where what is left out ends inside a block, is whole blocks, or begins before the first query; a window as well."""
+    length = 150
+    for high in (None, 75):
+        inputs = q, k, v, w, b, level = [x.requires_grad_() for x in drawn(rows, rows, length)]
+        offset = torch.arange(length - rows, length)[:, None] - torch.arange(length)
+        left_out = (
+            (offset < 0) | (torch.arange(length) >= length - hidden) | (offset > (length if high is None else high))
+        )
+        scores = 0.3 * transported_scores(q, k, w, b) + level[:, :, length - rows :, None] - level[:, :, None]
+        want = scores.masked_fill(left_out, -torch.inf).softmax(-1) @ v
+        found = transport_attention(q, k, v, w, b, 0.3, level, high, hidden=hidden)
+        close([found, *gradients(found, inputs)], [want, *gradients(want, inputs)], atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("width", [3, 9])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_blocks_and_chunks_are_one_formula(width: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 and values narrower and wider than keys, in C and without it, at a length with odd blocks of every size."""
+    if not compiled:
+        monkeypatch.setattr(band, "functions", lambda *_: None)
+    q, k, _, w, b, level = (x.float().requires_grad_() for x in drawn(301, 301, 301))
+    v = random(2, 2, 301, width, seed=7).float().requires_grad_()
+    for gate in (None, level):
+        inputs = [q, k, v, w, b] + ([] if gate is None else [gate])
+        blocks = transport_attention(q, k, v, w, b, 0.3, gate)
+        monkeypatch.setattr(backend, "needs_operator", lambda *_: True)
+        chunks = transport_attention(q, k, v, w, b, 0.3, gate)
+        monkeypatch.undo() if compiled else monkeypatch.setattr(backend, "needs_operator", lambda *_: False)
+        close([blocks, *gradients(blocks, inputs)], [chunks, *gradients(chunks, inputs)], atol=2e-4, rtol=2e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,15 @@ from longitude.attention.backends.table.forward import forward
 
 def part_forward(x: Inputs) -> tuple[Tensor, Tensor]:
     """The output [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] over these keys alone, outside autograd."""
-    return (band.forward(x) or forward(x))[:2]
+    done = band.forward(x)
+    return forward(x) if done is None else done[:2]
 
 
-def part_backward(x: Inputs, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of the inputs; out [B, H, Lq, D] and lse [B, H, Lq] are those of all keys, of which these are some."""
+def part_backward(x: Inputs, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Any, ...]:
+    """Gradients of the tensors of x, None of those that are not wanted.
+
+    out [B, H, Lq, D] and lse [B, H, Lq] are the result of all keys, of which x has some; grad is that of out.
+    """
     top = (lse * LOG2E).masked_fill(lse == -math.inf, math.inf)  # as band.c keeps a query without keys
     found = band.backward(x, grad, None, out, torch.stack([top, torch.zeros_like(top)]), learned=False)
-    return found or backward(x, grad, -(grad * out).sum(-1), lse, learned=False)
+    return backward(x, grad, -(grad * out).sum(-1), lse, learned=False) if found is None else found

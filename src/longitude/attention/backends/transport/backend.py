@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from functools import reduce
+from importlib import import_module
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend, recomputed, wide_item
-from longitude.attention.backends.transport.halves import ByHalves, Cut
+from longitude.attention.backends.transport.cut import Cut
 from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
@@ -132,14 +133,13 @@ def transport_attention(
     tokens = (x.split(step, 1) for x in (q, k[:, first:], w, b))
     made = (recomputed(of_chunks, chunk, *x) for x in zip(*tokens, strict=True))
     parts: Any = [torch.cat(x, 1) for x in zip(*made, strict=True)]
-    last = k.shape[1] - pad
-    formula = partial(by_formula, How(first, chunk, high, slice(last - hidden, last)))
+    cut = Cut(first, rows + pad, chunk, high, rows - hidden, rows)
     inputs: Any = *parts, k[:, :first], v, level
     if plain:
-        cut = Cut(first, rows + pad, chunk, high, rows - hidden, rows)
-        out: Any = ByHalves.apply(cut, formula, *inputs)
+        halves = import_module("longitude.attention.backends.transport.halves")  # loaded where it is needed
+        out: Any = halves.ByHalves.apply(cut, by_formula, *inputs)
     else:
-        out = formula(*inputs)
+        out = by_formula(cut, *inputs)
     return out[:, :rows, :values].unflatten(0, (batch, heads)).to(dtype)
 
 
@@ -158,46 +158,23 @@ def of_chunks(chunk: int, q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[T
     return (q - of_rows @ w).flatten(1, 2), own, (k - of_keys @ m_w).flatten(1, 2), m_w.mT @ w
 
 
-class How(NamedTuple):
-    """Keys before the first chunk, tokens of a chunk, the longest distance (None: any), keys that are left out."""
-
-    first: int
-    chunk: int
-    high: int | None
-    hidden: slice
-
-    def reach(self, n: int) -> tuple[range, int]:
-        """For the n-th chunk of queries: the chunks before it, nearest first, and the first key at all."""
-        oldest = 0 if self.high is None else max(0, self.first + n * self.chunk - self.high)
-        earliest = max(0, oldest - self.first) // self.chunk
-        return range(n - 1, earliest - 1, -1), oldest if oldest < self.first else self.first + earliest * self.chunk
-
-    def mask(self, n: int, scores: Tensor, begin: int) -> None:
-        """-inf, in place, where the queries may not attend to these keys, from `begin` on."""
-        start, stop = self.first + n * self.chunk, begin + scores.shape[2]
-        if self.high is not None and start + self.chunk - 1 - begin > self.high:
-            i, j = (torch.arange(a, b, device=scores.device) for a, b in ((start, start + self.chunk), (begin, stop)))
-            scores.masked_fill_(i[:, None] - j > self.high, -math.inf)
-        scores[:, :, max(0, self.hidden.start - begin) : max(0, self.hidden.stop - begin)] = -math.inf
-
-
 def by_formula(
-    how: How, q: Tensor, own: Tensor, ends: Tensor, over: Tensor, past: Tensor, v: Tensor, level: Tensor | None
+    cut: Cut, q: Tensor, own: Tensor, ends: Tensor, over: Tensor, past: Tensor, v: Tensor, level: Tensor | None
 ) -> Tensor:
     """The output [N, L, Dv] of the chunks by operators that have derivatives of every order."""
-    chunks_of_q, chunks_of_ends = q.split(how.chunk, 1), ends.split(how.chunk, 1)
+    chunks_of_q, chunks_of_ends = q.split(cut.chunk, 1), ends.split(cut.chunk, 1)
 
     def attend(n: int) -> Tensor:
-        before, begin = how.reach(n)
-        rows, parts, stop = chunks_of_q[n], [own[:, n]], how.first + (n + 1) * how.chunk
+        before, begin = cut.reach(n)
+        rows, parts, stop = chunks_of_q[n], [own[:, n]], cut.first + (n + 1) * cut.chunk
         for m in before:
             parts.append(rows @ chunks_of_ends[m].mT)
             rows = rows - rows @ over[:, m]
         scores = torch.cat([rows @ past[:, begin:].mT, *parts[::-1]], 2)
         if level is not None:
-            levels = level[:, stop - how.chunk : stop, None] - level[:, None, begin:stop]
+            levels = level[:, stop - cut.chunk : stop, None] - level[:, None, begin:stop]
             scores = scores + levels.to(scores.dtype)
-        how.mask(n, scores, begin)
+        cut.mask(n, scores, begin)
         return scores.softmax(-1) @ v[:, begin:stop]
 
     return torch.cat([recomputed(attend, n) for n in range(len(chunks_of_q))], 1)
@@ -240,7 +217,7 @@ def transport_limits(r: Request) -> str | None:
 
 
 def transport_memory(r: Request) -> int:
-    """Keys, w, b, their products and queries in wide copies; the scores of one chunk of queries, and their weights."""
+    """Keys, w, b, their products and queries in wide copies; matrices of chunks, or the scores of one chunk of queries."""
     chunk = max((term.chunk for term in r.terms if isinstance(term, Transport)), default=1)
     per_token = 6 * r.q.shape[3] + 2 * chunk
     return r.q.shape[0] * r.heads * (r.length * per_token + 4 * min(chunk, r.rows) * r.length) * wide_item(r)

@@ -16,88 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longitude.attention.backends.table.band import Inputs
 from longitude.attention.backends.table.part import part_backward, part_forward
-
-
-class Cut(NamedTuple):
-    """Keys before the first block, tokens, tokens of a first block, the longest distance (None: any), keys that are left out.
-
-    The keys that are left out are `visible` and those behind, but for zeros in the last block from `padded` on.
-    """
-
-    first: int
-    tokens: int
-    chunk: int
-    high: int | None
-    visible: int
-    padded: int
-
-    @property
-    def sizes(self) -> list[int]:
-        """Of the blocks that are neighbours, the smallest first."""
-        if self.high == 0:
-            return []
-        return [self.chunk << n for n in range((-(-self.tokens // self.chunk) - 1).bit_length())]
-
-    @property
-    def has_past(self) -> bool:
-        """Whether a query attends to keys before the first block."""
-        return self.first > 0 and self.high != 0
-
-    def carries(self, size: int) -> bool:
-        """Whether anything reads what is carried over blocks of this size."""
-        needed = 2 * size < self.tokens or self.has_past
-        return needed and (self.high is None or size < self.high)
-
-    def parts(self, size: int) -> Iterator[Part]:
-        """The neighbours of this size: all that are whole, and one more."""
-        both = 2 * size
-        whole = min(self.tokens // both, max(0, self.visible + size) // both)
-        near = size if self.high is None else min(size, self.high)
-        if whole:
-
-            def halves(x: Tensor) -> Tensor:
-                return x[:, : whole * both].unflatten(1, (whole, both))
-
-            yield Part(
-                lambda x: halves(x)[:, :, size : size + near], lambda x: halves(x)[:, :, size - near : size], near
-            )
-        edge = whole * both + size
-        rows, keys = slice(edge, min(edge + near, self.tokens)), slice(edge - near, min(edge, self.visible))
-        if rows.start < rows.stop and keys.start < keys.stop:
-            yield Part(lambda x: x[:, None, rows], lambda x: x[:, None, keys], near)
-
-    def past(self) -> Part:
-        """The keys before the first block."""
-        near = self.first if self.high is None else min(self.first, self.high)
-        rows = slice(0, self.tokens if self.high is None else min(self.tokens, self.high))
-        return Part(lambda x: x[:, None, rows], lambda x: x[:, None, self.first - near : self.first], near)
-
-
-class Part(NamedTuple):
-    """What of [N, L, ...] are its queries and its keys, [N, n, rows, ...]; the first query minus the first key."""
-
-    rows: Callable[[Tensor], Tensor]
-    keys: Callable[[Tensor], Tensor]
-    apart: int
-
-    def inputs(
-        self, q: Tensor, k: Tensor, v: Tensor, row_level: Tensor | None, key_level: Tensor | None, high: int | None
-    ) -> Inputs:
-        """Of `part_forward`: blocks are its heads."""
-        q, k, v = self.rows(q), self.keys(k), self.keys(v)
-        levels = [None, None]
-        if row_level is not None and key_level is not None:
-            levels = [self.rows(row_level), self.keys(key_level)]
-        if high is not None:
-            high += k.shape[2] - q.shape[2] - self.apart  # it counts from the last query and the last key
-        return Inputs(q, k, v, None, *levels, *[None] * 6, 0, None, high, 1.0)
+from longitude.attention.backends.transport.cut import Cut, Part
 
 
 def neighbours(x: Tensor, size: int, whole: int) -> list[tuple[Tensor, Tensor]]:
@@ -223,7 +149,7 @@ class ByHalves(torch.autograd.Function):
         cut: Cut = ctx.cut
         if torch.is_grad_enabled():  # to be differentiated again
             wanted = [x for x in inputs if x is not None and x.requires_grad]
-            found = iter(torch.autograd.grad(ctx.formula(*inputs), wanted, grad, create_graph=True))
+            found = iter(torch.autograd.grad(ctx.formula(cut, *inputs), wanted, grad, create_graph=True))
             return None, None, *(next(found) if x is not None and x.requires_grad else None for x in inputs)
         q, own, ends, over, past, v, level = inputs
         of_v, of_level = torch.zeros_like(v), None if level is None else torch.zeros_like(level)

@@ -1,0 +1,110 @@
+"""Which queries meet which keys in one call, when tokens are taken in blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.table.band import Inputs
+
+
+class Cut(NamedTuple):
+    """Keys before the first block, tokens, tokens of a first block, the longest distance (None: any), keys that are left out.
+
+    The keys that are left out are `visible` and those behind, but for zeros in the last block from `padded` on.
+    """
+
+    first: int
+    tokens: int
+    chunk: int
+    high: int | None
+    visible: int
+    padded: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the blocks that are neighbours, the smallest first."""
+        if self.high == 0:
+            return []
+        return [self.chunk << n for n in range((-(-self.tokens // self.chunk) - 1).bit_length())]
+
+    @property
+    def has_past(self) -> bool:
+        """Whether a query attends to keys before the first block."""
+        keys = self.past_keys
+        return keys.start < keys.stop
+
+    @property
+    def past_keys(self) -> slice:
+        """Those keys."""
+        far = self.first if self.high is None else min(self.first, self.high)
+        return slice(self.first - far, self.first + min(0, self.visible))
+
+    def carries(self, size: int) -> bool:
+        """Whether anything reads what is carried over blocks of this size."""
+        needed = 2 * size < self.tokens or self.has_past
+        return needed and (self.high is None or size < self.high)
+
+    def parts(self, size: int) -> Iterator[Part]:
+        """The neighbours of this size: all that are whole, and one more."""
+        both = 2 * size
+        whole = min(self.tokens // both, max(0, self.visible + size) // both)
+        near = size if self.high is None else min(size, self.high)
+        if whole:
+
+            def halves(x: Tensor) -> Tensor:
+                return x[:, : whole * both].unflatten(1, (whole, both))
+
+            yield Part(
+                lambda x: halves(x)[:, :, size : size + near], lambda x: halves(x)[:, :, size - near : size], near
+            )
+        edge = whole * both + size
+        rows, keys = slice(edge, min(edge + near, self.tokens)), slice(edge - near, min(edge, self.visible))
+        if rows.start < rows.stop and keys.start < keys.stop:
+            yield Part(lambda x: x[:, None, rows], lambda x: x[:, None, keys], near)
+
+    def past(self) -> Part:
+        """The keys before the first block."""
+        keys, rows = self.past_keys, slice(0, self.tokens if self.high is None else min(self.tokens, self.high))
+        return Part(lambda x: x[:, None, rows], lambda x: x[:, None, keys], self.first - keys.start)
+
+    # ---- the same, by chunks of queries -------------------------------------------------------------------------------
+    def reach(self, n: int) -> tuple[range, int]:
+        """For the n-th chunk of queries: the chunks before it, nearest first, and the first key at all."""
+        oldest = 0 if self.high is None else max(0, self.first + n * self.chunk - self.high)
+        earliest = max(0, oldest - self.first) // self.chunk
+        return range(n - 1, earliest - 1, -1), oldest if oldest < self.first else self.first + earliest * self.chunk
+
+    def mask(self, n: int, scores: Tensor, begin: int) -> None:
+        """-inf, in place, where the n-th chunk of queries may not attend to these keys, from `begin` on."""
+        start, stop = self.first + n * self.chunk, begin + scores.shape[2]
+        if self.high is not None and start + self.chunk - 1 - begin > self.high:
+            i, j = (torch.arange(a, b, device=scores.device) for a, b in ((start, start + self.chunk), (begin, stop)))
+            scores.masked_fill_(i[:, None] - j > self.high, -math.inf)
+        left_out = (max(0, self.first + edge - begin) for edge in (self.visible, self.padded))
+        scores[:, :, slice(*left_out)] = -math.inf
+
+
+class Part(NamedTuple):
+    """What of [N, L, ...] are its queries and its keys, [N, n, rows, ...]; the first query minus the first key."""
+
+    rows: Callable[[Tensor], Tensor]
+    keys: Callable[[Tensor], Tensor]
+    apart: int
+
+    def inputs(
+        self, q: Tensor, k: Tensor, v: Tensor, row_level: Tensor | None, key_level: Tensor | None, high: int | None
+    ) -> Inputs:
+        """Of `part_forward`: blocks are its heads."""
+        q, k, v = self.rows(q), self.keys(k), self.keys(v)
+        levels: list[Tensor | None] = [None, None]
+        if row_level is not None and key_level is not None:
+            levels = [self.rows(row_level), self.keys(key_level)]
+        if high is not None:
+            high += k.shape[2] - q.shape[2] - self.apart  # it counts from the last query and the last key
+        others = dict.fromkeys(("table", "key_vectors", "value_vectors", "logits", "curves", "rates", "spans"))
+        return Inputs(q, k, v, q_level=levels[0], k_level=levels[1], **others, near=0, low=None, high=high, scale=1.0)
