@@ -116,18 +116,19 @@ def made(model: Model, folder: Path, text: Path, seed: int) -> Path:
         given: Any = {"steps": STEPS, "batch": batch, "learning_rate": RATE, "seed": seed}
         fine_tune(before, text / "training", out=out, **given)
     elif model.method == SEARCHED:
-        searched(base, out, text / "search", model.factor * LENGTH, seed)
+        searched(base, out, text / "search", (LENGTH, model.factor * LENGTH), seed)
     else:
         extend(base, out, to=model.factor * LENGTH, method=model.method, text=None)
     return out
 
 
-def searched(base: Path, out: Path, text: Path, length: int, seed: int) -> None:
-    """As `extend --method longrope` does, with a number of candidates instead of minutes."""
+def searched(base: Path, out: Path, text: Path, lengths: tuple[int, int], seed: int) -> None:
+    """As `extend --method longrope` does, with a number of candidates instead of minutes. lengths: trained, new."""
+    trained, length = lengths
     checkpoint = load(base)
     documents = documents_of(read_text(str(text), "--text"), checkpoint.tokenizer, length, DOCUMENTS).ids
     state = out.with_name(f"{out.name}.search")
-    given: Any = {"length": length, "original_length": LENGTH, "evaluations": CANDIDATES, "seed": seed}
+    given: Any = {"length": length, "original_length": trained, "evaluations": CANDIDATES, "seed": seed}
     found = search(checkpoint.model, documents, state=state, **given)
     source = open_source(str(base))
     planned = plan_extension(source, Target(to=length, method=SEARCHED), found)

@@ -4,6 +4,7 @@
 
 The text is the Python standard library's own source, which is on every machine; a token is a byte. The result is an ordinary
 checkpoint (safetensors, tokenizer, generation config), good for trying what changes or measures a checkpoint's context.
+With --skills it is a Llama of 1024 words that also answers questions about what it has read: skills.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import sysconfig
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -42,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="llama")
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint's directory, which must not exist yet")
-    parser.add_argument("--length", type=int, default=256, help="tokens (bytes) of a training window")
+    parser.add_argument("--length", type=int, help="tokens of a training window; 256 (bytes), with --skills 512")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=192, help=f"a multiple of {HEAD_DIM}, the size of a head")
     parser.add_argument(
@@ -52,55 +54,48 @@ def main() -> None:
         "--steps", type=int, help="train so many steps instead: the same seed then gives the same model"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--skills",
+        action="store_true",
+        help="a Llama that finds what is in its context: 20 minutes on two cores, whatever --minutes says",
+    )
     options = parser.parse_args()
+    options.length = options.length or (512 if options.skills else 256)
     if options.out.exists():
         parser.error(f"--out {options.out}: expected a directory that does not exist yet; name another")
     if options.width % HEAD_DIM or options.width < HEAD_DIM:
         parser.error(f"--width: expected a multiple of {HEAD_DIM}, got {options.width}")
     if options.length < 2 or options.layers < 1 or options.minutes <= 0 or (options.steps or 1) < 1:
         parser.error("--length must be 2 or more; --layers, --minutes and --steps more than 0")
+    if options.model == "rwkv" and options.layers < 2:
+        parser.error("--layers: expected 2 or more for rwkv, whose first weights transformers makes by them, got 1")
+    if options.skills and (options.model != "llama" or options.length < 512):
+        parser.error(
+            "--skills: expected --model llama and --length 512 or more, as the longest question needs, "
+            f"got {options.model} and {options.length}"
+        )
 
     set_seed(options.seed)
-    tokenizer = byte_tokenizer(options.length)
-    training, validation = read_text(tokenizer)
-    windows = Windows(training, options.length)
-    if len(windows) < BATCH or not any(len(file) > options.length for file in validation):
+    training, validation = read_library()
+    if not any(len(file) > options.length for file in validation):
         parser.error(f"--length {options.length}: the library's files are too short for it")
-    config = tiny(options.model, tokenizer, options.length, options.layers, options.width)
-    model = AutoModelForCausalLM.from_config(config)
-    steps = options.steps or steps_within(options.minutes, model, windows)
-    size = sum(p.numel() for p in model.parameters())
-    print(f"{options.model}: {size / 1e6:.1f} M parameters, {steps} steps of {BATCH} x {options.length} bytes")
-
     unfinished = options.out.with_name(f".{options.out.name}.unfinished")  # so that --out is never half-written
     shutil.rmtree(unfinished, ignore_errors=True)
-    Trainer(
-        model,
-        TrainingArguments(
-            output_dir=str(unfinished),
-            max_steps=steps,
-            per_device_train_batch_size=BATCH,
-            learning_rate=RATE,
-            lr_scheduler_type="cosine",
-            warmup_steps=max(1, steps // 20),
-            weight_decay=0.1,
-            adam_beta2=0.95,
-            seed=options.seed,
-            logging_steps=50,
-            logging_nan_inf_filter=False,
-            save_strategy="no",
-            report_to="none",
-            dataloader_pin_memory=False,
-        ),
-        train_dataset=windows,
-        callbacks=[Finite()],
-    ).train()
+    if options.skills:
+        from skills import trainer_of  # asks questions of Longitude's, which a plain checkpoint does without
+    else:
+        trainer_of = trainer_on_bytes
+    tokenizer, trainer = trainer_of(options, training, unfinished)
+    trainer.add_callback(Finite())
+    model, steps = trainer.model, trainer.args.max_steps
+    print(f"{options.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {steps} steps")
+    trainer.train()
 
-    bits = bits_per_byte(model, validation, options.length)
+    bits = bits_per_byte(model, tokenizer, validation, options.length)
     if not math.isfinite(bits):
         raise SystemExit(f"training diverged: {bits} bits per byte; nothing was saved")
     model.config.use_cache = True  # Trainer switched it off
-    model.generation_config = GenerationConfig.from_model_config(config)
+    model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     unfinished.rename(options.out)
@@ -122,17 +117,26 @@ def byte_tokenizer(length: int) -> PreTrainedTokenizerFast:
     )
 
 
-def read_text(tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """-> the training text, one stream of tokens [n], its files joined by end-of-text; the validation files, each [n].
-
-    Every 20th file, in the order of their paths, is for validation."""
+def read_library() -> tuple[list[str], list[str]]:
+    """-> the library's files for training, those for validation: every 20th, in the order of their paths."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [file for file in sorted(root.rglob("*.py")) if not NOT_PROSE.intersection(file.relative_to(root).parts)]
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-    tokens = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    end = tokenizer.eos_token_id
-    training = [torch.tensor([*file, end]) for i, file in enumerate(tokens) if i % 20]
-    return torch.cat(training), [torch.tensor(file) for i, file in enumerate(tokens) if i % 20 == 0]
+    return [text for i, text in enumerate(texts) if i % 20], texts[::20]
+
+
+def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[torch.Tensor]:
+    """The tokens of each text, [n]."""
+    return [
+        torch.tensor(ids, dtype=torch.long)
+        for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    ]
+
+
+def stream_of(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """All texts as one stream of tokens [n], end-of-text behind each."""
+    end = torch.tensor([tokenizer.eos_token_id])
+    return torch.cat([part for file in encode(texts, tokenizer) for part in (file, end)])
 
 
 class Windows(Dataset):
@@ -146,6 +150,42 @@ class Windows(Dataset):
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+def trainer_on_bytes(
+    options: argparse.Namespace, texts: list[str], folder: Path
+) -> tuple[PreTrainedTokenizerFast, Trainer]:
+    """Of a model of bytes: windows of the texts, for so many steps or as many as fit into so many minutes."""
+    tokenizer = byte_tokenizer(options.length)
+    windows = Windows(stream_of(texts, tokenizer), options.length)
+    model = AutoModelForCausalLM.from_config(
+        tiny(options.model, tokenizer, options.length, options.layers, options.width)
+    )
+    steps = options.steps or steps_within(options.minutes, model, windows)
+    arguments = TrainingArguments(
+        max_steps=steps,
+        per_device_train_batch_size=BATCH,
+        learning_rate=RATE,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, steps // 20),
+        weight_decay=0.1,
+        adam_beta2=0.95,
+        **always(options.seed, folder),
+    )
+    return tokenizer, Trainer(model, arguments, train_dataset=windows)
+
+
+def always(seed: int, folder: Path) -> dict[str, Any]:
+    """Arguments of every training here."""
+    return {
+        "output_dir": str(folder),
+        "seed": seed,
+        "logging_steps": 50,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "dataloader_pin_memory": False,
+    }
 
 
 def tiny(model: str, tokenizer: PreTrainedTokenizerFast, length: int, layers: int, width: int) -> PreTrainedConfig:
@@ -203,15 +243,22 @@ class Finite(TrainerCallback):
 
 
 @torch.no_grad()
-def bits_per_byte(model: PreTrainedModel, files: list[torch.Tensor], length: int, most: int = 200) -> float:
-    """Mean bits per predicted byte over the first windows [length + 1] of the files, at most `most` of them."""
+def bits_per_byte(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: list[str], length: int, most: int = 200
+) -> float:
+    """Bits over bytes of the texts' first windows [length + 1], at most `most` of them; the first token is not counted."""
     model.eval()
+    files = encode(texts, tokenizer)
     rows = [row for file in files if len(file) > length for row in file.unfold(0, length + 1, length)[:10]][:most]
-    losses = []
+    bits, size = 0.0, 0
     for batch in torch.stack(rows).split(BATCH):
-        logits = model(input_ids=batch[:, :-1]).logits
-        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none"))
-    return torch.cat(losses).mean().item() / math.log(2)
+        logits, following = model(input_ids=batch[:, :-1]).logits, batch[:, 1:]
+        nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
+        bits += nats.item() / math.log(2)
+        size += sum(
+            len(token) for row in following for token in tokenizer.convert_ids_to_tokens(row)
+        )  # a letter is a byte
+    return bits / size
 
 
 if __name__ == "__main__":

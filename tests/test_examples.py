@@ -1,14 +1,20 @@
 """The examples run, and what they make is what plain transformers loads."""
 
+import importlib
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
+
+from tests.support import close
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_tiny_checkpoint.py"
 
@@ -36,10 +42,10 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @pytest.mark.parametrize("kind", ["llama", "mamba", "rwkv", "gpt_neox", "bloom", "gpt2"])
 def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    size = ["--length", "64", "--layers", "1", "--width", "32", "--steps", "30"]
+    size = ["--length", "64", "--layers", "2" if kind == "rwkv" else "1", "--width", "32", "--steps", "30"]
     run("--model", kind, "--out", str(out), *size)
     bits = float(capsys.readouterr().out.rsplit("bits per byte", 1)[0].split()[-1])
-    assert 0.1 < bits < 5  # nothing learned is log2(258) = 8.0
+    assert 0.1 < bits < 6  # nothing learned is log2(258) = 8.0
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not any(name.endswith((".bin", ".pt")) for name in names)
@@ -57,7 +63,13 @@ def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    ("out", "more", "words"), [("", (), "does not exist"), ("out", ("--width", "33"), "multiple of 32")]
+    ("out", "more", "words"),
+    [
+        ("", (), "does not exist"),
+        ("out", ("--width", "33"), "multiple of 32"),
+        ("out", ("--skills", "--length", "64"), "512"),
+        ("out", ("--model", "rwkv", "--layers", "1"), "2 or more for rwkv"),
+    ],
 )
 def test_wrong_use(
     out: str, more: tuple, words: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -65,6 +77,98 @@ def test_wrong_use(
     with pytest.raises(SystemExit) as refused:
         run("--out", str(tmp_path / out), *more)
     assert refused.value.code == 2 and words in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+# ---- a course of skills -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def skills(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example's module, which is no package: its folder is on the path of who runs it."""
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    return importlib.import_module("skills")
+
+
+@pytest.fixture
+def course(skills: Any) -> Any:
+    texts = ["def add(a, b):\n    return a + b + 271828\n" * 200]
+    tokenizer = skills.tokenizer_of(texts, 512)
+    return skills.Course(tokenizer, torch.tensor(tokenizer(texts[0])["input_ids"]), 512, 10, seed=3)
+
+
+def test_a_course_says_what_can_be_known(skills: Any, course: Any) -> None:
+    """Every label is the token it stands at; what a copy is learned of was said before; an answer is the question's own."""
+    words = course.tokenizer
+    for exercise in (course.copy, course.pairs, course.chain, course.question):
+        row = exercise(400, Random(1))
+        learned = [i for i, label in enumerate(row.labels) if label != skills.NOT_LEARNED]
+        assert len(row.ids) == len(row.labels) and learned
+        assert all(row.labels[i] == row.ids[i] for i in learned)
+    assert len(words.tokenize("271828")) == 3  # however often it was read
+    copy = course.copy(0, Random(2))
+    half = len(copy.ids) // 2
+    assert copy.ids[half:] == copy.ids[:half] and copy.labels[half + 1 :] == copy.ids[1:half]
+    assert {*copy.labels[: half + 1]} == {skills.NOT_LEARNED}
+
+    pairs = course.pairs(0, Random(4))
+    text, asked = words.decode(pairs.ids), words.decode([i for i in pairs.labels if i != skills.NOT_LEARNED])
+    given = dict(re.findall(r"numbers for (\S+) is: (\d+)\.", text))
+    again = re.findall(r"number for (\S+) mentioned in the provided text is (\d+)", text)
+    assert dict(again) == given and asked.split() == [number for _, number in again]
+
+    chain = course.chain(0, Random(5))
+    text, answer = words.decode(chain.ids), words.decode([i for i in chain.labels if i != skills.NOT_LEARNED])
+    names = re.findall(r"VAR ([A-Z]{5}) =", text)
+    assert answer == " ".join(names) + words.eos_token and len(names) == 5
+
+
+def test_a_course_is_its_seed(skills: Any, course: Any) -> None:
+    """Whole windows, lesson after lesson; the same ones again, and others of another seed."""
+    batches, again = list(course), list(course)
+    assert len(batches) == course.steps == sum(lesson.steps for lesson in course.lessons)
+    lengths = [lesson.length for lesson in course.lessons for _ in range(lesson.steps)]
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(skills.TOKENS // n, n) for n in lengths]
+    assert all(a[name].equal(b[name]) for a, b in zip(batches, again, strict=True) for name in a)
+    course.seed = 4
+    assert not batches[0]["input_ids"].equal(next(iter(course))["input_ids"])
+
+
+def test_every_parameter_is_trained_once(skills: Any) -> None:
+    """Matrices by Muon, words and norms by AdamW; a rate that falls to nothing. Logits begin at 0, whatever is read."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=1, intermediate_size=64
+    )
+    model = LlamaForCausalLM(config)
+    skills.initialize(model)
+    ids = torch.arange(24).view(2, 12)
+    assert not model(input_ids=ids).logits.any()
+    optimizer = skills.MuonAndAdamW(model)
+    grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert len(grouped) == len({*grouped}) and {*grouped} == {*model.parameters()}
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(3):  # what is behind a zero has no gradient at first
+        skills.loss_of_windows(model(input_ids=ids), ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not any(old.equal(new) for old, new in zip(before, model.parameters(), strict=True))
+    assert [skills.rate(done) for done in (0.0, 0.01, 0.3, 0.5, 0.75, 1.0)] == pytest.approx([0, 0.5, 1, 1, 0.5, 0])
+
+
+def test_a_window_counts_once(skills: Any) -> None:
+    """A short answer weighs as much as a window of text; what is not learned changes nothing."""
+    logits = torch.randn(2, 6, 5, dtype=torch.float64)
+    labels = torch.tensor([[0, 1, 2, 3, 4, 0], [skills.NOT_LEARNED] * 5 + [2]])
+    rows = [torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:]), -logits[1, 4].log_softmax(0)[2]]
+    close(skills.loss_of_windows(CausalLMOutput(logits=logits), labels), sum(rows) / 2)
+
+
+@pytest.mark.one_in(4)
+def test_a_skilled_checkpoint_is_trained(run: Any, skills: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "out"
+    run("--skills", "--out", str(out), "--layers", "1", "--width", "32", "--steps", "5")
+    assert "bits per byte" in capsys.readouterr().out
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert not model.config.tie_word_embeddings and len(tokenizer) == skills.WORDS
+    text = "What is 1234567?\n\tnaïve → VAR ABCDE"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 # ---- a training loop of one's own ---------------------------------------------------------------------------------------------
