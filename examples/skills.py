@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -241,7 +242,7 @@ def initialize(model: PreTrainedModel) -> None:
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for the layers' matrices, AdamW for words and norms, as one optimizer."""
+    """Muon for the layers' matrices, AdamW for words and norms, as one optimizer. What they remember is not saved."""
 
     def __init__(self, model: PreTrainedModel):
         words, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -258,7 +259,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: None = None) -> None:
+        groups = iter(self.param_groups)  # accelerate has put new ones in the place of those given
         for part in self.parts:
+            part.param_groups = list(islice(groups, len(part.param_groups)))
             part.step()
 
 
