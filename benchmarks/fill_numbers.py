@@ -14,6 +14,7 @@ bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
 extending       schemes of extension over three seeds: results/DATE-extending.json (benchmarks/extending.py)
+retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
 gpu-expected    what they should take, on paper: DATE-gpu-expected.json (benchmarks/gpu_paper.py --json)
@@ -140,9 +141,6 @@ def extending(found: dict[str, Any]) -> str:
     def of(value: dict[str, Any], sign: str = "") -> str:
         return f"{value['value']:{sign}.3f} ({value['low']:{sign}.3f} to {value['high']:{sign}.3f})"
 
-    def named(model: dict[str, Any]) -> str:
-        return f"`{model['method']}`" + (f", {model['steps']} steps" if model["steps"] else "")
-
     rows = [[str(row["factor"]), named(row), of(row["short"]), of(row["long"])] for row in found["rows"]]
     trained = found["protocol"]["trained"]["length"]
     table = markdown(["factor", "method", f"at {trained}", "at the new length"], rows)
@@ -153,9 +151,50 @@ def extending(found: dict[str, Any]) -> str:
         verdicts.append([str(better["factor"]), f"{named(better)} below {named(worse)}", of(by, "+"), holds])
     claims = markdown(["factor", "claim", "difference", "verdict"], verdicts)
     seeds = len(found["protocol"]["seeds"])
-    machine = f"{found['machine']['cpu']}, torch {found['versions']['torch']}"
     words = f"Means over {seeds} seeds with t-intervals of 95 %, differences paired by seed."
-    return f"{table}\n\n{claims}\n\n{words} {found['made']}, {machine}."
+    return f"{table}\n\n{claims}\n\n{words} {dated(found)}"
+
+
+def retrieval(found: dict[str, Any]) -> str:
+    """Of every way to extend: bits per byte and mean score by length, what it keeps; then the score of each task."""
+    rows = found["rows"]
+    lengths = list(rows[0]["bits"])
+    tasks = list(dict.fromkeys(each["task"] for each in rows[0]["scores"]))
+
+    def score(of: dict[str, Any]) -> str:
+        return f"{of['value']:.2f} ({of['low']:.2f} to {of['high']:.2f})"
+
+    headings = ["method", *(f"bits, {n}" for n in lengths), *(f"score, {n}" for n in lengths), f"kept at {lengths[-1]}"]
+    lines = [
+        [
+            named(row),
+            *(f"{row['bits'][n]:.2f}" for n in lengths),
+            *(score(row["means"][n]) for n in lengths),
+            " and ".join(row["kept"]) or "neither",
+        ]
+        for row in rows
+    ]
+    single = [
+        [named(row), length, *(f"{each['value']:.2f}" for each in row["scores"] if str(each["length"]) == length)]
+        for row in rows
+        for length in (lengths[0], lengths[-1])
+    ]
+    by_task = markdown(["method", "at", *(f"`{task}`" for task in tasks)], single)
+    protocol = found["protocol"]
+    words = (
+        f"Bits per byte of {protocol['documents']} excerpts, mean scores of {protocol['trials']} questions of each task with "
+        "Wilson's intervals of 95 % over all questions."
+    )
+    return f"{markdown(headings, lines)}\n\n{by_task}\n\n{words} {dated(found)}"
+
+
+def named(model: dict[str, Any]) -> str:
+    """The method of an extended model, with its training."""
+    return f"`{model['method']}`" + (f", {model['steps']} steps" if model["steps"] else "")
+
+
+def dated(found: dict[str, Any]) -> str:
+    return f"{found['made']}, {found['machine']['cpu']}, torch {found['versions']['torch']}."
 
 
 def property_cells(row: dict[str, Any]) -> list[str]:
@@ -216,7 +255,7 @@ def gpu_expected(found: dict[str, Any]) -> str:
 KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
     "properties": properties,
-    "extending": extending, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
+    "extending": extending, "retrieval": retrieval, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
 }  # fmt: skip
 
 

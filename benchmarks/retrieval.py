@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from extending import BATCH, RATE, searched, split_text
@@ -23,6 +24,7 @@ from longitude.extend.fine_tune import fine_tune
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import plan
 from longitude.measure.retrieval import run as ask
+from longitude.measure.retrieval.scoring import wilson
 from longitude.measure.run import measure
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
@@ -47,6 +49,8 @@ TASKS = (
 TRIALS = 20
 """Questions of a task and length."""
 DOCUMENTS = 24
+NEARLY = {"bits": 1.05, "score": 0.9}
+"""Of the unchanged model's at its trained length: bits per byte at most, mean score at least, to count as kept."""
 SEED = 0
 
 
@@ -91,6 +95,22 @@ def scores(where: Path, lengths: list[int], answers: Path) -> Iterator[dict[str,
         yield from json.loads(kept.read_text())
 
 
+def mean_score(scores: list[dict[str, Any]], length: int) -> dict[str, float]:
+    """Over all questions of a length, of every task as many, with Wilson's interval."""
+    rows = [row for row in scores if row["length"] == length]
+    value, low, high = wilson(fmean(row["value"] for row in rows), sum(row["count"] for row in rows))
+    return {"value": value, "low": low, "high": high}
+
+
+def kept(row: dict[str, Any], unchanged: dict[str, Any], short: int, long: int) -> list[str]:
+    """What is at the new length nearly as it was before extending, at the trained length."""
+    holds = {
+        "perplexity": row["bits"][long] <= NEARLY["bits"] * unchanged["bits"][short],
+        "retrieval": row["means"][long]["value"] >= NEARLY["score"] * unchanged["means"][short]["value"],
+    }
+    return [name for name, held in holds.items() if held]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=Path("models/skilled"))
@@ -105,32 +125,23 @@ def main() -> int:
     rows = []
     for method, steps in [*((method, 0) for method in METHODS), *((method, STEPS) for method in TUNED)]:
         where = made(options.checkpoint, method, steps, options.runs, lengths[-1])
-        row = {
-            "method": method,
-            "steps": steps,
-            "bits": bits(where, lengths, options.runs),
-            "scores": list(scores(where, lengths, options.runs / "answers")),
-        }
-        rows.append(row)
-        print(f"{method} {steps or ''}: {row['bits']}, {summary(row)}", flush=True)
+        answered = list(scores(where, lengths, options.runs / "answers"))
+        row = {"method": method, "steps": steps, "bits": bits(where, lengths, options.runs), "scores": answered}
+        rows.append(row | {"means": {length: mean_score(answered, length) for length in lengths}})
+        print(f"{method} {steps or ''}: {row['bits']}, {rows[-1]['means']}", flush=True)
+    for row in rows:
+        row["kept"] = kept(row, rows[0], lengths[0], lengths[-1])
     protocol = {
         "factor": FACTOR,
         "trained": trained,
         "trials": TRIALS,
         "documents": DOCUMENTS,
+        "nearly": NEARLY,
         "tuned": {"steps": STEPS, "batch": BATCH, "learning_rate": RATE},
     }
     found = {"schema": 1, "made": str(date.today()), **provenance(), "protocol": protocol, "rows": rows}
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
-
-
-def summary(row: dict[str, Any]) -> dict[int, float]:
-    """Length -> mean score over tasks."""
-    by_length: dict[int, list[float]] = {}
-    for each in row["scores"]:
-        by_length.setdefault(each["length"], []).append(each["value"])
-    return {length: round(sum(values) / len(values), 3) for length, values in by_length.items()}
 
 
 if __name__ == "__main__":
