@@ -29,7 +29,7 @@ def test_kept_is_nearly_what_was_before(bits: float, score: float, words: list[s
 
 
 def test_a_mean_counts_every_question() -> None:
-    """Of one length; as near as Wilson's interval of all its questions (Brown, Cai, DasGupta 2001: 10 of 20 is 0.299 to 0.701)."""
+    """Of one length; as near as Wilson's interval of all its questions (10 of 20: 0.299 to 0.701)."""
     rows = [
         {"length": 512, "value": 0.2, "count": 10},
         {"length": 512, "value": 0.8, "count": 10},
