@@ -25,6 +25,13 @@ NARROW = {"vocab_size": 258, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializ
 WIDE = {"vocab_size": 258, "hidden_size": 64}
 PARTIAL = {"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": 0.5}
 LOCAL = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+CHUNKED = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "attention_chunk_size": 24,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 2,
+}
 WARM = {
     "rope_type": "default",
     "rope_theta": 1e4,
@@ -43,6 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": LLAMA,
     "smollm3": LLAMA | {"num_hidden_layers": 4},
     "cohere2": LLAMA | {"num_hidden_layers": 4, "sliding_window": 24},
+    "llama4_text": LLAMA | CHUNKED,
     "ministral3": LLAMA | {"head_dim": 16, "rope_parameters": WARM},
     "gpt2": NARROW | {"n_positions": LENGTH},
     "opt": SMALL | TRAINED | {"word_embed_proj_dim": 64, "ffn_dim": 96, "init_std": 0.2},

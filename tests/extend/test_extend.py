@@ -94,6 +94,7 @@ def test_factor_one_changes_no_byte(kind, method, checkpoint, write) -> None:
     [
         ("smollm3", "Layers without rotation, which stay as they are: 3."),
         ("cohere2", "Layers without rotation, which stay as they are: 3."),
+        ("llama4_text", "A layer that attends in chunks sees 24 tokens at most, before and after."),
         ("ministral3", "The temperature of queries stays as it is: {'name': 'ministral3_temperature', 'beta': 0.1, "),
     ],
 )
@@ -110,7 +111,7 @@ def test_what_stays_is_said(kind, words, tmp_path, write) -> None:
     assert after["rope_parameters"].get("llama_4_scaling_beta") == inside.get("llama_4_scaling_beta")
     before, ropes = from_hugging_face_quietly(given), from_hugging_face_quietly(out)
     assert (ropes.rotates, ropes.temperature) == (before.rotates, before.temperature)
-    assert ("no_rope_layers" in after) == (kind == "smollm3")
+    assert ("no_rope_layers" in after) == (kind in ("smollm3", "llama4_text"))
 
 
 def from_hugging_face_quietly(folder):
@@ -118,7 +119,7 @@ def from_hugging_face_quietly(folder):
         return from_hugging_face(config(folder))
 
 
-KINDS = ("mistral", "qwen2", "qwen3", "falcon", "cohere", "smollm3", "cohere2")
+KINDS = ("mistral", "qwen2", "qwen3", "falcon", "cohere", "smollm3", "cohere2", "llama4_text")
 
 
 @pytest.mark.parametrize(("kind", "method"), [*product(["llama"], WITHOUT_SEARCH), *product(KINDS, ["yarn"])])

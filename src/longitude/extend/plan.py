@@ -224,6 +224,8 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
         plan.notes.append(f"Layers that stay as they are: {', '.join(same)}.")
     if (window := getattr(source.config, "sliding_window", None)) and window < plan.length:
         plan.notes.append(f"A layer with a sliding window attends to {window} tokens, before and after.")
+    if (chunk := getattr(source.config, "attention_chunk_size", None)) and chunk < plan.length:
+        plan.notes.append(f"A layer that attends in chunks sees {chunk} tokens at most, before and after.")
     cache = forward_memory(source.skeleton, head_dim, source.dtype, plan.length, rows=1, chunk=1, logits=0).cache
     if must_fit:
         elsewhere = "give a shorter length, or --no-measure if the model will run elsewhere"
