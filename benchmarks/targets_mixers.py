@@ -283,7 +283,7 @@ def encoder_decoder(session: Session) -> list[Row]:
 
 def over_full(name: str, lengths: dict[int, int]) -> Callable[[Session], list[Row]]:
     def measure(session: Session) -> list[Row]:
-        """A layer over one of full attention, both with rope, at each length so many turns."""
+        """A layer over one of full attention, both with rope; lengths: of each, how often it is timed."""
         torch.manual_seed(0)
         full, own = (mixer(each, dim=WIDTH, num_heads=HEADS) for each in ("attention", name))
         rope, rows = lg.Rotary(head_dim=HEAD, layout="half"), []
