@@ -26,6 +26,7 @@ from train_tiny_checkpoint import always, stream_of, tiny
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from longitude.measure.retrieval.haystack import LINES, Haystack, of_python, word_list
+from longitude.measure.retrieval.prompts import Question
 from longitude.measure.retrieval.tasks import NEEDLE, TASKS, Task
 
 WORDS = 1024
@@ -36,11 +37,12 @@ TEXT = 0.2
 """Of all rows."""
 COPIES = (8, 21)
 """Random tokens that are said twice, fewest and most."""
-PAIRS = (2, 6)
+PAIRS = (2, 5)
 """Keys with numbers that are given and then asked for, fewest and most."""
-UNIT = {"passkey": 4.5, "variable-tracking": 0.045}
-"""Filler of a task for one token: letters, lines; words of text elsewhere."""
+UNITS = {"passkey": 4.0, "needle-filler": 0.04, "variable-tracking": 0.04}
+"""Filler of a task for one token: letters, lines, lines."""
 WORDS_A_TOKEN = 0.5
+"""Of running text, elsewhere."""
 LEARNED = (
     "passkey",
     "needle-filler",
@@ -52,7 +54,7 @@ LEARNED = (
     "variable-tracking",
 )
 """The tasks whose questions are asked in training."""
-HARD = ("needle-multi-key", "variable-tracking")
+HARD = ("needle-multi-key", "needle-multi-value", "variable-tracking")
 """Those of them that are asked three times as often."""
 MISSES = 8
 """Exercises that are too long for what is left of a window, until one is cut."""
@@ -109,21 +111,19 @@ def tokenizer_of(texts: list[str], length: int) -> PreTrainedTokenizerFast:
 
 
 def learned_words(texts: list[str]) -> Iterator[str]:
-    """Texts, questions and every pair of digits."""
-    yield from texts
+    """Every eighth text, questions and every pair of digits: of questions enough to make their words whole."""
+    yield from texts[::8]
     random = Random("words")
     for _ in range(300):
-        yield from ("".join(question(TASKS[name], 20, random)) for name in LEARNED)
+        for drawn in (drawn_from(TASKS[name], random) for name in LEARNED):
+            yield drawn.text(drawn.smallest + 20) + drawn.whole_answer
     pairs = " ".join(f"{i:02d}" for i in range(100))
     yield from (pairs for _ in range(2000))
 
 
-def question(task: Task, tokens: int, random: Random) -> tuple[str, str]:
-    """A question among about this many tokens of filler, or the least it takes; its whole answer."""
-    haystack = passage(random) if task.text else LINES
-    drawn = task.draw(random, tokens, None, haystack)
-    size = int(tokens * UNIT.get(task.name, WORDS_A_TOKEN if task.text else UNIT["variable-tracking"]))
-    return drawn.text(max(drawn.smallest, size)), drawn.whole_answer
+def drawn_from(task: Task, random: Random) -> Question:
+    """A question of a task, in running text or in lines of filler."""
+    return task.draw(random, 0, None, passage(random) if task.text else LINES)
 
 
 def passage(random: Random, words: int = 2000) -> Haystack:
@@ -165,8 +165,8 @@ class Course(IterableDataset):
     ):
         self.tokenizer, self.text, self.seed = tokenizer, text.tolist(), seed
         lessons = [
-            Lesson(self.copy, 64, 550),
-            Lesson(self.pairs, 160, 600),
+            Lesson(self.copy, 64, 500),
+            Lesson(self.pairs, 256, 700),
             Lesson(self.chain, 320, 150),
             Lesson(self.question, length // 2, 400),
             Lesson(self.question, length, 800),
@@ -215,14 +215,19 @@ class Course(IterableDataset):
 
     def chain(self, room: int, random: Random) -> Row:
         """Variable tracking among few lines, without the solved example before it."""
-        drawn = TASKS["variable-tracking"].draw(random, room, None, LINES)
+        drawn = drawn_from(TASKS["variable-tracking"], random)
         _, asked = drawn.text(random.choice([1, 1, 1, 2, 4])).split(BEHIND_EXAMPLE)
         return self.exercise(asked, drawn.whole_answer)
 
     def question(self, room: int, random: Random) -> Row:
-        """Of any task, hard ones more often, three of ten without filler."""
+        """Of any task, hard ones more often; three of ten without filler, the others with as much as fits, or less."""
         task = TASKS[random.choice([*LEARNED, *HARD, *HARD])]
-        return self.exercise(*question(task, int(random.random() * room) if random.random() < 0.7 else 0, random))
+        drawn = drawn_from(task, random)
+        shortest = self.exercise(drawn.text(drawn.smallest), drawn.whole_answer)
+        filler = int(random.random() * (room - len(shortest.ids)) * UNITS.get(task.name, WORDS_A_TOKEN))
+        if filler <= 0 or random.random() < 0.3:
+            return shortest
+        return self.exercise(drawn.text(drawn.smallest + filler), drawn.whole_answer)
 
     def exercise(self, asked: str, answer: str) -> Row:
         return answered(self.encode(asked), [*self.encode(answer), self.tokenizer.eos_token_id])
