@@ -36,7 +36,7 @@ help: ## this list
 study: $(VENV)/study.stamp ## train short, test long, write the report (about five minutes)
 	$(BIN)/longitude study $(ARGS)
 
-checkpoint: $(VENV)/study.stamp ## a small Llama trained in five minutes, to try extend, measure and check on: models/llama
+checkpoint: $(VENV)/study.stamp ## a small Llama trained in five minutes, to try extend, measure and check on: models/llama; ARGS=--skills: one that answers questions
 	$(BIN)/python examples/train_tiny_checkpoint.py --model llama --out models/llama $(ARGS)
 
 report: $(VENV)/study.stamp ## build a report again from saved results: make report ARGS=runs/NAME

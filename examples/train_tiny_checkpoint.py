@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint's directory, which must not exist yet")
     parser.add_argument("--length", type=int, help="tokens of a training window; 256 (bytes), with --skills 512")
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=192, help=f"a multiple of {HEAD_DIM}, the size of a head")
+    parser.add_argument(
+        "--width", type=int, help=f"a multiple of {HEAD_DIM}, the size of a head; 192, with --skills 128"
+    )
     parser.add_argument(
         "--minutes", type=float, default=4.0, help="how long to train; five steps at the start measure the speed"
     )
@@ -57,10 +59,13 @@ def main() -> None:
     parser.add_argument(
         "--skills",
         action="store_true",
-        help="a Llama that finds what is in its context: 20 minutes on two cores, whatever --minutes says",
+        help="a Llama that finds what is in its context: half an hour on one core, whatever --minutes says",
     )
     options = parser.parse_args()
-    options.length = options.length or (512 if options.skills else 256)
+    if options.length is None:
+        options.length = 512 if options.skills else 256
+    if options.width is None:
+        options.width = 128 if options.skills else 192
     if options.out.exists():
         parser.error(f"--out {options.out}: expected a directory that does not exist yet; name another")
     if options.width % HEAD_DIM or options.width < HEAD_DIM:
