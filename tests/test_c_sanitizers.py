@@ -197,8 +197,10 @@ def test_tasks_share_nothing_that_one_writes(name: str, tmp_path: Path):
     if "cannot find" in done.stderr:
         pytest.skip("gcc has no libtsan here")
     assert done.returncode == 0, done.stderr[-3000:]
-    ran = subprocess.run([program], capture_output=True, text=True, timeout=600)
-    if "unexpected memory mapping" in ran.stderr:
-        pytest.skip("ThreadSanitizer cannot run under this kernel")
-    raced = "data race" in ran.stderr
+    for _ in range(1 if name in CALLS else 20):  # on a busy machine one thread may have done all before another began
+        ran = subprocess.run([program], capture_output=True, text=True, timeout=600)
+        if "unexpected memory mapping" in ran.stderr:
+            pytest.skip("ThreadSanitizer cannot run under this kernel")
+        if raced := "data race" in ran.stderr:
+            break
     assert raced if name == "a race" else ran.returncode == 0 and not raced, ran.stderr[-3000:]
