@@ -68,8 +68,8 @@ def test_shape_pass_and_dtype_decide():
         q, k, v = qkv(64)
         assert chosen(q[:, :, -1:], k, v) == chosen(q[:, :, -20:], k, v, mask=lg.NoMask()) == "sdpa"
         assert (
-            chosen(q, k, v[..., :8]) == "table" and chosen(q[..., :8], k[..., :8], v) == "sdpa"
-        )  # narrower values, wider
+            chosen(q, k, v[..., :8]) == chosen(q[..., :8], k[..., :8], v) == "table"
+        )  # values narrower and wider than keys
         with torch.no_grad():
             assert chosen(*qkv(40, learns=True)) == "table"
 
