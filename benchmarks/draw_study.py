@@ -5,19 +5,16 @@ python benchmarks/draw_study.py --check    # exit code 1 where one has other num
 """
 
 import json
-import re
 import sys
 from typing import Any
 
 import altair as alt
 
-from fill_numbers import ROOT, newest
-from longitude.report.figure import DARK, GREY, apart, colour_of, described, save, themed
+from fill_numbers import newest
+from longitude.report.figure import GREY, apart, colour_of, themed
 from longitude.study.results import ngrams_named
+from pictures import Picture
 
-TITLE = "Loss by window length"
-FILES = {ROOT / "docs" / "study.svg": False, ROOT / "docs" / "study-dark.svg": True}
-"""Picture -> whether it is for dark pages."""
 WIDTH, HEIGHT, GAP = 480, 320, 17
 
 
@@ -86,32 +83,7 @@ def chart(found: dict[str, Any]) -> Any:
     )
 
 
-def write() -> None:
-    """Both pictures; the dark one is the other in the colours of dark pages."""
-    found = study()
-    for path, dark in FILES.items():
-        save(chart(found), path)
-        svg = path.read_text(encoding="utf-8")
-        if dark:
-            svg = re.sub("|".join(DARK), lambda colour: DARK[colour[0]], svg)
-        path.write_text(described(svg, TITLE, words(found), path.stem).rstrip() + "\n", encoding="utf-8")
-
-
-def differing() -> list[str]:
-    """Pictures that were drawn from other numbers."""
-    expected = f">{words(study())}</desc>"
-    return [path.name for path in FILES if not path.exists() or expected not in path.read_text(encoding="utf-8")]
-
-
-def main() -> int:
-    """Write, or with --check compare."""
-    if "--check" not in sys.argv[1:]:
-        write()
-        return 0
-    found = differing()
-    print("\n".join(found) or "the pictures are those of the result")
-    return int(bool(found))
-
+STUDY = Picture("study", "Loss by window length", study, chart, words)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

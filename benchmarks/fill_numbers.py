@@ -40,6 +40,12 @@ BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FILES = {"bench": "", "bench-machines": "", "bench-mixers": "-mixers"}
 """Block -> how the name of its file ends, where that is not the block's own name."""
 WIDTH = 100
+PROCESSORS = {
+    "AMD EPYC": "AMD Zen 5, AVX-512",
+    "AMD EPYC (family 25, model 17)": "AMD Zen 4, AVX-512",
+    "AMD EPYC (family 25, model 1)": "AMD Zen 3, AVX2",
+}
+"""What the results' own words for a processor mean; the first is of before families were recorded."""
 
 
 def ending(name: str) -> str:
@@ -73,21 +79,25 @@ def promises(found: dict[str, Any]) -> str:
     return f"{markdown(headings, lines)}\n\n{protocol(found)}"
 
 
+def every_machine(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Processor -> the newest result of it: `found`, the newest of all, last."""
+    paths = sorted((RESULTS / "machines").glob("*.json"))
+    every = [*(json.loads(path.read_text(encoding="utf-8")) for path in paths), found]
+    return {PROCESSORS.get(cpu := one["machine"]["cpu"], cpu): one for one in every}
+
+
 def machines(found: dict[str, Any]) -> str:
     """The measured number of each promise on every machine, with the code that was measured."""
-    every = [
-        *(json.loads(path.read_text(encoding="utf-8")) for path in sorted((RESULTS / "machines").glob("*.json"))),
-        found,
-    ]
+    every = every_machine(found)
     names = {target["name"]: f"{target['limit']:.2f}" for target in found["targets"]}
-    measured = [{target["name"]: target for target in one["targets"]} for one in every]
+    measured = [{target["name"]: target for target in one["targets"]} for one in every.values()]
     lines = []
     for name, limit in names.items():
         own = [one.get(name, {"measured": None, "met": None}) for one in measured]
         numbers = ["-" if one["measured"] is None else f"{one['measured']:.2f}" for one in own]
         kept = ["" if one["met"] in (True, None) else ", missed" for one in own]
         lines.append([name, limit, *(number + word for number, word in zip(numbers, kept, strict=True))])
-    headings = [f"{one['machine']['cpu']}, code {(one['commit'] or '?')[:7]}" for one in every]
+    headings = [f"{name}, code {(one['commit'] or '?')[:7]}" for name, one in every.items()]
     return markdown(["promise", "at most", *headings], lines)
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import draw_machines
 import draw_study
 import fill_numbers
 
@@ -15,13 +16,14 @@ def test_documents_have_what_the_results_have() -> None:
         assert text.count("<!-- numbers: ") == text.count("<!-- end -->") == len(fill_numbers.blocks(text)), path
 
 
-def test_the_picture_is_that_of_the_result(monkeypatch) -> None:
-    """By the words in it: the bytes of an SVG depend on fonts and releases."""
-    assert draw_study.differing() == [], "run `make numbers`"
-    found = draw_study.study()
-    found["rows"][4]["value"] += 0.01
-    monkeypatch.setattr(draw_study, "study", lambda: found)
-    assert draw_study.differing() == ["study.svg", "study-dark.svg"]
+def test_pictures_are_those_of_the_results() -> None:
+    """By the words in them: the bytes of an SVG depend on fonts and releases."""
+    assert draw_study.STUDY.differing() == draw_machines.MACHINES.differing() == [], "run `make numbers`"
+    study, machines = draw_study.study(), draw_machines.results()
+    study["rows"][4]["value"] += 0.01
+    next(iter(machines.values()))["targets"][0]["measured"] += 0.01
+    changed = draw_study.STUDY._replace(found=lambda: study), draw_machines.MACHINES._replace(found=lambda: machines)
+    assert [picture.differing() for picture in changed] == [[*picture.files] for picture in changed]
 
 
 @pytest.mark.parametrize("name", ["bench", "bench-mixers", "decode"])

@@ -215,7 +215,7 @@ static void forward_task(const void *call, num task, int worker) {
               pieces[i] = bend(&curve, distances + at, rate, nearest - at, pieces[i], x, wide);
             }
           }
-          if (wide == ACROSS) weigh(value_dim, ACROSS, tile, top + r, sums + r, made + r * value_dim, apart);
+          if (wide == VECTORS) weigh(value_dim, VECTORS, tile, top + r, sums + r, made + r * value_dim, apart);
           else weigh(value_dim, wide, tile, top + r, sums + r, made + r * value_dim, apart);
           gather(ROWS, value_dim, to - from, tile + from - skip, PANEL, 1, values + (b + from) * value_dim, made + r * value_dim);
           for (num i = 0; apart && i < ROWS; i++)
@@ -333,14 +333,14 @@ static void backward_task(const void *call, num task, int worker) {
               for (num i = r; i < r + ROWS; i++) some |= !((counts[b / PANEL * BLOCK + i] = count[i]) >= full);
               if (!some) continue;
               real bound = length * longest[b / PANEL];
-              score(&t, queries + r * dim, dim, keys + b * dim, biases + MARGIN + t.queries - 1 - a - r + b, -1, a + r, b, ACROSS,
+              score(&t, queries + r * dim, dim, keys + b * dim, biases + MARGIN + t.queries - 1 - a - r + b, -1, a + r, b, VECTORS,
                     FINITE(bound), slopes);
               for (num i = 0; i < ROWS; i++)
-                count[r + i] = raise(logits + (r + i) * size.logits, full, count[r + i], (vec *)(slopes + i * PANEL), ACROSS, 0);
+                count[r + i] = raise(logits + (r + i) * size.logits, full, count[r + i], (vec *)(slopes + i * PANEL), VECTORS, 0);
             }
         }
         for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
-          num first = block, last = 0; /* the queries for which this panel counts */
+          num first = block, last = 0, low_here = PANEL, high_here = 0; /* the queries and keys that meet in this panel */
           num corner = MARGIN + t.queries - a - BLOCK + b, panel = corner / PANEL;
           real bound = length * (longest[b / PANEL] + of_keys.longest) + 0 * of_values.longest;
           meet(&of_keys, queries, block, biases, panel, 1);
@@ -348,49 +348,52 @@ static void backward_task(const void *call, num task, int worker) {
           for (num r = 0; r < rows; r += ROWS) {
             real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
             num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
-            if (from >= to || (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r))) {
+            num skip = from / WIDE * WIDE;
+            int wide = (int)((to - skip + WIDE - 1) / WIDE);
+            int none = from >= to || (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r));
+            if (none || wide < VECTORS) { /* what is not made below */
               memset(weight, 0, ROWS * PANEL * sizeof(real));
               memset(slope, 0, ROWS * PANEL * sizeof(real));
-              continue;
             }
-            first = least(first, r), last = r + ROWS;
-            num place = corner % PANEL + BLOCK - 1 - r;
+            if (none) continue;
+            first = least(first, r), last = r + ROWS, low_here = least(low_here, from), high_here = most(high_here, to);
+            num place = corner % PANEL + BLOCK - 1 - r + skip;
             const real *bias = of_keys.here ? of_keys.met + r * WINDOW + place : biases + panel * PANEL + place;
             const real *more = of_values.here ? of_values.met + r * WINDOW + place : 0;
-            score(&t, queries + r * dim, dim, keys + b * dim, bias, of_keys.here ? WINDOW - 1 : -1, a + r, b, ACROSS,
-                  FINITE(bound), weight);
-            product(ROWS, ACROSS, value_dim, grads + r * value_dim, value_dim, 1, values + b * value_dim, PANEL, more,
-                    WINDOW - 1, slope, PANEL);
-            real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b;
+            score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, of_keys.here ? WINDOW - 1 : -1, a + r, b + skip, wide,
+                  FINITE(bound), weight + skip);
+            product(ROWS, wide, value_dim, grads + r * value_dim, value_dim, 1, values + b * value_dim + skip, PANEL, more,
+                    WINDOW - 1, slope + skip, PANEL);
+            real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b + skip;
             for (num i = 0; i < ROWS; i++, diagonal--) {
-              Place at[ACROSS];
+              Place at[VECTORS];
+              vec *x = (vec *)(weight + i * PANEL + skip), *y = (vec *)(slope + i * PANEL + skip), *of_bias = (vec *)diagonal;
               real *own = logits + (r + i) * size.logits, count = s->logits ? counts[b / PANEL * BLOCK + r + i] : 0;
               num here = diagonal - made_table, skewed = (r + i) * WINDOW + place - i;
+              vec *of_scores = of_keys.here ? (vec *)(of_keys.apart + skewed) : 0;
+              vec *of_weights = of_values.here ? (vec *)(of_values.apart + skewed) : 0;
               real rate = s->curves && r + i < rows ? s->rates[p.batch * s->queries + p.q_from + a + r + i] : 0;
-              if (s->logits) raise(own, full, count, (vec *)(weight + i * PANEL), ACROSS, at);
-              if (s->curves) pieces[r + i] = bend(&curve, distances + here, rate, nearest - here, pieces[r + i],
-                                                  (vec *)(weight + i * PANEL), ACROSS);
-              for (num w = 0; w < PANEL; w += WIDE) {
-                vec *x = (vec *)(weight + i * PANEL + w), *y = (vec *)(slope + i * PANEL + w);
-                *x = power(*x - top[r + i] - total[r + i]);
-                *y = *x * (*y + delta[r + i]);
-                if (grad_table && !s->curves) *(vec *)(diagonal + w) += *y;
-                if (of_keys.here) *(vec *)(of_keys.apart + skewed + w) += *y;
-                if (of_values.here) *(vec *)(of_values.apart + skewed + w) += *x;
+              if (s->logits) raise(own, full, count, x, wide, at);
+              if (s->curves) pieces[r + i] = bend(&curve, distances + here, rate, nearest - here, pieces[r + i], x, wide);
+              for (int w = 0; w < wide; w++) {
+                x[w] = power(x[w] - top[r + i] - total[r + i]);
+                y[w] = x[w] * (y[w] + delta[r + i]);
+                if (grad_table && !s->curves) of_bias[w] += y[w];
+                if (of_scores) of_scores[w] += y[w];
+                if (of_weights) of_weights[w] += x[w];
               }
               if (s->curves && r + i < rows)
-                s->grad_rates[in_rows + r + i] += unbend(&curve, distances + here, rate, pieces[r + i], (vec *)(slope + i * PANEL),
-                                                         (vec *)of_curve, diagonal);
-              if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], (vec *)(slope + i * PANEL), ACROSS,
-                                                of_logits + (r + i) * size.logits);
+                s->grad_rates[in_rows + r + i] += unbend(&curve, distances + here, rate, pieces[r + i], y, wide, (vec *)of_curve, diagonal);
+              if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], y, wide, of_logits + (r + i) * size.logits);
             }
             gather(ROWS, dim, to - from, slope + from, PANEL, 1, flat + (b + from) * dim, made + r * dim);
           }
           if (of_keys.here) part(&of_keys, block, panel, 1, made, queries);
           if (of_values.here) part(&of_values, block, panel, 1, 0, grads);
           if (first >= last) continue;
-          scatter(value_dim, last - first, weights + first * PANEL, PANEL, grads + first * value_dim, made_v + b * value_dim);
-          scatter(dim, last - first, slopes + first * PANEL, PANEL, queries + first * dim, made_k + b * dim);
+          scatter(value_dim, low_here, high_here, last - first, weights + first * PANEL, PANEL, grads + first * value_dim,
+                  made_v + b * value_dim);
+          scatter(dim, low_here, high_here, last - first, slopes + first * PANEL, PANEL, queries + first * dim, made_k + b * dim);
         }
         rest(&of_keys, block, 1, made, queries);
         rest(&of_values, block, 1, 0, grads);

@@ -44,12 +44,12 @@ static Pieces bend(const Curve *c, const real *distances, real rate, num nearest
   return found;
 }
 
-/* Backward of that: y, gradients of ACROSS vectors of scores. Adds to of_curve, vectors of [2, pieces], whose lanes sum to the
+/* Backward of that: y, gradients of `wide` vectors of scores. Adds to of_curve, vectors of [2, pieces], whose lanes sum to the
    gradients of slopes and levels, and to those of the distances; returns that of the rate. */
-static real unbend(const Curve *c, const real *distances, real rate, Pieces found, const vec *y, vec *of_curve,
+static real unbend(const Curve *c, const real *distances, real rate, Pieces found, const vec *y, int wide, vec *of_curve,
                    real *of_distances) {
   vec of_rate = SAME(0);
-  for (int w = 0; w < ACROSS; w++) {
+  for (int w = 0; w < wide; w++) {
     vec distance = *(const vec *)(distances + w * WIDE), t = distance * rate, slope = SAME(c->slopes[found.first]), rest = y[w];
     for (num m = found.first; m < found.last; m++) {
       ivec beyond = t > c->ends[m];

@@ -52,7 +52,7 @@ static void meet(Skew *v, const real *q, num rows, const real *biases, num panel
     memmove(v->met + r * WINDOW + (way < 0 ? PANEL : 0), v->met + r * WINDOW + (way < 0 ? 0 : PANEL), (WINDOW - PANEL) * sizeof(real));
   for (num m = before && way > 0 ? SKEWED - 1 : 0; v->here && m < (before && way < 0 ? 1 : SKEWED); m++)
     for (num r = 0; r < rows; r += ROWS)
-      product(ROWS, ACROSS, has_vectors(v, panel + m, 1) ? v->dim : 0, q + r * v->dim, v->dim, 1,
+      product(ROWS, VECTORS, has_vectors(v, panel + m, 1) ? v->dim : 0, q + r * v->dim, v->dim, 1,
               v->across + (panel + m - v->first) * v->dim * PANEL, PANEL, biases ? biases + (panel + m) * PANEL : 0, 0,
               v->met + r * WINDOW + m * PANEL, WINDOW);
 }
@@ -66,7 +66,7 @@ static void part(Skew *v, num rows, num panel, int way, real *made, const real *
       num at = (panel + m - v->first) * PANEL * v->dim;
       for (num r = 0; made && r < rows; r += ROWS)
         gather(ROWS, v->dim, PANEL, sums + r * WINDOW + m * PANEL, WINDOW, 1, v->down + at, made + r * v->dim);
-      if (q) scatter(v->dim, rows, sums + m * PANEL, WINDOW, q, v->made + at);
+      if (q) scatter(v->dim, 0, PANEL, rows, sums + m * PANEL, WINDOW, q, v->made + at);
     }
   for (num r = 0; r < rows; r++, sums += WINDOW) {
     num kept = way ? WINDOW - PANEL : 0;

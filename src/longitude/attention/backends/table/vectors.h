@@ -31,8 +31,9 @@ typedef int32_t bits;
 #else
 #define ACROSS 2
 #endif
-#define PANEL (ACROSS * WIDE) /* keys at once */
-#define ROWS 6                /* queries whose sums stay in registers */
+#define ROWS 6                   /* queries whose sums stay in registers */
+#define PANEL (2048 / REAL_BITS) /* keys at once, whatever a vector holds */
+#define VECTORS (PANEL / WIDE)   /* of them */
 #define LOG2E ((real)1.4426950408889634)
 #define INLINE static inline __attribute__((always_inline))
 
@@ -203,20 +204,16 @@ INLINE void sums(const int rows, const int wide, num n, const real *a, num row, 
     }
 }
 
+/* The same for any number of vectors, ACROSS at a time, and for ROWS or what they leave of a PANEL. */
 #define WITH n, a, row, col, b, next, start, first, c, stride
+#define SUMS(rows)                                                           \
+  (wide >= ACROSS ? sums(rows, ACROSS, WITH) : wide == 1 ? sums(rows, 1, WITH) \
+   : wide == 2 ? sums(rows, 2, WITH) : sums(rows, ACROSS - 1, WITH))
 static void product(int rows, int wide, num n, const real *a, num row, num col, const real *b, num next, const real *start,
                     num first, real *c, num stride) {
-  if (rows == ROWS) {
-    if (wide == ACROSS) sums(ROWS, ACROSS, WITH);
-    else if (wide == 1) sums(ROWS, 1, WITH);
-    else if (wide == 2) sums(ROWS, 2, WITH);
-    else sums(ROWS, ACROSS - 1, WITH);
-  } else { /* what ROWS leave of a PANEL */
-    if (wide == ACROSS) sums(PANEL % ROWS, ACROSS, WITH);
-    else if (wide == 1) sums(PANEL % ROWS, 1, WITH);
-    else if (wide == 2) sums(PANEL % ROWS, 2, WITH);
-    else sums(PANEL % ROWS, ACROSS - 1, WITH);
-  }
+  for (; wide > 0; wide -= ACROSS, b += ACROSS * WIDE, c += ACROSS * WIDE, start = start ? start + ACROSS * WIDE : 0)
+    if (rows == ROWS) SUMS(ROWS);
+    else SUMS(PANEL % ROWS);
 }
 
 /* c[r][:] += sum over k of a[r row + k col] b[k][:], rows of b and c `dim` wide. */
@@ -225,9 +222,8 @@ INLINE void gather(int rows, num dim, num n, const real *a, num row, num col, co
     product(rows, (int)(least(dim - x, PANEL) / WIDE), n, a, row, col, b + x, dim, c + x, dim, c + x, dim);
 }
 
-/* The same for the PANEL keys that are the columns of a [n, PANEL], `next` numbers from row to row. */
-INLINE void scatter(num dim, num n, const real *a, num next, const real *b, real *c) {
-  num r = 0;
-  for (; r + ROWS <= PANEL; r += ROWS) gather(ROWS, dim, n, a + r, 1, next, b, c + r * dim);
-  gather(PANEL % ROWS, dim, n, a + r, 1, next, b, c + r * dim);
+/* The same for the keys that are the columns of a [n, PANEL], `next` numbers from row to row: those from low to high - 1, at least. */
+INLINE void scatter(num dim, num low, num high, num n, const real *a, num next, const real *b, real *c) {
+  for (num r = low / ROWS * ROWS; r < high; r += ROWS)
+    gather(r + ROWS <= PANEL ? ROWS : PANEL % ROWS, dim, n, a + r, 1, next, b, c + r * dim);
 }
