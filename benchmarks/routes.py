@@ -2,8 +2,7 @@
 
     python benchmarks/routes.py [--processor avx2] [--threads 1 2]      # some minutes for each number of threads, quiet
 
-A length counts where our loop takes at most 0.9 of torch's time, there and in all longer ones, with batches of 1 and 8, causal
-or not.
+A length counts where our loop takes at most 0.9 of torch's time, there and in all longer ones, with batches of 1 and 8.
 --processor avx2: this processor, without its instructions of 512 bits.
 """
 
@@ -16,6 +15,7 @@ import re
 import subprocess
 import sys
 from datetime import date
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ TABLE = Path(routes.__file__).with_name("routes.json")
 LENGTHS = (32, 64, 128, 256, 512)
 HEAD_DIMS = (16, 32, 64, 128)
 DTYPES = ("float32", "bfloat16")
+MASKS = {"all pairs": lg.NoMask(), "causal": lg.Causal()}
 ENOUGH = 0.9
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
@@ -51,15 +52,14 @@ def ratio(shape: AttentionShape, mask: lg.Mask, backward: bool, clock: str) -> f
     return found.median
 
 
-def shortest(head_dim: int, dtype: str, backward: bool, clock: str) -> int | None:
+def shortest(head_dim: int, dtype: str, mask: lg.Mask, backward: bool, clock: str) -> int | None:
     """The shortest length from which on it is enough; None: none."""
     found = None
     for length in reversed(LENGTHS):
         for batch in (1, 8):
-            for mask in (lg.NoMask(), lg.Causal()):
-                shape = AttentionShape(batch, routes.HEADS, routes.HEADS, head_dim, length, dtype)
-                if ratio(shape, mask, backward, clock) > ENOUGH:
-                    return found
+            shape = AttentionShape(batch, routes.HEADS, routes.HEADS, head_dim, length, dtype)
+            if ratio(shape, mask, backward, clock) > ENOUGH:
+                return found
         found = length
     return found
 
@@ -74,15 +74,15 @@ def main() -> None:
     if options.processor:  # our own loops too
         os.environ["LONGITUDE_COMPILE"], c_build.NATIVE = "native", ("-march=x86-64-v3", c_build.WIDE)
     found: dict[str, dict[str, dict[str, int | None]]] = {}
-    work = [(t, p, d) for t in options.threads for p in ("forward", "training") for d in DTYPES]
+    work = list(product(options.threads, ("forward", "training"), DTYPES, MASKS))
     with Progress(total=len(work)) as progress:
-        for n, (count, name, dtype) in enumerate(work):
+        for n, (count, name, dtype, mask) in enumerate(work):
             with threads(count):
                 clock = "processor" if count == 1 else "wall"
                 for dim in HEAD_DIMS:
-                    progress.update(f"{name} {dtype}, head_dim {dim}, {count} threads", n)
-                    own = found.setdefault(f"{name} {dtype}", {}).setdefault(str(count), {})
-                    own[str(dim)] = shortest(dim, dtype, name == "training", clock)
+                    progress.update(f"{name} {dtype}, {mask}, head_dim {dim}, {count} threads", n)
+                    own = found.setdefault(f"{name} {dtype} {mask}", {}).setdefault(str(count), {})
+                    own[str(dim)] = shortest(dim, dtype, MASKS[mask], name == "training", clock)
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     here = machine()
     by = f"{here['cpu']}, {here['cores']} cores, torch {torch.__version__}, {date.today()}"

@@ -32,9 +32,10 @@ def chosen(*three, **arguments):
 # ---- the table -------------------------------------------------------------------------------------------------------
 def test_the_committed_table_is_of_known_work_and_measured():
     table = json.loads(Path(routes.__file__).with_name("routes.json").read_text())
-    assert "avx512" in table
+    assert {"avx512", "avx2"} <= table.keys()
+    known = {f"{what}{mask}" for what in ALL for mask in ("", " all pairs", " causal")}
     for own in table.values():
-        assert own["measured"] and own["shortest"].keys() <= ALL.keys()
+        assert own["measured"] and own["shortest"].keys() <= known
         for by_threads in own["shortest"].values():
             for threads, by_dim in by_threads.items():
                 assert int(threads) >= 1
@@ -54,6 +55,17 @@ def test_what_was_not_measured_is_never_guessed_better(monkeypatch, tmp_path):
         found = [routes.shortest("forward float32", str(dim)) for dim in (8, 32, 33, 49, 64, 65, 129)]
         assert found == [64, 64, None, 16, 16, None, None]
         assert routes.shortest("training float32", "32") is None
+
+
+@compiled
+def test_a_row_of_a_mask_comes_before_one_of_both():
+    both, causal = {"32": 64}, {"32": 16}
+    with routes.repeated({"forward float32": both, "forward float32 causal": causal}):
+        assert routes.shortest("forward float32 causal", "32") == 16
+        assert routes.shortest("forward float32 all pairs", "32") == 64
+        assert chosen(*qkv(40)) == "table" and chosen(*qkv(40), mask=lg.NoMask()) == "sdpa"
+    with routes.repeated({"forward float32 causal": causal}):
+        assert chosen(*qkv(40)) == "table" and chosen(*qkv(200), mask=lg.NoMask()) == "sdpa"
 
 
 @compiled
@@ -79,7 +91,7 @@ def test_explain_says_the_row(capsys):
     with routes.repeated(ALL):
         lg.explain(*qkv())
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("routes")]
-    assert f"{routes.processor()}, {torch.get_num_threads()} threads, forward float32, head_dim 24" in line
+    assert f"{routes.processor()}, {torch.get_num_threads()} threads, forward float32 causal, head_dim 24" in line
     assert "sequences of 16 and more (LONGITUDE_ROUTES=0" in line
     lg.explain(*qkv(), encoding=lg.ALiBi(HEADS))
     assert "routes" not in capsys.readouterr().out

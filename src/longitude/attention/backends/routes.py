@@ -1,7 +1,8 @@
 """Which loop computes attention without a bias on a CPU, ours in C or torch's: a committed table says, nothing is timed here.
 
-routes.json, made by `benchmarks/routes.py`, has for each type of processor, pass and dtype the shortest sequences that our loop
+routes.json, made by `benchmarks/routes.py`, has for each type of processor, pass, dtype and mask the shortest sequences that our loop
 takes, by threads and head_dim: both are rounded up or down to a measured one, so that an unmeasured one is never guessed better.
+A row without a mask was measured with all pairs and with causality, and holds for both.
 LONGITUDE_ROUTES=0 in the environment leaves all of it to torch.
 """
 
@@ -21,7 +22,7 @@ from longitude.attention.request import Request
 from longitude.c_compile import in_memory
 
 Routes = Mapping[str, Mapping[str, int | None]]
-"""Pass and dtype, "forward float32" -> head_dim, "64" -> the shortest sequence that our loop takes; None: it takes none."""
+"""Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our loop takes; None: it takes none."""
 HEADS = 8  # of what was measured: with fewer, sequences must be longer for as much work
 _repeated: Routes | None = None
 
@@ -69,14 +70,16 @@ def repeated(recorded: Routes) -> Iterator[None]:
 
 
 def row_of(r: Request) -> tuple[str, str]:
-    """Pass and dtype of a request, as the table has them; and its head_dim."""
+    """Pass, dtype and mask of a request, as the table has them; and its head_dim."""
     learns = torch.is_grad_enabled() and (r.q.requires_grad or r.k.requires_grad or r.v.requires_grad)
-    return f"{'training' if learns else 'forward'} {str(r.q.dtype).removeprefix('torch.')}", str(r.q.shape[3])
+    mask = "all pairs" if r.sees_all else "causal"
+    return f"{'training' if learns else 'forward'} {str(r.q.dtype).removeprefix('torch.')} {mask}", str(r.q.shape[3])
 
 
 def shortest(what: str, head_dim: str) -> int | None:
     """The shortest sequence of it that our loop takes; None: it takes none."""
-    dims = routes().get(what, {})
+    rows = routes()
+    dims = rows.get(what) or rows.get(" ".join(what.split()[:2]), {})
     return next((dims[dim] for dim in sorted(dims, key=int) if int(head_dim) <= int(dim)), None)
 
 
