@@ -170,6 +170,8 @@ def attend(r, seed):
         if isinstance(given, Tensor) and rows <= keys:
             options["k_positions"] = given.sort(-1).values
         call = replace(call, options=options)
+    if label == "kerple_power":  # beyond its bound the gradient is not that of the value
+        call.encoding.p.data.clamp_(max=2.0)
     places = placed(batch, rows, keys, call.encoding.axes, call.options)
     scale, allowed = call.options.get("scale", WIDTH**-0.5), allows(call.mask)
     seen = [[[j for j in range(keys) if allowed(b, keys - rows + n, j)] for n in range(rows)] for b in range(batch)]

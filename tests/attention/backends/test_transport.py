@@ -104,6 +104,18 @@ def test_the_last_keys_may_be_left_out(high: int | None) -> None:
     assert torch.autograd.gradgradcheck(own, small, fast_mode=True)
 
 
+@pytest.mark.parametrize(("rows", "high"), [(1, None), (5, None), (32, 3), (33, None), (33, 0), (33, 40)])
+def test_second_derivatives_of_one_block_and_of_several(rows: int, high: int | None) -> None:
+    """With a gate, keys before the first query, and some inputs that want none."""
+    q, k, v, w, b, level = drawn(rows, rows, rows + 4, dim=2)
+
+    def own(q: Tensor, w: Tensor, b: Tensor, level: Tensor) -> Tensor:
+        return transport_attention(q, k[:1, :1], v[:1, :1], w, b, 0.3, level, high)
+
+    inputs = [x[:1, :1].clone().requires_grad_() for x in (q, w, b, level)]
+    assert torch.autograd.gradgradcheck(own, inputs, fast_mode=True)
+
+
 @pytest.mark.parametrize("rows", [3, 40, 130])
 @pytest.mark.parametrize("hidden", [1, 33, 70])
 def test_keys_left_out_of_any_block(rows: int, hidden: int) -> None:

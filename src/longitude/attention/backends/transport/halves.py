@@ -149,7 +149,8 @@ class ByHalves(torch.autograd.Function):
         cut: Cut = ctx.cut
         if torch.is_grad_enabled():  # to be differentiated again
             wanted = [x for x in inputs if x is not None and x.requires_grad]
-            found = iter(torch.autograd.grad(ctx.formula(cut, *inputs), wanted, grad, create_graph=True))
+            again = ctx.formula(cut, *inputs)  # where nothing is carried, keys' ends and reflections are not used
+            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
             return None, None, *(next(found) if x is not None and x.requires_grad else None for x in inputs)
         q, own, ends, over, past, v, level = inputs
         of_v, of_level = torch.zeros_like(v), None if level is None else torch.zeros_like(level)
