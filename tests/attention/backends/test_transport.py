@@ -118,9 +118,12 @@ def test_second_derivatives_of_one_block_and_of_several(rows: int, high: int | N
 
 @pytest.mark.parametrize("rows", [3, 40, 130])
 @pytest.mark.parametrize("hidden", [1, 33, 70])
-def test_keys_left_out_of_any_block(rows: int, hidden: int) -> None:
+@pytest.mark.parametrize("form", ["blocks", "chunks"])
+def test_keys_left_out_of_any_block(rows: int, hidden: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what is left out ends inside a block, is whole blocks, or begins before the first query; a window as well."""
     length = 150
+    if form == "chunks":
+        monkeypatch.setattr(backend, "needs_operator", lambda *_: True)
     for high in (None, 75):
         inputs = q, k, v, w, b, level = [x.requires_grad_() for x in drawn(rows, rows, length)]
         offset = torch.arange(length - rows, length)[:, None] - torch.arange(length)

@@ -120,14 +120,14 @@ def transport_attention(
     [B, H, Lq, Dv] in the dtype of q. On the CPU blocks of tokens double (`halves`); elsewhere, and in graphs, queries are
     taken a chunk at a time and carried backward over the chunks before them (`by_formula`).
     """
-    dtype, (batch, heads, rows, dim), values = q.dtype, q.shape, v.shape[3]
+    dtype, (batch, heads, rows, _) = q.dtype, q.shape
     plain = q.device.type == "cpu" and not needs_operator(q, k, v, w, b, level) and not in_forward_mode()
     q, k, w, b = to_first_query(q, k, w, b, chunk)
     first, chunk = k.shape[2] - rows, min(chunk, rows, BLOCK if plain else chunk)
     pad = -rows % chunk  # zeros that only queries beyond the last attend to
     q, k, w, v = (x.flatten(0, 1) for x in (q * scale, k, w, v.to(q.dtype)))
     b, level = b.flatten(0, 1), level if level is None else level.expand(batch, heads, -1).flatten(0, 1)
-    q, k, w, v = (F.pad(x, (0, max(dim, values) - x.shape[2], 0, pad)) for x in (q, k, w, v))
+    q, k, w, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, w, v))
     b, level = F.pad(b, (0, pad)), level if level is None else F.pad(level, (0, pad))
     step = max(1, AT_ONCE // chunk) * chunk if plain else chunk
     tokens = (x.split(step, 1) for x in (q, k[:, first:], w, b))
@@ -140,7 +140,7 @@ def transport_attention(
         out: Any = halves.ByHalves.apply(cut, by_formula, *inputs)
     else:
         out = by_formula(cut, *inputs)
-    return out[:, :rows, :values].unflatten(0, (batch, heads)).to(dtype)
+    return out[:, :rows].unflatten(0, (batch, heads)).to(dtype)
 
 
 def of_chunks(chunk: int, q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -88,8 +88,7 @@ def of_doubled(over: Tensor, grad: Tensor) -> Tensor:
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     """`merge_attention` of two, in place in the first."""
     both = torch.logaddexp(lse, more_lse)
-    top = both.masked_fill(both == -math.inf, 0.0)  # of a query without keys: -inf - -inf would be NaN
-    out.mul_((lse - top).exp_()[..., None]).addcmul_(more, (more_lse - top).exp_()[..., None])
+    out.mul_((lse - both).exp_()[..., None]).addcmul_(more, (more_lse - both).exp_()[..., None])
     lse.copy_(both)
 
 
@@ -161,7 +160,7 @@ class ByHalves(torch.autograd.Function):
         # the first blocks
         blocks = lambda x: x.unflatten(1, (-1, cut.chunk))  # noqa: E731
         weights = first_scores(cut, own, level)
-        weights = weights.sub_(blocks(lse.masked_fill(lse == -math.inf, 0.0))[..., None]).exp_()
+        weights = weights.sub_(blocks(lse)[..., None]).exp_()
         of_values.copy_((weights.mT @ blocks(grad)).flatten(1, 2))
         delta = (grad * out).sum(-1)
         of_own = (blocks(grad) @ blocks(values).mT).sub_(blocks(delta)[..., None]).mul_(weights)
