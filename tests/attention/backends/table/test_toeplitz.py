@@ -16,8 +16,10 @@ from tests.attention.backends.table.written_out import (
     CAUSAL,
     EACH,
     KINDS,
+    answer,
     by_tiles,
     compare,
+    dense,
     distance,
     named,
     narrowed,
@@ -74,6 +76,31 @@ def test_weights_by_diagonal_follow_a_highest_score_that_rises(near):
     x["q"][..., 0] = x["q"][..., 0].abs()
     compare(x, near=near, low=None)
     compare(x, near=near)
+
+
+@pytest.mark.parametrize("kind", ["key_vectors", "table"])
+def test_what_only_its_bias_makes_high_is_not_left_out(kind):
+    """A query's own key scores 2250, the farthest 3000: by queries and keys alone, near 0, none but the own would count."""
+    x = tensors([kind], 170, 170)
+    high = torch.linspace(3000, 1500, 339, dtype=torch.float64)
+    x["k"] *= 1e-3
+    x["q"][..., 0] = 2.0
+    own = torch.tensor([1 / (0.4 * 2.0), 0, 0, 0], dtype=torch.float64)
+    x[kind] = (high if kind == "table" else high[:, None] * own).expand_as(x[kind]).clone()
+    compare(x, scale=0.4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["key_vectors", "value_vectors"])
+def test_a_vector_that_is_not_a_number_is_not_left_out(kind):
+    """Where weights are 0 to rounding, too: 0 times what is not a number is none."""
+    x = tensors([kind], 170, 170)
+    x["k"] = torch.linspace(0, 6000, 170, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0, 0, 0]) + 0 * x["k"]
+    x["q"][..., 0] = 1.0
+    x[kind][:, 3] = math.nan  # only the last four queries meet this diagonal
+    got, exact = (answer(f, x, near=0, low=0, high=None, scale=0.4) for f in (ours, dense))
+    for name in ("out", "lse", "dq"):
+        assert got[name][exact[name].isnan()].isnan().all() and got[name][:, :, 0].isfinite().all(), name
 
 
 def test_each_result_alone_has_gradients():
