@@ -131,8 +131,8 @@ def transport_attention(
     b, level = F.pad(b, (0, pad)), level if level is None else F.pad(level, (0, pad))
     step = max(1, AT_ONCE // chunk) * chunk if plain else chunk
     tokens = (x.split(step, 1) for x in (q, k[:, first:], w, b))
-    made = (recomputed(of_chunks, chunk, *x) for x in zip(*tokens, strict=True))
-    parts: Any = [torch.cat(x, 1) for x in zip(*made, strict=True)]
+    steps = (recomputed(of_chunks, chunk, *x) for x in zip(*tokens, strict=True))
+    parts: Any = [torch.cat(x, 1) for x in zip(*steps, strict=True)]
     cut = Cut(first, rows + pad, chunk, high, rows - hidden, rows)
     inputs: Any = *parts, k[:, :first], v, level
     if plain:

@@ -15,7 +15,7 @@ Shapes: q, ends, v, out, lse, level begin with [N, L], N sequences and heads; L 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,35 +30,33 @@ def neighbours(x: Tensor, size: int, whole: int) -> list[tuple[Tensor, Tensor]]:
     """Left and right blocks [N, n, size, ...] of x [N, L, ...]: `whole` ones, and one whose right block may be shorter."""
     edge = 2 * size * whole
     both = x[:, :edge].unflatten(1, (whole, 2, size))
-    found = [(both[:, :, 0], both[:, :, 1])]
+    blocks = [(both[:, :, 0], both[:, :, 1])]
     if x.shape[1] > edge + size:
-        found.append((x[:, None, edge : edge + size], x[:, None, edge + size :]))
-    return found
+        blocks.append((x[:, None, edge : edge + size], x[:, None, edge + size :]))
+    return blocks
 
 
-def pairs(size: int, over: Tensor, *xs: Tensor) -> Iterator[tuple[tuple[Tensor, Tensor], ...]]:
-    """Left and right of the reflections and of each x, for whole neighbours and the rest."""
-    whole = xs[0].shape[1] // (2 * size)
-    matrices = [(a[:, :, 0], b[:, :, 0]) for a, b in neighbours(over, 1, whole)]
-    yield from zip(matrices, *(neighbours(x, size, whole) for x in xs), strict=True)
+def reflections(over: Tensor, whole: int) -> list[tuple[Tensor, Tensor]]:
+    """Of the left and the right blocks, [N, n, D, D]."""
+    return [(left[:, :, 0], right[:, :, 0]) for left, right in neighbours(over, 1, whole)]
 
 
 def carry(size: int, q: Tensor, ends: Tensor, over: Tensor) -> None:
     """Queries over the block before, keys over the block behind, in place."""
-    for (before, behind), (_, rows), (keys, _) in pairs(size, over, q, ends):
+    whole = q.shape[1] // (2 * size)
+    blocks = (neighbours(x, size, whole) for x in (q, ends))
+    for (before, behind), (_, rows), (keys, _) in zip(reflections(over, whole), *blocks, strict=True):
         rows -= rows @ before
         keys -= keys @ behind.mT
 
 
 def uncarry(size: int, q: Tensor, ends: Tensor, over: Tensor, of_q: Tensor, of_ends: Tensor, of_over: Tensor) -> None:
     """Gradients of what `carry` was given, in place; those of reflections are added."""
-    for (before, behind), (_, rows), (keys, _), (_, of_rows), (of_keys, _), (of_before, of_behind) in (
-        (*each, of)
-        for each, of in zip(
-            pairs(size, over, q, ends, of_q, of_ends),
-            [(a[:, :, 0], b[:, :, 0]) for a, b in neighbours(of_over, 1, q.shape[1] // (2 * size))],
-            strict=True,
-        )
+    whole = q.shape[1] // (2 * size)
+    matrices = (reflections(x, whole) for x in (over, of_over))
+    blocks = (neighbours(x, size, whole) for x in (q, ends, of_q, of_ends))
+    for (before, behind), (of_before, of_behind), (_, rows), (keys, _), (_, of_rows), (of_keys, _) in zip(
+        *matrices, *blocks, strict=True
     ):
         of_before -= rows.mT @ of_rows
         of_rows -= of_rows @ before.mT
@@ -77,12 +75,12 @@ def doubled(over: Tensor) -> Tensor:
 def of_doubled(over: Tensor, grad: Tensor) -> Tensor:
     """The gradient of what `doubled` was given."""
     even = over.shape[1] // 2 * 2
-    before, behind, found = over[:, :even:2], over[:, 1::2], torch.empty_like(over)
+    before, behind, of_over = over[:, :even:2], over[:, 1::2], torch.empty_like(over)
     of_both = grad[:, : even // 2]
-    torch.sub(of_both, behind.mT @ of_both, out=found[:, :even:2])
-    torch.sub(of_both, of_both @ before.mT, out=found[:, 1::2])
-    found[:, even:] = grad[:, even // 2 :]
-    return found
+    torch.sub(of_both, behind.mT @ of_both, out=of_over[:, :even:2])
+    torch.sub(of_both, of_both @ before.mT, out=of_over[:, 1::2])
+    of_over[:, even:] = grad[:, even // 2 :]
+    return of_over
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
@@ -108,7 +106,7 @@ def first_scores(cut: Cut, own: Tensor, level: Tensor | None) -> Tensor:
 
 
 class ByHalves(torch.autograd.Function):
-    """The output [N, L, D] of queries at the beginning of their first block, and keys at its end; `by_formula` says the same.
+    """The output [N, L, Dv] of queries at the beginning of their first block, and keys at its end; `by_formula` says the same.
 
     Backward carries queries and keys to each size again, the largest first: nothing is kept for each size.
     """
@@ -149,8 +147,8 @@ class ByHalves(torch.autograd.Function):
         if torch.is_grad_enabled():  # to be differentiated again
             wanted = [x for x in inputs if x is not None and x.requires_grad]
             again = ctx.formula(cut, *inputs)  # where nothing is carried, keys' ends and reflections are not used
-            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
-            return None, None, *(next(found) if x is not None and x.requires_grad else None for x in inputs)
+            grads = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
+            return None, None, *(next(grads) if x is not None and x.requires_grad else None for x in inputs)
         q, own, ends, over, past, v, level = inputs
         of_v, of_level = torch.zeros_like(v), None if level is None else torch.zeros_like(level)
         of_past = torch.zeros_like(past)
@@ -184,13 +182,13 @@ class ByHalves(torch.autograd.Function):
             return rows, keys
 
         def add(part: Part, x: Inputs, of_k: Tensor, of_v: Tensor, of_key_level: Tensor | None) -> None:
-            found = part_backward(x, part.rows(grad), part.rows(out), part.rows(lse))
-            part.rows(of_q).add_(found[0])
-            part.keys(of_k).add_(found[1])
-            part.keys(of_v).add_(found[2])
+            grads = part_backward(x, part.rows(grad), part.rows(out), part.rows(lse))
+            part.rows(of_q).add_(grads[0])
+            part.keys(of_k).add_(grads[1])
+            part.keys(of_v).add_(grads[2])
             if of_rows_level is not None and of_key_level is not None:
-                part.rows(of_rows_level).add_(found[4])
-                part.keys(of_key_level).add_(found[5])
+                part.rows(of_rows_level).add_(grads[4])
+                part.keys(of_key_level).add_(grads[5])
 
         if cut.has_past:
             part = cut.past()
