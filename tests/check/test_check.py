@@ -17,6 +17,7 @@ from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.positions import by_layer
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
@@ -244,6 +245,48 @@ def test_roberta_as_a_decoder_begins_behind_its_padding():
     assert subject_of(model).length == 33  # position 0 is that of padding
     found = result("cached_decoding", model)
     assert "its own positions begin at 1, those of generate() at 0" in found.reason
+
+
+def test_phi3_begins_again_at_the_border():
+    """Its generate() prefills with the long factors there; a loop over forward does not, and only that is said."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    lengths = {"original_max_position_embeddings": LENGTH // 2, "max_position_embeddings": LENGTH}
+    found = result(
+        "scaling_border", of_kind("phi3", **shape, **lengths, rope_parameters=LONGROPE | {"rope_theta": 1e4})
+    )
+    assert found.status == "holds" and found.whose == ""
+    assert "its generate() prefills again there" in found.reason and "drifts from position 16 on" in found.reason
+
+
+SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "num_hidden_layers": 2}
+OF_THEIR_OWN = {
+    "afmoe": LAYERS | {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "num_dense_layers": 2},
+    "gemma4_text": LAYERS | {"global_head_dim": 32, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
+    "kolibri1": LAYERS,
+    "nanochat": {"num_hidden_layers": 2},
+}
+"""Layers of full attention without rotation; with wider heads; without rotation, too; pairs that rotate backwards."""
+
+
+@pytest.mark.parametrize("kind", OF_THEIR_OWN)
+def test_families_that_rotate_in_a_way_of_their_own(kind):
+    model = of_kind(kind, **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN[kind])
+    found = check(model, laws=["rotary_frequencies", "far_positions", "layer_rotations", "layer_masks"])
+    assert {one.status for one in found.values()} == {"holds"}, found
+
+
+def test_what_a_family_does_and_nobody_knows_is_no_fault(monkeypatch):
+    """A type of layers that a stock model does not rotate; a key about rotation that nothing reads."""
+    model = of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])
+    monkeypatch.delitem(by_layer.WINDOWS_ROTATE, "afmoe")
+    found = result("layer_rotations", model)
+    assert found.status == "does not apply" and "rotates no layer of full_attention" in found.reason
+    changed(model)
+    assert "layer 1 are not rotated as config.json declares" in result("layer_rotations", model).reason
+    bases = {"num_hidden_layers": 2, "layer_rope_theta": [10_000.0, 0]}
+    found = result("layer_rotations", of_kind("granite_swa", **SMALL, max_position_embeddings=LENGTH, **bases))
+    assert (found.status, found.reason) == ("does not apply", "not understood: layer_rope_theta")
 
 
 def test_xlnet_attends_in_both_directions():

@@ -83,6 +83,18 @@ def test_transformers_rotates_as_we_do(kind, method, checkpoint, write) -> None:
             assert (logits(before, length) - theirs).abs().max() > 0.05 * theirs.std()  # and it is not idle
 
 
+def test_heads_may_be_wider_in_layers_of_full_attention(checkpoint, write, refused, text) -> None:
+    """Gemma 4: those layers rotate a part of wider heads; the others stay. p-RoPE has no factors of single pairs."""
+    source = checkpoint("gemma4_text")
+    out, printed = write(source, *by("linear")[:-1], "--text", text)
+    assert "Layers that stay as they are: sliding_attention." in " ".join(printed.split()) and "Perplexity" in printed
+    before, after = rotary_of(loaded(source)), rotary_of(loaded(out))
+    assert before.full_attention_inv_freq.shape == (16,) and before.sliding_attention_inv_freq.shape == (8,)
+    close(after.full_attention_inv_freq, before.full_attention_inv_freq / 4)
+    close(after.sliding_attention_inv_freq, before.sliding_attention_inv_freq)
+    assert "expected p-RoPE alone or with Linear scaling" in refused(source, *by("yarn"), out=out.with_name("no"))
+
+
 @pytest.mark.parametrize(("kind", "method"), [*product(["llama"], METHODS), *product(OFFSETS, ["linear"])])
 def test_factor_one_changes_no_byte(kind, method, checkpoint, write) -> None:
     out, printed = write(checkpoint(kind), *by(method, LENGTH))

@@ -109,7 +109,6 @@ def beside_alone(subject: Subject, tokens: Tensor, sizes: Sequence[int], options
 def stock(subject: Subject) -> bool:
     """Whether every part of the model is as transformers and torch have it."""
     return all(
-        type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch."))
-        and "forward" not in vars(module)
+        type(module).__module__.startswith(("transformers.", "torch.")) and "forward" not in vars(module)
         for module in subject.model.modules()
     )

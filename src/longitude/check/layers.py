@@ -8,17 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor
 from transformers import StaticCache
 
+from longitude.check.batching import stock
 from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unrotated
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import border_of
 from longitude.positions.base import Temperature, encoding
-from longitude.positions.hugging_face import as_mapping
+from longitude.positions.hugging_face import as_mapping, not_understood
 from longitude.positions.layers import LayerPositions, layers_from_hugging_face
 from longitude.positions.layouts import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -29,6 +31,8 @@ SHIFT = 7
 EXTRA, LONGEST = 8, 1032
 """Tokens beyond a window, and the most for which masks are tried, unless a length is given."""
 WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
+BACKWARDS = ("nanochat",)
+"""Model types that rotate halves by the negative angles: the same as by the positive ones with the halves swapped."""
 SCALE = re.compile(r"attn_scale|attention_scale|softmax|multiplier|attn_temp|scale_attn|attention_factor|_scalar")
 SCALES = (
     "attention_multiplier", "query_pre_attn_scalar", "embedding_multiplier", "residual_multiplier", "logits_multiplier",
@@ -46,7 +50,8 @@ def promised(config: Any, layout: Layout) -> list[LayerPositions]:
     """What the config declares of each layer. DoesNotApply where that cannot be read."""
     ropes(config)
     try:
-        return layers_from_hugging_face(config, layout)
+        with catch_warnings(action="ignore"):  # of keys that are not understood, as the law of the config says
+            return layers_from_hugging_face(config, layout)
     except (KeyError, ValueError) as reason:
         raise NotShown(f"its layers cannot be read ({reason})") from reason
 
@@ -99,7 +104,19 @@ class Rotations:
             specs = [
                 {**spec, "head_dim": latent, "rotary_dim": latent} if "head_dim" in spec else spec for spec in specs
             ]
+        if self.config.model_type in BACKWARDS:
+            x, raw = (each.roll(width // 2, -1) for each in (x, raw))
         return apart(x, as_declared(raw, specs, positions, kind == "query"))
+
+    def unrotated_type(self, wrong: set[int]) -> str | None:
+        """The type of these layers, where they are all of one type, and not rotated, and it has no parameters of its own."""
+        types = getattr(self.config, "layer_types", None)
+        if types is None or None not in ropes(self.config) or wrong == {*self.after}:
+            return None
+        each = [(index, kind) for index in wrong for kind in ("query", "key")]
+        if any(self.error(index, kind, [], self.positions) > EQUAL for index, kind in each):
+            return None
+        return next((kind for kind in {*types} if wrong == {i for i in self.after if types[i] == kind}), None)
 
     def why_not(self, index: int, kind: str, layout: Layout) -> str:
         """Which other rotation it has, where it is one that is known."""
@@ -149,6 +166,12 @@ def layer_rotations(subject: Subject) -> Measurement:
     }
     layout = min(far, key=lambda layout: len(far[layout]))
     wrong = far[layout]
+    if wrong and (unknown := not_understood(subject.config)):
+        raise DoesNotApply(f"not understood: {', '.join(unknown)}")
+    if wrong and stock(subject) and (kind := found.unrotated_type({index for index, _ in wrong})):
+        raise DoesNotApply(
+            f"{type(subject.model).__name__} of transformers rotates no layer of {kind}, of which nothing here knows"
+        )
     worst, cause = max(errors[layout].values()), ""
     if wrong:
         layers = list(dict.fromkeys(index for index, _ in wrong))

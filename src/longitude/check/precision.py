@@ -45,7 +45,7 @@ def bfloat16_positions(subject: Subject) -> Measurement:
     if "position_ids" not in subject.takes:
         raise DoesNotApply("forward takes no position_ids, so no far position can be tried alone")
     read = ropes(subject.config)
-    wants = {layer: expected(subject.config, rope, BEYOND + 8) for layer, rope in read.items()}
+    wants = {layer: expected(subject.config, layer, rope, BEYOND + 8) for layer, rope in read.items()}
     positions = torch.arange(BEYOND, BEYOND + 8, device=subject.device)[None]
     tokens, model, worst, causes, notes = subject.tokens(8), subject.model, 0.0, [], []
     ways = {

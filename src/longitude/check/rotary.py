@@ -35,12 +35,12 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
         raise NotShown(str(reason)) from reason
 
 
-def expected(config: Any, rope: RopeConfig, length: int) -> Frequencies:
-    """Frequencies and factors for a sequence of `length` tokens."""
-    options = rope.options(head_dim_of(config))
+def expected(config: Any, layer: str | None, rope: RopeConfig, length: int) -> Frequencies:
+    """Frequencies and factors of a type of layers for a sequence of `length` tokens."""
+    options = rope.options(head_dim := head_dim_of(config, layer))
     if "sections" in options:
         raise NotShown("its positions have several axes (mrope)")
-    return rope_frequencies(head_dim_of(config), **options, length=length)
+    return rope_frequencies(head_dim, **options, length=length)
 
 
 # ---- what the model does ------------------------------------------------------------------------------------------------
@@ -87,10 +87,12 @@ def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | No
     return seen
 
 
-def measured(tables: Tables, rope: RopeConfig, subject: Subject, length: int) -> tuple[Tensor, float, Frequencies]:
+def measured(
+    seen: Mapping[str | None, Tables], layer: str | None, rope: RopeConfig, subject: Subject, length: int
+) -> tuple[Tensor, float, Frequencies]:
     """(frequency of each pair, attention factor, what both should be), from a pass that begins at positions 0, 1."""
-    want = expected(subject.config, rope, length)
-    cos, sin = tables.pairs(len(want.inverse))
+    want = expected(subject.config, layer, rope, length)
+    cos, sin = seen[layer].pairs(len(want.inverse))
     return torch.atan2(sin[1], cos[1]).cpu(), float(torch.hypot(cos[0], sin[0]).max()), want
 
 
@@ -127,7 +129,7 @@ def rotary_frequencies(subject: Subject) -> Measurement:
     for layer, rope in read.items():
         if layer not in tables:
             continue
-        got, factor, want = measured(tables[layer], rope, subject, 8)
+        got, factor, want = measured(tables, layer, rope, subject, 8)
         off = deviation(got, factor, want)
         if off > max(worst, FREQUENCIES):
             cause = (
@@ -193,7 +195,7 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
     for layer, rope in read.items():
         if layer not in tables:
             continue
-        want = expected(subject.config, rope, start + 8)
+        want = expected(subject.config, layer, rope, start + 8)
         cos, sin = (t.cpu() for t in tables[layer].pairs(len(want.inverse)))
         factor = max(factor, want.attention_factor)
         # A position too far or too near is no rounding: cached_decoding finds it.

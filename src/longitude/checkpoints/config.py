@@ -24,6 +24,8 @@ ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
 ROTARY."""
+FULL = "full_attention"
+"""The type of layers that attend to everything, which alone are extended."""
 FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 """Options of a RopeConfig that its frequencies depend on."""
 
@@ -36,9 +38,12 @@ def raw_config(path: str | Path) -> dict[str, Any]:
     return PreTrainedConfig.get_config_dict(path)[0]
 
 
-def head_dim_of(config: Any) -> int:
-    """Dimensions of a head; of latent attention, those that a rotation may rotate. The one place that decides it."""
-    return getattr(config, "qk_rope_head_dim", None) or heads_of(config)["head_dim"]
+def head_dim_of(config: Any, layer_type: str | None = None) -> int:
+    """Dimensions of a head; of latent attention, those that a rotation may rotate. The one place that decides it.
+
+    layer_type: whose heads are meant where they differ by type of layers (Gemma 4); ValueError without it.
+    """
+    return getattr(config, "qk_rope_head_dim", None) or heads_of(config, layer_type)["head_dim"]
 
 
 def declared_length(config: Any) -> int | None:
@@ -140,7 +145,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
-            yield from lengths(raw, config, rope, parameters_of(raw, layer))
+            yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
@@ -226,12 +231,11 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former; remove the wrong one"
 
 
-def lengths(raw: Mapping[str, Any], config: Any, rope: RopeConfig, given: Mapping[str, Any]) -> Iterator[str]:
+def lengths(raw: Mapping[str, Any], rope: RopeConfig, head_dim: int, given: Mapping[str, Any]) -> Iterator[str]:
     """Contradictions of a scaling's factor, original length, declared length and lists."""
     scaling, declared = rope.scaling, raw.get("max_position_embeddings")
     if scaling is None:
         return
-    head_dim = head_dim_of(config)
     try:
         rope_frequencies(head_dim, **{k: v for k, v in rope.options(head_dim).items() if k in FREQUENCY})
     except ValueError as error:

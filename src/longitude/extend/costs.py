@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from longitude.checkpoints.calibration import H100, TRAINING, flops_per_second, forward_flops
-from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.fine_tune import Positions, window_of
 from longitude.extend.plan import Target, original_length
@@ -97,7 +97,7 @@ def _reading(part: str, source: Source, length: int, tokens: int) -> ExtendCost:
     windows, rows = max(1, round(tokens / length)), max(1, BATCH // length)
     flops = windows * forward_flops(source.skeleton).of(length)
     rate = flops_per_second(source.skeleton, length, rows, source.dtype)
-    dim = head_dim_of(source.config)
+    dim = head_dim_of(source.config, FULL)
     needs = forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
     return ExtendCost(part, windows * length, flops, needs.total, flops / rate, flops / H100)
 

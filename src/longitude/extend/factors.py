@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.keys import of_full_attention
 from longitude.checkpoints.positions import rotary_modules
 from longitude.extend.methods import scheme_of, with_scheme
@@ -109,7 +109,7 @@ def rotating_with(model: nn.Module, scheme: Scaling) -> Iterator[None]:
         for parent, name, module in before:
             config = copy.deepcopy(module.config)
             ropes = with_scheme(read_ropes(config), scheme)
-            for key, value in to_hugging_face(ropes, head_dim_of(config)).items():
+            for key, value in to_hugging_face(ropes, head_dim_of(config, FULL)).items():
                 setattr(config, key, value)
             setattr(parent, name, type(module)(config).to(device))
         yield

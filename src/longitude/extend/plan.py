@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.checkpoints.config import head_dim_of, unread_keys, unrotated
+from longitude.checkpoints.config import FULL, head_dim_of, unread_keys, unrotated
 from longitude.checkpoints.keys import Ropes, difference, names_base, of_full_attention, ropes_of, with_ropes
 from longitude.checkpoints.load import in_one_line
 from longitude.checkpoints.positions import Kind, rotary_of
@@ -187,7 +187,7 @@ def tokenizer_length(source: Source) -> int | None:
 def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
     ropes, method = ropes_of(source), method_of(target.method)
-    rope, head_dim = of_full_attention(ropes), head_dim_of(source.config)
+    rope, head_dim = of_full_attention(ropes), head_dim_of(source.config, FULL)
     if plan.length == plan.original and plan.factor == 1:
         if target.base is not None and target.base != rope.base:
             unchanged = "--to is the trained length, where nothing changes"
@@ -207,7 +207,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     else:
         inner[source.length_key] = plan.original
     plan.config = inner if source.inner is source.json else source.json | {"text_config": inner}
-    plan.attention_factor = require_same_frequencies(plan, after, head_dim)
+    plan.attention_factor = require_same_frequencies(plan, after)
     plan.base = type_of(of_full_attention(after), head_dim)[1]
     plan.notes.append(method.note)
     if unread := unread_keys(source.inner, source.config):
@@ -234,7 +234,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.notes.append(f"Keys and values of one sequence of {plan.length} tokens take {cache / 2**20:.0f} MiB.")
 
 
-def require_same_frequencies(plan: ExtendPlan, ropes: Ropes, head_dim: int) -> float:
+def require_same_frequencies(plan: ExtendPlan, ropes: Ropes) -> float:
     """ValueError unless transformers makes, from the new configuration, the frequencies that are meant.
 
     Its own module is built from it and called, at the original length and, where they follow the length, at the new one.
@@ -251,6 +251,7 @@ def require_same_frequencies(plan: ExtendPlan, ropes: Ropes, head_dim: int) -> f
             continue
         for length in (plan.original, plan.length) if isinstance(rope.scaling, Follows) else (plan.original,):
             inverse, their_factor = frequencies_of(theirs, layer, length)
+            head_dim = head_dim_of(config, layer)
             options: dict[str, Any] = rope._replace(sections=None).options(head_dim)
             options |= {"rotary_dim": 2 * len(inverse), "length": length}
             ours = rope_frequencies(max(head_dim, 2 * len(inverse)), **options)

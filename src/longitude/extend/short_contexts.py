@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
@@ -76,7 +76,7 @@ class CostMeasurement:
         """ValueError when the model with one window of `length` tokens is larger than what is free."""
         source, rows = self.source, max(1, BATCH // length)
         needs = forward_memory(
-            source.skeleton, head_dim_of(source.config), source.dtype, length, rows, chunk=length, logits=LOGITS
+            source.skeleton, head_dim_of(source.config, FULL), source.dtype, length, rows, chunk=length, logits=LOGITS
         )
         if needs.total > (free := available_memory(device_of().type)):
             problem = f"reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free"

@@ -212,14 +212,23 @@ def by_layer(
     return {"layers": each}, of_layer, members
 
 
-def heads_of(config: PreTrainedConfig) -> dict[str, int]:
-    """The model's heads, by the names of an encoding's options."""
-    heads = config.num_attention_heads
-    return {
-        "num_heads": heads,
-        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
-    }
+def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[str, int]:
+    """The model's heads, by the names of an encoding's options; those of one type of layers where types differ (Gemma 4)."""
+    layers = [config]
+    if getattr(config, "is_heterogeneous", False):
+        each: Any = config.per_layer_config
+        layers = each[:] if layer_type is None else [each[layer_type]]
+    found = [
+        {
+            "num_heads": (heads := one.num_attention_heads),
+            "num_kv_heads": getattr(one, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(one, "head_dim", None) or one.hidden_size // heads,
+        }
+        for one in layers
+    ]
+    if others := [one for one in found if one != found[0]]:
+        raise ValueError(f"expected layers with the same heads, got {found[0]} and {others[0]}")
+    return found[0]
 
 
 def own_rotation(config: PreTrainedConfig, layer: int | None, given: bool) -> dict[str, Any]:

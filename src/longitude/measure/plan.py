@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from longitude.attention.mixer import Mixer
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.config import contradictions, head_dim_of, raw_config, rope_types, trained_length
+from longitude.checkpoints.config import FULL, contradictions, head_dim_of, raw_config, rope_types, trained_length
 from longitude.checkpoints.positions import has_alibi, last_position
 from longitude.checkpoints.source import require_fit
 from longitude.hf.stock import KEY, class_of
@@ -206,7 +206,7 @@ def memory_of(config: MeasureConfig, outline: Any) -> Memory:
     longest = config.lengths[-1]
     dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
     chunk = longest if follows_length(outline) is not None else config.chunk
-    head_dim = head_dim_of(outline.config.get_text_config()) if keeps_keys(outline) else 0
+    head_dim = head_dim_of(outline.config.get_text_config(), FULL) if keeps_keys(outline) else 0
     return forward_memory(outline, head_dim, dtype, longest, max(1, config.batch // longest), chunk, LOGITS)
 
 

@@ -11,7 +11,9 @@ from longitude.errors import check_positive, check_sizes
 
 BY_INTERVAL = ("llama4_text", "smollm3", "mistral_large4_text")
 """Kinds of models in which, where their config does not say it, every fourth layer does not rotate."""
-WINDOWS_ROTATE = {"cohere2": False, "cohere2_moe": False, "exaone4": True, "exaone_moe": True, "flint": False}
+WINDOWS_ROTATE = {
+    "afmoe": False, "cohere2": False, "cohere2_moe": False, "exaone4": True, "exaone_moe": True, "flint": False, "kolibri1": True,
+}  # fmt: skip
 """Kinds of models in which layers with a sliding window rotate and the others do not; whether all do where there is no window."""
 LAYER_KEYS = (
     "model_type", "num_hidden_layers", "no_rope_layers", "no_rope_layer_interval", "layer_types", "sliding_window",

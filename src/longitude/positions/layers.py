@@ -57,7 +57,8 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
         raise ValueError(
             f"expected num_hidden_layers, got {layers!r}; a config of text and images has it in its text_config"
         )
-    head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+    width = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+    own = {int(layer): each for layer, each in (given.get("per_layer_config") or {}).items()}
     types = given.get("layer_types")
     if types is None and given.get("model_type") in WINDOWS_ROTATE:
         types = layer_types(given)
@@ -71,6 +72,7 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
         attends_all = kind == "full_attention" and given.get("model_type") not in WINDOWS_ON_FULL
         window = windowed if kind in (None, "sliding_attention", "full_attention") and not attends_all else None
         chunk = given.get("attention_chunk_size") if kind == "chunked_attention" else None
+        head_dim = own.get(layer, {}).get("head_dim", width)
         found.append(LayerPositions(_specs(rope, layer, head_dim, layout), window, chunk))
     return found
 

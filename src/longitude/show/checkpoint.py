@@ -138,7 +138,7 @@ def rotations(config: Any) -> list[Rotation]:
             windows[which] = None if None in each else max(each, default=None)  # type: ignore[type-var]
         window = windows.get(which)
         own = window if window is not None and window < length else None
-        found.append(Rotation(which, rope, head_dim_of(config), length, own))
+        found.append(Rotation(which, rope, head_dim_of(config, name), length, own))
     return found
 
 
