@@ -60,7 +60,7 @@ def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: st
     (table, levels, ends), wide = ADDS[adds], launch.wide(width)
     fixed = {
         "D": width, "DV": width, "WIDE_D": wide, "WIDE_DV": wide, "Q": blocks.Q, "K": blocks.K,
-        "TABLE": table, "LEVELS": levels, "ENDS": ends, "LEARNED": table,
+        "TABLE": table, "LEVELS": levels, "ENDS": ends, "FAR": False, "LEARNED": table,
     }  # fmt: skip
     names = function.arg_names
     signature = {name: "constexpr" if name in fixed else kind_of(name, dtype) for name in names}

@@ -1,4 +1,4 @@
-"""Whether kernels run here: those that the environment switches off, and those that a GPU did not take when they were tried."""
+"""Whether kernels run here, as the environment and the GPU have it, and on which stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ def switched_off() -> set[str]:
 
 
 def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> str | None:
-    """Try Triton's kernels in a small call: why they do not run on this GPU, with a warning; None where they do."""
+    """Try Triton's kernels in a small call: why they do not run on this GPU, with a warning; None where they do.
+
+    ValueError while a CUDA graph is captured, in which nothing runs.
+    """
+    if captured(device):
+        raise ValueError(
+            f"{what}: expected a call before a CUDA graph is captured, as torch asks for, because the first compiles kernels and "
+            "tries them; got the first one while capturing"
+        )
     try:
         call()
         torch.cuda.synchronize(device)
@@ -37,3 +45,13 @@ def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> s
         warnings.warn(f"{what}: {why}; LONGITUDE_BACKENDS=-triton switches it off", stacklevel=3)
         return why
     return None
+
+
+def captured(device: torch.device) -> bool:
+    """Whether calls on this device become a CUDA graph: nothing runs before it is replayed, and what was made is its own."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def stream_of(device: torch.device) -> int:
+    """Which of the device's queues calls go to."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import longitude as lg
+from longitude.positions.contextual import sum_by_doubling
 from tests.support import close, golden, refused_calls
 
 TABLES = golden("contextual")
@@ -107,6 +108,16 @@ def test_fox_sums_in_float64() -> None:
 
 
 # ---- CoPE: Golovneva et al. 2024, equations 4 to 7 ---------------------------------------------------------------------------
+def test_a_sum_by_doubling() -> None:
+    """That of tokens up to each, in a fixed order; CUDA has no other one that is the same each time."""
+    for length in (1, 2, 7, 64, 100):
+        x = torch.randn(2, 3, length, dtype=torch.float64, requires_grad=True)
+        direction = torch.randn_like(x)
+        (ours, theirs) = ((y, *torch.autograd.grad(y, x, direction)) for y in (sum_by_doubling(x), x.cumsum(-1)))
+        for a, b in zip(ours, theirs, strict=True):
+            close(a, b, 1e-12)
+
+
 def test_published_cope() -> None:
     """Scores of zero open every gate by half: seen from token 3, positions 2, 1.5, 1, 0.5; E reads 0, 1, 2, 3."""
     encoding = lg.CoPE(1, max_position=4).double()

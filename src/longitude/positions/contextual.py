@@ -97,12 +97,28 @@ class FoX(Encoding):
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         _require_width("FoX", x, self.forget.in_features)
         log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
-        level = log_f.transpose(1, 2).to(wide(x.device)).cumsum(-1)
+        level = running_sum(log_f.transpose(1, 2).to(wide(x.device)))
         level = level if carry is None else level + carry
         return {"forgotten": level}, level[..., -1:]
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return (Drift(context["forgotten"], scaled=self.scale_gate),)
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """x.cumsum(-1), on CUDA too where deterministic algorithms are asked for, for which torch has none."""
+    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(-1)
+    return sum_by_doubling(x)
+
+
+def sum_by_doubling(x: Tensor) -> Tensor:
+    """The same by sums over 2, 4, 8, ... tokens."""
+    step = 1
+    while step < x.shape[-1]:
+        x = x + F.pad(x[..., :-step], (step, 0))
+        step *= 2
+    return x
 
 
 @register("path")

@@ -5,6 +5,7 @@ It is imported on use, because it needs triton. Everything is decided by shapes:
 decoding step may be captured in a CUDA graph.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -15,49 +16,64 @@ ENOUGH = 2**12
 
 
 @triton.jit
-def _rotate(x, y, cos, sin, at, real, x_stride, y_stride, pairs, rest, PAIRS: tl.constexpr, REST: tl.constexpr,
-            HALF: tl.constexpr):  # fmt: skip
+def _rotate(x, y, cos, sin, at, real, x_stride, y_stride, pairs, rest, T: tl.constexpr, PAIRS: tl.constexpr,
+            REST: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
     """Tokens of one head: (a, b) -> (a cos - b sin, a sin + b cos), and the rest copied."""
-    pair = tl.arange(0, PAIRS)
-    there = real[:, None] & (pair < pairs)[None, :]
-    first = pair if HALF else 2 * pair
-    second = first + (pairs if HALF else 1)
-    a = tl.load(x + at[:, None] * x_stride + first[None, :], mask=there, other=0.0).to(tl.float32)
-    b = tl.load(x + at[:, None] * x_stride + second[None, :], mask=there, other=0.0).to(tl.float32)
+    x += at[:, None] * x_stride
+    y += at[:, None] * y_stride
     kind = y.dtype.element_ty
-    tl.store(y + at[:, None] * y_stride + first[None, :], (a * cos - b * sin).to(kind), mask=there)
-    tl.store(y + at[:, None] * y_stride + second[None, :], (a * sin + b * cos).to(kind), mask=there)
+    if HALF:
+        first = tl.arange(0, PAIRS)[None, :]
+        there = real[:, None] & (first < pairs)
+        a = tl.load(x + first, mask=there, other=0.0).to(tl.float32)
+        b = tl.load(x + first + pairs, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + first, (a * cos - b * sin).to(kind), mask=there)
+        tl.store(y + first + pairs, (a * sin + b * cos).to(kind), mask=there)
+    else:  # both numbers of a pair at once, or a thread would read and write every other one
+        both = tl.arange(0, 2 * PAIRS)[None, :]
+        there = real[:, None] & (both < 2 * pairs)
+        a, b = tl.split(tl.reshape(tl.load(x + both, mask=there, other=0.0).to(tl.float32), [T, PAIRS, 2]))
+        rotated = tl.join(a * cos - b * sin, a * sin + b * cos)
+        tl.store(y + both, tl.reshape(rotated, [T, 2 * PAIRS]).to(kind), mask=there)
     if REST > 0:
-        column = tl.arange(0, REST)
-        there = real[:, None] & (column < rest)[None, :]
+        column = tl.arange(0, REST)[None, :]
+        there = real[:, None] & (column < rest)
         column += 2 * pairs
-        kept = tl.load(x + at[:, None] * x_stride + column[None, :], mask=there, other=0.0)
-        tl.store(y + at[:, None] * y_stride + column[None, :], kept, mask=there)
+        tl.store(y + column, tl.load(x + column, mask=there, other=0.0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "q_heads", "k_heads"])
 def kernel(q, k, q_out, k_out, cos, sin, length, pairs, each, q_rest, k_rest, q_heads, k_heads,
            q_batch, q_head, q_stride, k_batch, k_head, k_stride,
            q_out_batch, q_out_head, q_out_stride, k_out_batch, k_out_head, k_out_stride,
            T: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, Q_REST: tl.constexpr, K_REST: tl.constexpr,
            HALF: tl.constexpr):  # fmt: skip
-    """T tokens of H heads, those of the queries first, then those of the keys."""
-    b = tl.program_id(2).to(tl.int64)
-    at = tl.program_id(0) * T + tl.arange(0, T)
-    real = at < length
+    """T tokens of H heads, those of the queries first, then those of the keys.
+
+    The grid has one dimension, because the others end at 65535.
+    """
+    blocks, groups = tl.cdiv(length, T), tl.cdiv(q_heads + k_heads, H)
+    own, group = tl.program_id(0) // blocks, tl.program_id(0) // blocks % groups
+    b = (own // groups).to(tl.int64)
+    first, at = (tl.program_id(0) % blocks).to(tl.int64) * T, tl.arange(0, T)
+    real = first + at < length
     pair = tl.arange(0, PAIRS)
-    angle = b * each + at[:, None] * pairs + pair[None, :]
+    angle = b * each + first * pairs + (at[:, None] * pairs + pair[None, :])
     there = real[:, None] & (pair < pairs)[None, :]
     c, s = tl.load(cos + angle, mask=there, other=0.0), tl.load(sin + angle, mask=there, other=0.0)
+    q += b * q_batch + first * q_stride
+    k += b * k_batch + first * k_stride
+    q_out += b * q_out_batch + first * q_out_stride
+    k_out += b * k_out_batch + first * k_out_stride
     for member in tl.static_range(H):
-        h = (tl.program_id(1) * H + member).to(tl.int64)
+        h = (group * H + member).to(tl.int64)
         if h < q_heads:
-            _rotate(q + b * q_batch + h * q_head, q_out + b * q_out_batch + h * q_out_head, c, s, at, real, q_stride,
-                    q_out_stride, pairs, q_rest, PAIRS, Q_REST, HALF)  # fmt: skip
+            _rotate(q + h * q_head, q_out + h * q_out_head, c, s, at, real, q_stride, q_out_stride, pairs, q_rest, T, PAIRS,
+                    Q_REST, HALF)  # fmt: skip
         elif h < q_heads + k_heads:
             h -= q_heads
-            _rotate(k + b * k_batch + h * k_head, k_out + b * k_out_batch + h * k_out_head, c, s, at, real, k_stride,
-                    k_out_stride, pairs, k_rest, PAIRS, K_REST, HALF)  # fmt: skip
+            _rotate(k + h * k_head, k_out + h * k_out_head, c, s, at, real, k_stride, k_out_stride, pairs, k_rest, T, PAIRS,
+                    K_REST, HALF)  # fmt: skip
 
 
 def rotate(tensors: tuple, table: tuple, layout: str, empty_like) -> tuple:
@@ -74,11 +90,12 @@ def rotate(tensors: tuple, table: tuple, layout: str, empty_like) -> tuple:
     rests = [x.shape[3] - 2 * pairs for x in (q, k)]
     blocks = triton.cdiv(length, TOKENS)
     heads = HEADS if batch * blocks * (q_heads + k_heads) >= HEADS * ENOUGH else 1
-    kernel[(blocks, triton.cdiv(q_heads + k_heads, heads), batch)](
-        q, k, q_out, k_out, cos, sin, length, pairs, length * pairs if cos.dim() == 4 and len(cos) > 1 else 0,
-        *rests, q_heads, k_heads, *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
-        T=TOKENS, H=heads, PAIRS=triton.next_power_of_2(pairs),
-        **{name: triton.next_power_of_2(rest) if rest else 0 for name, rest in zip(("Q_REST", "K_REST"), rests)},
-        HALF=layout == "half", num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton launches on torch's current device
+        kernel[(blocks * triton.cdiv(q_heads + k_heads, heads) * batch,)](
+            q, k, q_out, k_out, cos, sin, length, pairs, length * pairs if cos.dim() == 4 and len(cos) > 1 else 0,
+            *rests, q_heads, k_heads, *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
+            T=TOKENS, H=heads, PAIRS=triton.next_power_of_2(pairs),
+            **{name: triton.next_power_of_2(rest) if rest else 0 for name, rest in zip(("Q_REST", "K_REST"), rests)},
+            HALF=layout == "half", num_warps=4,
+        )  # fmt: skip
     return out

@@ -105,6 +105,20 @@ def test_a_kernel_that_does_not_compile_is_said_once(monkeypatch):
     backend._not_compiled.cache_clear()
 
 
+def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch):
+    """It would fail, and the backend be refused from then on."""
+    from longitude import kernels
+
+    monkeypatch.setattr(kernels, "captured", lambda device: True)
+    chip = Chip(monkeypatch)
+    with pytest.raises(ValueError, match="expected a call before a CUDA graph is captured"):
+        ask(chip)
+    monkeypatch.setattr(kernels, "captured", lambda device: False)
+    if not torch.cuda.is_available():
+        assert ask(chip) is None
+    backend._not_compiled.cache_clear()
+
+
 def test_auto_goes_on_without_a_kernel_that_does_not_run(monkeypatch):
     """With what `refuses` says instead of an error; by name it is one."""
     calls = []

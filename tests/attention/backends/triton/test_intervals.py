@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import longitude as lg
+from longitude.attention.backends.triton import intervals
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.masks import Band
 from longitude.attention.patterns import Prefix
@@ -82,6 +83,19 @@ def test_layers_share_them():
     r = request(lg.Causal() & lg.Documents(torch.arange(8) // 4), 8, 8)
     assert intervals_of(r) is intervals_of(r.of_layer(r.q, r.k, r.v))
     assert intervals_of(request(lg.Causal(), 8, 8)) is intervals_of(request(lg.Causal(), 8, 8))
+
+
+def test_another_stream_has_its_own(monkeypatch):
+    """It may not be made yet where another stream goes on; and what a CUDA graph makes is the graph's."""
+    r = request(lg.Causal(), 8, 8)
+    one = intervals_of(r)
+    assert intervals_of(r) is one
+    monkeypatch.setattr(intervals, "stream_of", lambda device: 7)
+    other = intervals_of(r)
+    assert other is not one and intervals_of(r) is other
+    monkeypatch.setattr(intervals, "captured", lambda device: True)
+    assert intervals_of(r) is not other and intervals_of(r) is not intervals_of(r)
+    assert all(map(torch.equal, intervals_of(r), one))
 
 
 def test_no_number_is_read_by_the_host():

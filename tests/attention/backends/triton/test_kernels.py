@@ -1,7 +1,8 @@
 """The kernels in Triton equal `reference`, interpreted where there is no GPU (tests/conftest.py), compiled where there is one."""
 
 import math
-from contextlib import nullcontext
+import mmap
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -253,6 +254,76 @@ def test_the_workspace_is_of_the_chip(monkeypatch):
     assert shapes[0] == shapes[1] and shapes[0][1] == launch.table_rows(x.q.device, x.q.shape[1])
 
 
+def test_many_sequences_on_any_gpu(monkeypatch):
+    """A grid's second and third dimension end at 65535; each launch is on the device of its tensors. Nothing is computed."""
+    from longitude.attention.backends.triton import kernels
+    from longitude.positions.gpu import rotate
+
+    grids, devices = [], []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            assert len(devices) % 2 == 1, "on whichever device is torch's current one"
+            return lambda *positional, **named: None
+
+    @contextmanager
+    def device_of(x):
+        devices.append(x)
+        yield
+        devices.append(x)
+
+    for kernel in launch.KERNELS:
+        monkeypatch.setattr(kernels, kernel, Recorder())
+    monkeypatch.setattr(rotate, "kernel", Recorder())
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    r, _ = problem(3, 3, names="none")
+    x = backend.inputs_of(r)
+    x = x._replace(**{name: getattr(x, name)[:1].detach().expand(70_000, -1, -1, -1) for name in "qkv"})
+    launched(x)
+    rotate.rotate((x.q, x.k), (torch.ones(3, 8), torch.ones(3, 8)), "half", empty_like_heads)
+    assert len(grids) == 6 and all(max(grid[1:], default=1) < 2**16 for grid in grids)
+    assert sum(grid[2] for grid in grids if len(grid) == 3) == 2 * 70_000
+
+
+def test_sequences_in_several_launches(monkeypatch):
+    """As many more than a grid takes are."""
+    r, _ = problem(20, 20, names="t5", mask=masks(20)["packed"])
+    x = backend.inputs_of(r)
+    want = everything(x)
+    monkeypatch.setattr(launch, "MOST", 1)
+    assert launch.launches(2) == [(0, 1), (1, 1)]
+    for ours, theirs in zip(everything(x), want, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the memory is the host's")
+def test_vectors_far_apart():
+    """Beyond 2^31 numbers offsets are counted in 64 bits. Only what is read takes memory; other addresses are there, too."""
+    distance, rows, before = 2**24 - 8, 130, 2**32
+    size = 2 * (before + rows * distance)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
+    numbers = torch.frombuffer(pages, dtype=torch.float16)
+    r, _ = problem(rows, rows, names="none", mask=lg.Window(20), kv_heads=1, dtype=torch.float16)
+    x = backend.inputs_of(r)
+    x = x._replace(**{name: getattr(x, name).detach()[:1, :1] for name in "qkv"})
+    apart = x._replace(**{
+        name: numbers.as_strided(y.shape, (1, 1, distance, 1), before + 64 * n).copy_(y)
+        for n, (name, y) in enumerate(zip("qkv", x[:3], strict=True))
+    })  # fmt: skip
+    assert launch.far(apart) and not launch.far(x)
+    for ours, theirs in zip(everything(apart), everything(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@torch.no_grad()
+def everything(x):
+    """Output, logsumexp and gradients."""
+    out, lse = launch.forward(x)
+    grads = launch.backward(x, torch.ones_like(out), None, out, lse, learned=True)
+    return [out, lse, *(y for y in grads if y is not None)]
+
+
 def test_strided_inputs():
     """As models make them: [B, L, H, D] with the heads brought forward; shared heads; numbers of a vector apart."""
     r, _ = problem(40, 40, names="alibi")
@@ -265,3 +336,27 @@ def test_strided_inputs():
         close(run(replace(r, q=change(r.q), k=change(r.k), v=change(r.v))), want, 1e-6)
     shared = r.k[:, :1].expand_as(r.k)
     close(run(replace(r, k=shared)), run(replace(r, k=shared.contiguous())), 1e-6)
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2), *(pytest.param((dim,), marks=pytest.mark.slow) for dim in range(3))])
+def test_shared_inputs_and_gradients(dims):
+    """Of strides of 0: one sequence, head or token for all of them."""
+    r, _ = problem(20, 20, names="t5")
+    x = backend.inputs_of(r)
+    x = x._replace(table=x.table.detach())
+    one = {name: getattr(x, name).detach() for name in "qkv"}
+    for dim in dims:
+        one = {name: y.narrow(dim, 0, 1) for name, y in one.items()}
+    shared = {name: y.expand_as(getattr(x, name)) for name, y in one.items()}
+    copies = {name: y.contiguous() for name, y in shared.items()}
+    assert all(y.stride(dims[0]) == 0 for y in shared.values())
+    for ours, theirs in zip(everything(x._replace(**shared)), everything(x._replace(**copies)), strict=True):
+        close(ours, theirs, 1e-5 * (1 + theirs.abs().max().item()))
+
+
+def test_training_after_inference():
+    """What calls of inference mode left for later ones can be saved for gradients."""
+    r, wanted = problem(45, 45, names="alibi")
+    with torch.inference_mode():
+        run(replace(r, q=r.q.clone()))
+    torch.autograd.grad(run(r).sum(), wanted, allow_unused=True)

@@ -171,14 +171,15 @@ def of_chip(r: Request) -> str | None:
     kinds = {type(term) for term in r.terms}
     own = normalized(r)
     pieces = 0 if own is None else len(own.b1) + 1
-    return _not_compiled(device, r.q.dtype, r.q.shape[3], r.v.shape[3], OffsetBias in kinds, Drift in kinds, pieces)
+    widths = r.q.shape[3], r.v.shape[3]
+    return _not_compiled(device, r.q.dtype, *widths, OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0)
 
 
 @lru_cache
 def _not_compiled(
-    device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool, pieces: int = 0
+    device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool, pieces: int, learned: bool
 ) -> str | None:
-    """Why the kernels do not run here, tried on one block."""
+    """Why the kernels do not run here, tried on one block: they are those that the call takes."""
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
     level = torch.zeros(1, 1, 1, device=device) if levels else None
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
@@ -188,7 +189,7 @@ def _not_compiled(
 
     def small_call() -> None:
         out, lse = launch.forward(x)
-        launch.backward(x, out, None, out, lse, learned=own is not None)
+        launch.backward(x, out, None, out, lse, learned)
 
     return why_not_on(device, "backend 'triton'", small_call)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 from longitude.attention.masks import AllOf, Documents, Mask, Padding, Reach
 from longitude.attention.patterns import Chunks, Prefix
 from longitude.attention.request import AllowedPairs, Request, is_band
+from longitude.c_compile import needs_operator
+from longitude.kernels import captured, stream_of
 
 
 class Intervals(NamedTuple):
@@ -40,8 +42,7 @@ _KNOWN: WeakKeyDictionary[AllowedPairs, Intervals] = WeakKeyDictionary()
 def intervals_of(r: Request) -> Intervals:
     """Of a request that `refusal` takes."""
     if not r.beyond_band:
-        of_band = _of_band.__wrapped__ if torch.compiler.is_compiling() else _of_band  # compilers look into no cache
-        return of_band(r.rows, r.length, r.order_gap, *r.band, r.q.device)
+        return _of_band(r, r.band)
     if (known := _KNOWN.get(r.pairs)) is None:
         known = _KNOWN[r.pairs] = _found(r)
     return known
@@ -73,8 +74,24 @@ def _split(r: Request) -> tuple[list[Prefix], list[Mask], Reach]:
     return prefixes, cuts, AllOf(tuple(part for part in parts if is_band(part))).reach
 
 
+def _of_band(r: Request, band: tuple[int | None, int | None]) -> Intervals:
+    """Kept for later calls on the same stream: on another they may not be there yet.
+
+    What a CUDA graph makes is not there before it is replayed, so it makes its own.
+    """
+    numbers = r.rows, r.length, r.order_gap, *band, r.q.device
+    if needs_operator(r.q) or captured(r.q.device):
+        return _made(*numbers)
+    return _kept(*numbers, stream_of(r.q.device))
+
+
 @lru_cache(maxsize=64)
-def _of_band(rows: int, keys: int, gap: int, low: int | None, high: int | None, device: torch.device) -> Intervals:
+@torch.inference_mode(False)
+def _kept(*numbers: Any) -> Intervals:
+    return _made(*numbers[:-1])
+
+
+def _made(rows: int, keys: int, gap: int, low: int | None, high: int | None, device: torch.device) -> Intervals:
     i = torch.arange(rows, device=device, dtype=torch.int32) + gap
     return Intervals(*(x[None] for x in _within(i, torch.zeros_like(i), torch.full_like(i, keys), low, high)))
 
@@ -88,7 +105,7 @@ def _within(i: Tensor, lo: Tensor, hi: Tensor, low: int | None, high: int | None
 
 def _found(r: Request) -> Intervals:
     prefixes, cuts, band = _split(r)
-    lo, hi = _of_cuts(r, band) if cuts else _of_band(r.rows, r.length, r.order_gap, *band, r.q.device)
+    lo, hi = _of_cuts(r, band) if cuts else _of_band(r, band)
     for prefix in prefixes:
         length = prefix.length.view(-1, 1) if isinstance(prefix.length, Tensor) else prefix.length
         seen = (r.q_tokens() + 1).clamp(min=length) - r.k_order

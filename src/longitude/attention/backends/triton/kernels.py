@@ -20,8 +20,10 @@ same bit for bit from run to run. The gradient of the table is summed by program
     ENDS            of the pieces of a curve, up to the next power of two; 0 without curves
     nearest         column of the table with the smallest distance
     group           heads of queries per head of keys
+    FAR             numbers of one sequence are 2^31 or more apart; of different sequences and heads they may be anyhow
 
-What is written is laid out [B, L, heads, width].
+What is written is laid out [B, L, heads, width]. `skip` sequences are those of other launches: the third dimension of
+a grid ends at 65535.
 """
 
 import triton
@@ -31,22 +33,36 @@ from longitude.attention.backends.triton.curves import add_piece, bend, ends_of,
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+SIZES = "last", "width", "nearest", "pieces", "batch", "rows", "keys", "heads", "group", "interval", "blocks", "skip"
+"""Numbers of which Triton would compile a kernel each for 1, for multiples of 16, and for others."""
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------------
 @triton.jit
-def _vectors(x, at, real, stride, WIDTH: tl.constexpr, WIDE: tl.constexpr):
-    """x[at], [len(at), WIDE]; zeros where `real` is false, and beyond WIDTH."""
-    column = tl.arange(0, WIDE)
-    there = real[:, None] if WIDE == WIDTH else real[:, None] & (column < WIDTH)[None, :]
-    return tl.load(x + at[:, None] * stride + column[None, :], mask=there, other=0.0)
+def _place(x, first, at, stride, FAR: tl.constexpr):
+    """Where the vectors x[first + at] are. Where offsets fit into 32 bits, these take fewer registers."""
+    if FAR:
+        x += tl.cast(first, tl.int64) * stride
+    else:
+        at = first + at
+    return x + at[:, None] * stride
 
 
 @triton.jit
-def _write(x, at, real, stride, values, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+def _vectors(x, first, at, real, stride, WIDTH: tl.constexpr, WIDE: tl.constexpr, FAR: tl.constexpr):
+    """x[first + at], [len(at), WIDE]; zeros where `real` is false, and beyond WIDTH."""
+    column = tl.arange(0, WIDE)
+    there = real[:, None] if WIDE == WIDTH else real[:, None] & (column < WIDTH)[None, :]
+    x = _place(x, first, at, stride, FAR)
+    return tl.load(x + column[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _write(x, first, at, real, stride, values, WIDTH: tl.constexpr, WIDE: tl.constexpr, FAR: tl.constexpr):
     column = tl.arange(0, WIDE)
     there = real[:, None] & (column < WIDTH)[None, :]
-    tl.store(x + at[:, None] * stride + column[None, :], values.to(x.dtype.element_ty), mask=there)
+    x = _place(x, first, at, stride, FAR)
+    tl.store(x + column[None, :], values.to(x.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -99,14 +115,14 @@ def _interval(lo, hi, first, rows, Q: tl.constexpr, K: tl.constexpr):
 
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, last, width, nearest, pieces, rows,
-            keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
+            keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, skip,
             D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
     """A block of queries of a head: out and the logsumexp of their scores."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q  # under causality the longest first
-    b, h = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    b, h = (skip + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
     i = first + at_i
     real = i < rows
@@ -120,7 +136,7 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
     curve = curves + h * 3 * pieces
     ends = ends_of(curve, pieces, ENDS)
     fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
-    queries = _vectors(q + b * q_batch + h * q_head, i, real, q_stride, D, WIDE_D)
+    queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
     own_lo, own_hi = tl.load(lo + i, mask=real, other=0), tl.load(hi + i, mask=real, other=0)
     mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
 
@@ -131,7 +147,8 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
         j = first_j + at_j
         exists = j < keys
         theirs = tl.load(k_level + j, mask=exists, other=0.0) if LEVELS else j
-        products = tl.dot(queries, tl.trans(_vectors(k, j, exists, k_stride, D, WIDE_D)), input_precision="ieee")
+        k_block = _vectors(k, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
+        products = tl.dot(queries, tl.trans(k_block), input_precision="ieee")
         column = last + first - first_j
         low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
         s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
@@ -141,14 +158,14 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
         above = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet: 2^(-inf - 0) is 0
         p = tl.exp2(s - above[:, None])
         shrink = tl.exp2(top - above)
-        values = _vectors(v, j, exists, v_stride, DV, WIDE_DV)
+        values = _vectors(v, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
         acc = tl.dot(p.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(p, 1)
         top = higher
     nothing = own_lo >= own_hi  # its output is 0 / 1
     total = tl.where(nothing, 1.0, total)
     acc = acc / total[:, None]
-    _write(out + (b * rows * heads + h) * DV, i, real, heads * DV, acc, DV, WIDE_DV)
+    _write(out + (b * rows * heads + h) * DV, first, at_i, real, heads * DV, acc, DV, WIDE_DV, FAR)
     tl.store(lse + line, tl.where(nothing, float("-inf"), (top + tl.log2(total)) * LN2), mask=real)
 
 
@@ -194,13 +211,13 @@ def _add(at, sums):
     tl.store(at, tl.load(at) + sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q, of_level,
                      of_table, of_curves, of_rates, scale, factor, last, width, nearest, pieces, batch, rows, keys, heads, group,
                      q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
                      D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
                      K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
-                     LEARNED: tl.constexpr):  # fmt: skip
+                     FAR: tl.constexpr, LEARNED: tl.constexpr):  # fmt: skip
     """Blocks of queries of one head, one after the other: their gradients, and `delta` for `backward_keys`.
 
     delta_i = grad_i . out_i - grad_lse_i. What the table gets of them all is summed in a row of `of_table` of its own. Q is a
@@ -223,9 +240,9 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
         line, written = (b * heads + h) * rows + i, b * rows * heads + h
         own_lo = tl.load(lo + b * interval + i, mask=real, other=0)
         own_hi = tl.load(hi + b * interval + i, mask=real, other=0)
-        queries = _vectors(q + b * q_batch + h * q_head, i, real, q_stride, D, WIDE_D)
-        of_out = _vectors(grad + written * DV, i, real, heads * DV, DV, WIDE_DV)
-        answer = _vectors(out + written * DV, i, real, heads * DV, DV, WIDE_DV)
+        queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
+        of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
+        answer = _vectors(out + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
         bits = _in_bits(tl.load(lse + line, mask=real, other=float("inf")))
         own_delta = tl.sum(of_out.to(tl.float32) * answer.to(tl.float32), 1)
         own_delta -= tl.load(grad_lse + line, mask=real, other=0.0)
@@ -242,14 +259,14 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             j = first_j + at_j
             exists = j < keys
             theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
-            k_block = _vectors(k_head_ptr, j, exists, k_stride, D, WIDE_D)
+            k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
             products = tl.dot(queries, tl.trans(k_block), input_precision="ieee")
             column = last + first - first_j
             low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
                         at_i[:, None], at_j[None, :], factor, (first_j < full) | (first_j + K > rest), rate[:, None], curve,
                         pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
-            values = _vectors(v_head_ptr, j, exists, v_stride, DV, WIDE_DV)
+            values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
             of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
             of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
             acc = tl.dot(of_s.to(k_block.dtype), k_block, acc, input_precision="ieee")
@@ -266,7 +283,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
                 lower += carried
                 _add(of_table + column + Q - K + 1, _last(lower))
                 carried = upper + _moved(lower)
-        _write(of_q + written * D, i, real, heads * D, acc * scale, D, WIDE_D)
+        _write(of_q + written * D, first, at_i, real, heads * D, acc * scale, D, WIDE_D, FAR)
         if LEVELS:
             tl.store(of_level + line, level, mask=real)
         if LEARNED:
@@ -285,25 +302,25 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
         tl.store(at + PIECES, of_levels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, of_k, of_v, of_level,
                   scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride,
                   k_batch, k_head, k_stride,
-                  v_batch, v_head, v_stride, interval, blocks,
+                  v_batch, v_head, v_stride, interval, blocks, skip,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
+                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
     bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
     the first after all of them. Blocks are [K, Q] here: what stays of keys and values is the left side of each product.
     """
     first_j, kv_heads = tl.program_id(0) * K, heads // group
-    b, kv = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    b, kv = (skip + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
     j = first_j + at_j
     exists = j < keys
-    k_block = _vectors(k + b * k_batch + kv * k_head, j, exists, k_stride, D, WIDE_D)
-    v_block = _vectors(v + b * v_batch + kv * v_head, j, exists, v_stride, DV, WIDE_DV)
+    k_block = _vectors(k + b * k_batch + kv * k_head, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
+    v_block = _vectors(v + b * v_batch + kv * v_head, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
     bounds += tl.where(interval > 0, b, 0) * 4 * blocks + tl.program_id(0)
     start, stop = tl.load(bounds) // Q * Q, tl.load(bounds + 3 * blocks)
     full, rest = tl.load(bounds + blocks), tl.load(bounds + 2 * blocks)
@@ -321,7 +338,7 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             own_lo = tl.load(lo + b * interval + i, mask=real, other=0)
             own_hi = tl.load(hi + b * interval + i, mask=real, other=0)
             mine = tl.load(q_level + line * rows + i, mask=real, other=0.0) if LEVELS else own_lo
-            queries = _vectors(q + b * q_batch + h * q_head, i, real, q_stride, D, WIDE_D)
+            queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
             products = tl.dot(k_block, tl.trans(queries), input_precision="ieee")
             column = last + first - first_j
             fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
@@ -330,7 +347,7 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
                         distances + column, at_i[None, :], at_j[:, None], factor, (first < full) | (first + Q > rest),
                         rate[None, :], curve, pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
             p = tl.exp2(s - _in_bits(tl.load(lse + line * rows + i, mask=real, other=float("inf")))[None, :])
-            of_out = _vectors(grad + written * DV, i, real, heads * DV, DV, WIDE_DV)
+            of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
             acc_v = tl.dot(p.to(of_out.dtype), of_out, acc_v, input_precision="ieee")
             of_p = tl.dot(v_block, tl.trans(of_out), input_precision="ieee")
             of_s = p * (of_p - tl.load(delta + line * rows + i, mask=real, other=0.0)[None, :])
@@ -340,5 +357,5 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
         if LEVELS:
             tl.store(of_level + line * keys + j, level, mask=exists)
     written = b * keys * kv_heads + kv
-    _write(of_k + written * D, j, exists, kv_heads * D, acc_k * scale, D, WIDE_D)
-    _write(of_v + written * DV, j, exists, kv_heads * DV, acc_v, DV, WIDE_DV)
+    _write(of_k + written * D, first_j, at_j, exists, kv_heads * D, acc_k * scale, D, WIDE_D, FAR)
+    _write(of_v + written * DV, first_j, at_j, exists, kv_heads * DV, acc_v, DV, WIDE_DV, FAR)

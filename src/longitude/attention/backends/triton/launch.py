@@ -14,6 +14,7 @@ from longitude.attention.backends.triton.intervals import Intervals
 
 KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use: it needs triton
 LOG2 = 0.6931471805599453
+MOST = 2**16 - 1
 PROGRAMS = 2
 """That sum gradients of the table, for each multiprocessor; each owns a row of a workspace."""
 
@@ -118,14 +119,25 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
         "interval": rows if len(x.lo) > 1 else 0,
         "D": d, "DV": dv, "WIDE_D": wide(d), "WIDE_DV": wide(dv),
         "TABLE": x.table is not None, "LEVELS": x.q_level is not None,
-        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0,
+        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "FAR": far(x),
         **blocks._asdict(),
     }  # fmt: skip
 
 
+def far(x: Inputs) -> bool:
+    """Whether numbers of one sequence, or of what is written for it, are so far apart that 32 bits do not count them."""
+    width = max(x.q.shape[3], x.v.shape[3])
+    return any(y.shape[2] * max(y.stride(2), y.shape[1] * width) >= 2**31 for y in x[:3])
+
+
 def side_by_side(x: Tensor) -> Tensor:
-    """With the numbers of a vector next to each other."""
-    return x if x.stride(3) == 1 else x.contiguous()
+    """With the numbers of a vector next to each other, and vectors near enough that 32 bits count within a block."""
+    return x if x.stride(3) == 1 and x.stride(2) < 2**24 else x.contiguous()
+
+
+def launches(batch: int) -> list[tuple[int, int]]:
+    """Sequences of other launches before each, and its own: as many as a grid may have in its third dimension."""
+    return [(skip, min(MOST, batch - skip)) for skip in range(0, batch, MOST)]
 
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor]:
@@ -137,7 +149,10 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
     out = heads_last(x.q, heads, x.v.shape[3])
     lse = x.q.new_empty(batch, heads, rows, dtype=torch.float32)
     blocks = blocks_of("forward", x)
-    kernels.forward[(-(-rows // blocks.Q), batch * heads)](out=out, lse=lse, **_shared(x, blocks))
+    shared = _shared(x, blocks)
+    with torch.cuda.device_of(x.q):  # Triton launches on torch's current device
+        for skip, sequences in launches(batch):
+            kernels.forward[(-(-rows // blocks.Q), heads, sequences)](out=out, lse=lse, skip=skip, **shared)
     return out, lse
 
 
@@ -163,19 +178,23 @@ def backward(
     curved = learned and x.curves is not None
     of_curves = lse.new_empty(heads, programs, 2, 2 * shared["ENDS"]) if curved else lse
     of_rates = torch.empty_like(lse) if curved else lse
-    kernels.backward_queries[(programs, heads)](
-        out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
-        of_curves=of_curves, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
-    )  # fmt: skip
+    with torch.cuda.device_of(x.q):
+        kernels.backward_queries[(programs, heads)](
+            out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
+            of_curves=of_curves, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
+        )  # fmt: skip
 
     before = shared["last"] + 1 - keys
     table_gradient = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous() if learned else None
     blocks = blocks_of("backward_keys", x)
     bounds = Intervals(x.lo, x.hi).first_queries(keys, blocks.K)
-    kernels.backward_keys[(bounds.shape[2], batch * kv_heads)](
-        grad=grad, lse=lse, delta=delta, bounds=bounds, of_k=of_k, of_v=of_v, of_level=of_levels[1], scale=x.scale,
-        blocks=bounds.shape[2], **_shared(x, blocks),
-    )  # fmt: skip
+    shared = _shared(x, blocks)
+    with torch.cuda.device_of(x.q):
+        for skip, sequences in launches(batch):
+            kernels.backward_keys[(bounds.shape[2], kv_heads, sequences)](
+                grad=grad, lse=lse, delta=delta, bounds=bounds, of_k=of_k, of_v=of_v, of_level=of_levels[1], scale=x.scale,
+                blocks=bounds.shape[2], skip=skip, **shared,
+            )  # fmt: skip
     levels = (None, None) if x.q_level is None else of_levels
     if not curved:
         return of_q, of_k, of_v, table_gradient, *levels, None, None
