@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import longitude as lg
 from longitude.attention.backends.table import band
 from longitude.attention.backends.transport import backend
 from longitude.attention.backends.transport.backend import carried, transport_attention, transported_scores
+from longitude.positions.composed import compose
 from longitude.testing.memory_use import memory_of
 from tests.support import close, gradients, random
 
@@ -84,6 +86,20 @@ def test_memory_of_attention_grows_with_the_length_alone() -> None:
         call = lambda: gradients(transport_attention(*inputs[:5], 0.3, inputs[5], chunk=16), inputs)  # noqa: B023, E731
         peaks.append(memory_of(call).peak)
     assert peaks[1] < 2.2 * peaks[0]
+
+
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_memory_is_estimated(head_dim: int) -> None:
+    """Of forward: many numbers per token, and matrices [D, D] per block where heads are wide."""
+    q, k, v = (random(1, 2, 512, head_dim, seed=seed, dtype=torch.float32) for seed in range(3))
+    encoding = compose(lg.PaTH(8, 2, head_dim))
+    context = encoding.context(random(1, 512, 8, dtype=torch.float32))[0]
+    with torch.no_grad():
+        peak = memory_of(lambda: lg.attend(q, k, v, encoding=encoding, context=context, backend="transport")).peak
+    (estimate,) = (
+        x.memory for x in lg.explain(q, k, v, encoding=encoding, context=context) if x.backend == "transport"
+    )
+    assert 0.6 < estimate / peak < 1.6
 
 
 @pytest.mark.parametrize("high", [None, 6])

@@ -217,10 +217,16 @@ def transport_limits(r: Request) -> str | None:
 
 
 def transport_memory(r: Request) -> int:
-    """Keys, w, b, their products and queries in wide copies; matrices of chunks, or the scores of one chunk of queries."""
+    """Wide copies of queries, keys, values, w and b, and what blocks make of them; their scores and reflections [D, D].
+
+    Counted on the CPU. Elsewhere the scores of one chunk of queries with all keys come to that.
+    """
     chunk = max((term.chunk for term in r.terms if isinstance(term, Transport)), default=1)
-    per_token = 6 * r.q.shape[3] + 2 * chunk
-    return r.q.shape[0] * r.heads * (r.length * per_token + 4 * min(chunk, r.rows) * r.length) * wide_item(r)
+    dim = max(r.q.shape[3], r.v.shape[3])
+    on_cpu = r.q.device.type == "cpu"
+    block = min(chunk, BLOCK) if on_cpu else chunk
+    per_token = 11 * dim + 2 * block + 3 * dim * dim // block + (0 if on_cpu else 4 * min(chunk, r.rows))
+    return r.q.shape[0] * r.heads * r.length * per_token * wide_item(r)
 
 
 TRANSPORT = Backend(
