@@ -152,6 +152,18 @@ def test_keys_left_out_of_any_block(rows: int, hidden: int, form: str, monkeypat
         close([found, *gradients(found, inputs)], [want, *gradients(want, inputs)], atol=1e-10, rtol=1e-9)
 
 
+@pytest.mark.parametrize("form", ["blocks", "chunks"])
+def test_a_query_whose_scores_are_all_minus_infinity_has_no_answer(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor have its gradients: zeros would hide what overflowed."""
+    if form == "chunks":
+        monkeypatch.setattr(backend, "needs_operator", lambda *_: True)
+    q, k, v, w, b, _ = (x.requires_grad_() for x in drawn(40, 40, 40))
+    vast = torch.tensor([1e200, *[1.0] * 39], dtype=torch.float64)[:, None]
+    out = transport_attention(vast * q.detach().abs() + 0 * q, -vast * k.detach().abs() + 0 * k, v, w, 0 * b, 0.3)
+    (dv,) = torch.autograd.grad(out[:, :, 0].sum(), v)
+    assert out[:, :, 0].isnan().all() and out[:, :, 1:].isfinite().all() and dv[:, :, 0].isnan().all()
+
+
 @pytest.mark.parametrize("width", [3, 9])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_blocks_and_chunks_are_one_formula(width: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,7 @@ class ByHalves(torch.autograd.Function):
         if cut.has_past:
             part = cut.past()
             merge(part.rows(out), part.rows(lse), *part_forward(part.inputs(q, past, v, rows_level, level, cut.high)))
+        out.masked_fill_((lse == -math.inf)[..., None], math.nan)  # each query has a key, so its scores are all -inf
         ctx.cut, ctx.formula = cut, formula
         ctx.save_for_backward(*inputs, out, lse)
         return out
