@@ -192,11 +192,10 @@ class LatentAttention(Mixer):
         both = self.kv_up(latent[:, :, 0]).unflatten(-1, (self.num_heads, -1))
         content, v = both.split([self.nope_dim, self.value_dim], -1)
         k = torch.cat([content, rotary.expand(-1, -1, self.num_heads, -1)], -1).transpose(1, 2)
-        # Fused kernels, those of CPUs and some of GPUs, want values as wide as keys; zeros change nothing.
-        more = self.nope_dim + self.rope_dim - self.value_dim
-        q, k, v = padded(q, front=-more), padded(k, front=-more), padded(v.transpose(1, 2), back=more)
-        out, weights = over_keys(q, k, v, self.nope_dim + max(0, -more))
-        return out[..., : self.value_dim], weights
+        # Fused kernels, those of CPUs and some of GPUs, want keys no narrower than values; zeros change nothing.
+        more = max(0, self.value_dim - self.nope_dim - self.rope_dim)
+        q, k = (F.pad(x, (more, 0)) if more else x for x in (q, k))
+        return over_keys(q, k, v.transpose(1, 2), self.nope_dim + more)
 
     def absorbed(
         self, q: Float[Tensor, "B H Lq nope+rotary"], key: Float[Tensor, "B 1 Lk rank+rotary"], over_keys: OverKeys
@@ -260,11 +259,6 @@ class LatentAttention(Mixer):
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     """In the dtype of x; autocast gives norms a narrower one than their weight's, which torch warns of."""
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
-
-
-def padded(x: Tensor, front: int = 0, back: int = 0) -> Tensor:
-    """X with zeros before and behind the numbers of each head; x itself where there are none to add."""
-    return F.pad(x, (max(0, front), max(0, back))) if front > 0 or back > 0 else x
 
 
 def adds(encoding: Composed) -> bool:
