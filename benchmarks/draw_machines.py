@@ -61,7 +61,9 @@ def words(found: dict[str, dict[str, Any]]) -> str:
     lines += [
         f"other libraries, {each['promise']}: {each['ratio']:.1f} to {each['high']:.1f}" for each in others(found)
     ]
-    return f"Dots of time over torch's attention without an encoding, the worst case of each promise. {'; '.join(lines)}."
+    return (
+        f"Dots of time over torch's attention without an encoding, the worst case of each promise. {'; '.join(lines)}."
+    )
 
 
 def chart(found: dict[str, dict[str, Any]]) -> Any:
@@ -80,7 +82,9 @@ def chart(found: dict[str, dict[str, Any]]) -> Any:
     layers = [
         alt.Chart(alt.Data(values=[{"ratio": 1}])).mark_rule(color=GREY, strokeDash=[4, 4]).encode(x),
         bars.mark_bar(color=GREY, opacity=0.35, height=6).encode(x, y, x2="high:Q"),
-        bars.mark_text(align="left", dx=4, color=GREY, fontSize=11).encode(alt.X("high:Q"), y, text=alt.value("others")),
+        bars.mark_text(align="left", dx=4, color=GREY, fontSize=11).encode(
+            alt.X("high:Q"), y, text=alt.value("others")
+        ),
         promises.mark_tick(thickness=2.5, size=STEP * 0.8, color=INK).encode(x, y),
         alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=60, opacity=0.85).encode(x, y, colour, shape),
     ]

@@ -4,8 +4,8 @@
     python benchmarks/retrieval.py --checkpoint models/skilled --out benchmarks/results/DATE-retrieval.json
 
 Text is what the checkpoint was not trained on, every 20th file of the standard library; half of it is for the search of
-factors, half for perplexity. Questions are new draws of the kinds that it was trained on. What is in --runs already is not done
-again. `make numbers` puts the result into docs/extending.md.
+factors, half for perplexity. Questions are new draws of the kinds that it was trained on. What --runs has of this checkpoint and
+protocol is not done again. `make numbers` puts the result into docs/extending.md.
 """
 
 import argparse
@@ -17,10 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from extending import BATCH, RATE, searched, split_text
+from extending import BATCH, CANDIDATES, RATE, searched, split_text
 from longitude.checkpoints.load import load
 from longitude.extend.extend import extend
 from longitude.extend.fine_tune import fine_tune
+from longitude.extend.unfinished import digest_of_weights, folder_of
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import plan
 from longitude.measure.retrieval import run as ask
@@ -55,6 +56,18 @@ SEED = 0
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
+def runs_of(model: Any, parent: Path) -> Path:
+    """The folder of what is made and measured of a checkpoint: other weights, or another protocol, have their own."""
+    question = {
+        "weights": digest_of_weights(model),
+        "factor": FACTOR,
+        "trials": TRIALS,
+        "documents": DOCUMENTS,
+        "seed": SEED,
+    }
+    return folder_of(question | {"tuned": [STEPS, BATCH, RATE], "candidates": CANDIDATES}, parent)
+
+
 def made(base: Path, method: str, steps: int, runs: Path, length: int) -> Path:
     """The folder of a model, made where it is not there."""
     out = runs / (method + (f"-{steps}" if steps else ""))
@@ -119,14 +132,16 @@ def main() -> int:
     options = parser.parse_args()
     if not options.checkpoint.exists():
         parser.error(f'{options.checkpoint}: not there; make checkpoint ARGS="--skills --out {options.checkpoint}"')
-    split_text(options.runs / "text")
-    trained = load(options.checkpoint).model.config.max_position_embeddings
+    model = load(options.checkpoint).model
+    runs = runs_of(model, options.runs)
+    split_text(runs / "text")
+    trained = model.config.max_position_embeddings
     lengths = [trained, 2 * trained, FACTOR * trained]
     rows = []
     for method, steps in [*((method, 0) for method in METHODS), *((method, STEPS) for method in TUNED)]:
-        where = made(options.checkpoint, method, steps, options.runs, lengths[-1])
-        answered = list(scores(where, lengths, options.runs / "answers"))
-        row = {"method": method, "steps": steps, "bits": bits(where, lengths, options.runs), "scores": answered}
+        where = made(options.checkpoint, method, steps, runs, lengths[-1])
+        answered = list(scores(where, lengths, runs / "answers"))
+        row = {"method": method, "steps": steps, "bits": bits(where, lengths, runs), "scores": answered}
         rows.append(row | {"means": {length: mean_score(answered, length) for length in lengths}})
         print(f"{method} {steps or ''}: {row['bits']}, {rows[-1]['means']}", flush=True)
     for row in rows:

@@ -200,8 +200,8 @@ class Course(IterableDataset):
 
     def copy(self, room: int, random: Random) -> Row:
         """Random tokens twice: the second time is known from its second token on."""
-        said = [random.randrange(len(self.tokenizer)) for _ in range(random.randint(*COPIES))]
-        return answered([*said, said[0]], said[1:])
+        once = [random.randrange(len(self.tokenizer)) for _ in range(random.randint(*COPIES))]
+        return answered([*once, once[0]], once[1:])
 
     def pairs(self, room: int, random: Random) -> Row:
         """Needles with nothing between them, then each asked for, in another order."""

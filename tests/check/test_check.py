@@ -276,6 +276,13 @@ def test_families_that_rotate_in_a_way_of_their_own(kind):
     assert {one.status for one in found.values()} == {"holds"}, found
 
 
+def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
+    """Beam's layers without rotation."""
+    shape = {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
+    found = result("relative_positions", of_kind("beam", **SMALL, **LAYERS, **shape))
+    assert found.status == "does not apply" and "multiply queries by a factor of their position" in found.reason
+
+
 def test_what_a_family_does_and_nobody_knows_is_no_fault(monkeypatch):
     """A type of layers that a stock model does not rotate; a key about rotation that nothing reads."""
     model = of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])

@@ -14,6 +14,11 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 GIVEN = "a token at a time, mask and positions given"
 CHUNKS = (1, 7, 16, 5, 33)
+MORE_THAN_ROTATIONS = {
+    "recurrent_gemma": "its recurrent layers begin again at position 0",
+    "beam": "its layers without rotation multiply queries by a factor of their position, of which its config says nothing",
+}
+"""Model types whose code reads positions in another way, too, and how."""
 SOUND = ("repeatable", "far_positions")
 CACHE = ("causality", "cached_decoding")
 
@@ -63,8 +68,8 @@ def relative_positions(subject: Subject) -> Measurement:
         raise DoesNotApply(f"it has a table of positions, too, that ends at {end}")
     if "position_ids" not in subject.takes:
         raise DoesNotApply("forward takes no position_ids, so they cannot be moved")
-    if subject.config.model_type == "recurrent_gemma":
-        raise DoesNotApply("its recurrent layers begin again at position 0, so positions are more than rotations")
+    if (reason := MORE_THAN_ROTATIONS.get(subject.config.model_type)) is not None:
+        raise DoesNotApply(f"{reason}, so positions are more than rotations")
     tokens = subject.tokens(min(subject.length, SHIFT))
     positions = torch.arange(tokens.shape[1], device=subject.device)[None]
     for spec in (rope.temperature for rope in ropes(subject.config).values() if rope.temperature is not None):
