@@ -159,6 +159,16 @@ def test_configs_as_published_are_consistent(kind):
     assert list(contradictions(raw, config)) == []
 
 
+def test_a_base_is_named_only_where_it_explains_every_pair():
+    model = llama()
+    model.model.rotary_emb = llama(rope=OTHER_BASE).model.rotary_emb
+    assert "rope_theta of 500000, expected 10000" in result("rotary_frequencies", model).reason
+    model = llama()
+    model.model.rotary_emb.inv_freq[[1, 2]] = model.model.rotary_emb.inv_freq[[2, 1]]
+    assert "pair 2 by 0.1 rad a position, expected 0.01" in (found := result("rotary_frequencies", model)).reason
+    assert "base" not in found.reason and "scaling" not in found.reason
+
+
 # ---- single laws ----------------------------------------------------------------------------------------------------------
 def test_another_model_is_no_matter_of_layout():
     found = result("rotary_layout", llama(rope=OTHER_BASE), reference=llama())

@@ -150,11 +150,13 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) 
         return "in the other direction: sin has the wrong sign"
     if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
-        return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
+        of_it = base ** -(torch.arange(len(got)) / len(got))
+        if bool((got / of_it - 1).abs().max() <= FREQUENCIES):
+            return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
     pair = int((got / want.inverse.cpu() - 1).abs().argmax())
     return (
-        f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}; "
-        f"the scaling {rope.scaling} is not what the model applies"
+        f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}"
+        + ("" if rope.scaling is None else f"; the scaling {rope.scaling} is not what the model applies")
     )
 
 
