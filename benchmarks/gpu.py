@@ -13,6 +13,7 @@ crashes, or that loses the GPU, goes on behind the cell that did it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -34,6 +35,10 @@ sys.path.insert(0, str(ROOT / "src"))  # nothing is installed where GPUs are
 MINUTES = 9.0
 GPU_LOST = 3
 """Exit code of a process whose GPU answers no more."""
+COMPILING = 90
+"""Seconds of compilations where no GPU is."""
+AHEAD = 45
+"""Seconds in which kernels are compiled, all at once."""
 PARTS = {"checks": 50, "attention": 150, "rotation": 30, "decode": 60, "flex": 300}
 """Seconds of each, at most, in this order; laws have their own, and FlexAttention, which compiles, has what is left."""
 TARGETS = {
@@ -170,6 +175,32 @@ def run(part: str, asked: argparse.Namespace, results: Results, seconds: float) 
     return results
 
 
+def compile_ahead(asked: argparse.Namespace, results: Results, seconds: float) -> None:
+    """Each kernel of attention once, in processes side by side: Triton keeps them on disk for the parts that follow."""
+    import gpu_cells
+
+    start, notes, running = time.monotonic(), {}, {}
+    command = [sys.executable, __file__, "--device", asked.device, "--out", str(asked.out), "--ahead"]
+    for job in itertools.product(gpu_cells.ENCODINGS, ("64", "128")):
+        log = asked.out.with_name(f"ahead-{'-'.join(job)}.log")
+        with log.open("w") as out:
+            process = subprocess.Popen([*command, *job], stdout=out, stderr=out, start_new_session=True)
+        running[" ".join(job)] = log, process
+    for name, (log, process) in running.items():
+        note = ended(process, start + seconds - time.monotonic())
+        if note or process.returncode:
+            notes[name] = note or (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1][:300]
+        else:
+            log.unlink()
+    results.put({"part": "compile", "key": "compile", "seconds": time.monotonic() - start, "notes": notes})
+    print(
+        f"{len(running) - len(notes)} of {len(running)} kinds of kernels compiled",
+        *notes.items(),
+        sep="\n  ",
+        flush=True,
+    )
+
+
 # ---- what is printed ---------------------------------------------------------------------------------------------------
 def line(row: dict[str, Any]) -> str:
     about = "  ".join(str(value) for value in row["key"].split(" | ") if value)
@@ -241,20 +272,26 @@ def chart(rows: list[dict[str, Any]], path: Path) -> str:
 def without_gpu(results: Results, asked: argparse.Namespace) -> int:
     """What can be shown here: kernels interpreted, and compiled."""
     print("no CUDA device: the laws run interpreted, and the kernels are compiled for chips that are not here")
-    laws(INTERPRETED, results, 60 * asked.minutes, {"TRITON_INTERPRET": "1"})
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "gpu_kernels.py"),
-        "--chips",
-        "90",
-        "--widths",
-        "64",
-        "--adds",
-        "table",
-    ]
+    start, kept = time.monotonic(), results.path.with_name("gpu-kernels.json")
+    laws(INTERPRETED, results, 60 * asked.minutes - COMPILING, {"TRITON_INTERPRET": "1"})
+    chosen = "--chips 90 --widths 64 --adds table --json".split()
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    compiled = subprocess.run(command, env={**environment, "TRITON_DEFAULT_FP_FUSION": "1"}).returncode
-    return int(bool(compiled or any(row["failed"] or row["notes"] for row in results.rows)))
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks" / "gpu_kernels.py"), *chosen, str(kept)],
+        env={**environment, "TRITON_DEFAULT_FP_FUSION": "1"}, start_new_session=True,
+    )  # fmt: skip
+    note = ended(process, 60 * asked.minutes - (time.monotonic() - start))
+    compiled = json.loads(kept.read_text()) if kept.exists() else []
+    if process.returncode and not note:
+        note = "one spills, does not fit, or does not compile"
+    results.put({"part": "compile", "key": "compile", "kernels": compiled, "notes": {"compile": note} if note else {}})
+    results.found["seconds"] = round(time.monotonic() - start)
+    results.write()
+    broken = [row["key"] for row in results.rows if row.get("failed") or row["notes"]]
+    passed = sum(row.get("passed", 0) for row in results.rows)
+    print(f"{passed} tests passed interpreted, {len(compiled)} kernels compiled, in {results.found['seconds']} s")
+    print(f"{len(broken)} broken{': ' * bool(broken)}{'; '.join(broken)}; nothing was measured, and no target is judged")
+    return int(bool(broken))
 
 
 def main() -> int:
@@ -269,9 +306,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of the whole command")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--interpret", action="store_true", help="with --device cpu: every cell once, very small")
+    parser.add_argument("--ahead", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--only-part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.ahead:
+        import gpu_cells
+
+        gpu_cells.compile_one(gpu_cells.Machine(asked.device), asked.ahead[0], int(asked.ahead[1]))
+        return 0
     if (asked.device == "cpu") != asked.interpret and not asked.only_part:
         parser.error("expected --device cpu and --interpret together, or neither")
     if asked.only_part:
@@ -293,6 +336,8 @@ def main() -> int:
     def left(most: float) -> float:
         return min(most, 60 * asked.minutes - 10 - (time.monotonic() - start))
 
+    if not asked.interpret and {"checks", "attention", "flex"} & {*asked.parts}:
+        compile_ahead(asked, results, left(AHEAD))
     for part in asked.parts:
         begun = time.monotonic()
         if left(600) < 5:

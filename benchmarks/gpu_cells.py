@@ -163,6 +163,14 @@ class Problem:
         return lambda: torch.autograd.grad(forward(), self.wanted(ours), self.grad, allow_unused=True)
 
 
+def compile_one(machine: Machine, name: str, head_dim: int) -> None:
+    """The kernels of an encoding, which are the same for all lengths, by a short call."""
+    machine.prepare()
+    problem = Problem(machine, machine.shape(128, head_dim, tokens=128), name)
+    problem.step(partial(problem.ours, "triton"), True)()
+    machine.wait()
+
+
 def attention(
     machine: Machine, shape: Shape, name: str, backward: bool, ways: tuple[str, ...], chip: str | None
 ) -> Measured:
@@ -356,13 +364,13 @@ def decoding(machine: Machine, batch: int) -> Measured:
 
     transformers.utils.logging.set_verbosity_error()
     hidden, layers, heads, tokens = (2048, 16, 32, 64) if machine.earnest else (32, 1, 2, 3)
-    torch.manual_seed(0)
     size = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": max(heads // 4, 1), "max_position_embeddings": 4096, "vocab_size": 1024}  # fmt: skip
-    ours: Any = lg.LongitudeForCausalLM(lg.LongitudeConfig(encoding="rope", **size))
-    own = {"intermediate_size": ours.config.intermediate_size, "tie_word_embeddings": True, "bos_token_id": None,
-           "eos_token_id": None}  # fmt: skip
-    theirs: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, **own))
+    with torch.device(machine.device):  # where 700 million random numbers take no time
+        ours: Any = lg.LongitudeForCausalLM(lg.LongitudeConfig(encoding="rope", **size))
+        own = {"intermediate_size": ours.config.intermediate_size, "tie_word_embeddings": True, "bos_token_id": None,
+               "eos_token_id": None}  # fmt: skip
+        theirs: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, **own))
     dtype = machine.dtype if machine.earnest else torch.float32
     prompt = torch.randint(1024, (batch, 512 if machine.earnest else 8), device=machine.device)
     fixed = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}

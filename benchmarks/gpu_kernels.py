@@ -24,6 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # nothing is installed where GPUs are
+
 from longitude.attention.backends.triton import kernels, launch
 from longitude.positions.gpu import rotate
 

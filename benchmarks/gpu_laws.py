@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ ON_CUDA = {
     "all backends": [f"{BACKENDS}/test_cuda.py"],
     "flex": [f"{BACKENDS}/test_flex.py", "-m", "gpu"],
 }
+SHARES = {"triton": 4, "all backends": 6, "flex": 2}
+"""Processes that share a suite on 16 cores: what takes time is to compile, which each does on one."""
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """The tests ask for it, and without this torch refuses every product of matrices on CUDA."""
 INTERPRETED = {
@@ -73,40 +76,53 @@ def run_suites(
     suites: dict[str, list[str]], folder: Path, seconds: float, environment: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
     """Suites of pytest side by side, until the time is over; a row for each, with what failed."""
-    settings, running = folder / "pytest.ini", {}
+    settings = folder / "pytest.ini"
     path = os.pathsep.join(
         [*(str(ROOT / name) for name in ("src", "benchmarks", "docs")), os.environ.get("PYTHONPATH", "")]
     )
     settings.write_text(SETTINGS)
-    flags = ["-v", "-c", str(settings), "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
-    if find_spec("xdist") and len(os.sched_getaffinity(0)) >= 16:
-        flags += ["-n", "4"]
-    commands = {}
+    flags = ["-v", "-c", str(settings), "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-p", "gpu_part"]
+    cores, commands = len(os.sched_getaffinity(0)), {}
     for name, arguments in suites.items():
         paths = [each for each in arguments if not each.endswith(".py") or imports(ROOT / each)]
-        commands[name] = [sys.executable, "-m", "pytest", *flags, *paths]
+        parts = max(1, SHARES.get(name, 1) * min(16, cores) // 16)
+        commands[name] = [
+            [sys.executable, "-m", "pytest", *flags, *paths, "--part", f"{part}/{parts}"]
+            for part in range(1, parts + 1)
+        ]
     if suites is ON_CUDA:
         for tool in SANITIZERS if shutil.which("compute-sanitizer") else ():
-            commands[tool] = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", CALL]
-    for name, command in commands.items():
-        log = folder / f"laws-{name.replace(' ', '-')}.log"
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path, **environment}, start_new_session=True,
-            )  # fmt: skip
-        running[name] = log, process
+            checked = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", CALL]
+            commands[tool] = [checked]
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // sum(map(len, commands.values()))))}
+    given, running = {**threads, **os.environ, "PYTHONPATH": path, **environment}, {}
+    for name, parts in commands.items():
+        running[name] = []
+        for part, command in enumerate(parts, 1):
+            log = folder / f"laws-{name.replace(' ', '-')}{f'-{part}' if len(parts) > 1 else ''}.log"
+            with log.open("w") as out:
+                process = subprocess.Popen(
+                    command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=given, start_new_session=True
+                )
+            running[name].append((log, process))
     end = time.monotonic() + seconds
-    for name, (log, process) in running.items():
-        note = ended(process, end - time.monotonic())
-        text = log.read_text(errors="replace")
-        found = outcomes(text)
-        failed = sorted(found.get("FAILED", set()) | found.get("ERROR", set()))
-        if process.returncode and not note and not failed:
-            note = (text.strip().splitlines() or ["no output"])[-1]
+    for name, parts in running.items():
+        found: dict[str, set[str]] = {}
+        notes: list[str] = []
+        for log, process in parts:
+            note = ended(process, end - time.monotonic())
+            text = log.read_text(errors="replace")
+            own = outcomes(text)
+            for word, tests in own.items():
+                found.setdefault(word, set()).update(tests)
+            nothing = process.returncode == 5 and len(parts) > 1  # of few tests there may be none for this part
+            if process.returncode and not note and not nothing and not {"FAILED", "ERROR"} & own.keys():
+                note = (text.strip().splitlines() or ["no output"])[-1]
+            notes += [note] if note else []
+        failed = sorted(chain(found.get("FAILED", ()), found.get("ERROR", ())))
         counts = {word: len(found.get(word.upper(), ())) for word in ("passed", "skipped")}
         about = {"part": "laws", "suite": name, "key": f"laws | {name}"}
-        yield about | counts | {"failed": failed, "notes": {"pytest": note} if note else {}}
+        yield about | counts | {"failed": failed, "notes": {"pytest": "; ".join(notes)} if notes else {}}
     settings.unlink()
 
 
@@ -128,7 +144,7 @@ def imports(path: Path) -> bool:
 def ended(process: subprocess.Popen[Any], seconds: float) -> str:
     """Wait for it, and end it with its own children when the time is over; why it was ended."""
     try:
-        process.wait(max(1.0, seconds))
+        process.wait(max(0.1, seconds))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,5 +1,6 @@
 """`make gpu` without a GPU: what is expected on paper, rows that outlive what fails, verdicts; every cell, interpreted."""
 
+import argparse
 import json
 import os
 import re
@@ -82,6 +83,14 @@ def test_the_page_has_what_is_computed():
     assert kept["rows"] == json.loads(json.dumps(gpu_paper.rows())), "gpu_paper.py --json, then make numbers"
     best = max(row["H200"]["ratio"][1] for row in kept["rows"] if row["passed"] == "forward + backward")
     assert f"the paper says at most {best:.2f}" in (ROOT / "docs" / "gpu.md").read_text()
+    learned = [row for row in kept["rows"] if row["encoding"] in ("t5", "kerple_log")]
+    forward, training = ([r for row in learned if row["passed"] == passed for r in row["H200"]["ratio"]]
+                         for passed in ("forward", "forward + backward"))  # fmt: skip
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"{min(forward):.2f} to {max(forward):.2f} of flash attention's speed forward and {min(training):.2f} to "
+        f"{max(training):.2f} in training; not yet measured on a GPU" in said
+    )
 
 
 # ---- laws ---------------------------------------------------------------------------------------------------------------
@@ -104,6 +113,45 @@ def test_files_of_laws_are_there_and_those_that_cannot_be_imported_are_left_out(
     assert all((ROOT / each).exists() for each in files if each.endswith(".py"))
     (tmp_path / "a.py").write_text("import torch\nfrom hypo_thesis import given\n")
     assert gpu_laws.imports(ROOT / files[0]) and not gpu_laws.imports(tmp_path / "a.py")
+
+
+def test_processes_share_a_suite(tmp_path, monkeypatch):
+    """Each test runs once; what fails is in the row, and a part without tests is no fault."""
+    (tmp_path / "test_a.py").write_text("""
+import pytest
+
+@pytest.mark.parametrize("n", range(4))
+def test_number(n):
+    assert n != 2
+
+@pytest.mark.slow
+def test_slow(): ...
+""")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))
+    monkeypatch.setattr(gpu_laws, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_laws, "SHARES", {"few": 64})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    (row,) = gpu_laws.run_suites({"few": ["test_a.py", "-m", "not slow"]}, tmp_path, 60, {})
+    assert row["passed"] == 3 and row["failed"] == ["test_a.py::test_number[2]"] and row["notes"] == {}
+    assert len([*tmp_path.glob("laws-few-*.log")]) == 8
+
+
+def test_kernels_are_compiled_ahead(tmp_path, monkeypatch, capsys):
+    """In a process for each kind; one that fails, or takes too long, is named and stops nothing."""
+    import gpu_cells
+
+    code = "import sys, time; sys.exit('no register') if 't5' in sys.argv else time.sleep(60 * ('fox' in sys.argv))"
+    (tmp_path / "gpu.py").write_text(code)
+    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
+    monkeypatch.setattr(gpu_cells, "ENCODINGS", ("none", "t5", "fox"))
+    results = gpu.Results(tmp_path / "gpu.json")
+    gpu.compile_ahead(argparse.Namespace(device="cuda", out=tmp_path / "gpu.json"), results, 3)
+    (row,) = results.rows
+    assert row["notes"] == {
+        **{f"t5 {d}": "no register" for d in (64, 128)},
+        **{f"fox {d}": "its time was over" for d in (64, 128)},
+    }
+    assert "2 of 6 kinds of kernels compiled" in capsys.readouterr().out
 
 
 def test_compute_sanitizer_runs_where_it_is(tmp_path, monkeypatch):

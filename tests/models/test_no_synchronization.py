@@ -4,6 +4,8 @@ import contextlib
 
 import pytest
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import longitude as lg
 
@@ -30,6 +32,28 @@ def _without_autocast(monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *device, **options: contextlib.nullcontext())
 
 
+class Copies(TorchFunctionMode):
+    """What is copied from the host, with the host waiting: lists and numbers, or tensors of the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        named = getattr(function, "__name__", "")
+        if (
+            named in ("tensor", "as_tensor", "new_tensor", "to", "cuda", "copy_")
+            and isinstance(out, Tensor)
+            and not out.is_cpu
+        ):
+            given = args[named == "copy_" :]
+            here = given and isinstance(given[0], Tensor) and not given[0].is_cpu
+            if not here or named == "new_tensor":
+                self.found.append(named)
+        return out
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 @torch.no_grad()
 def test_a_decoding_step_reads_nothing(encoding):
@@ -44,8 +68,53 @@ def test_a_decoding_step_reads_nothing(encoding):
     out = model(torch.zeros(1, 6, dtype=torch.long, device="meta"), use_cache=True)
     for _ in range(3):
         token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        with Copies() as copies:
+            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        assert copies.found == []
     assert out.logits.shape == (1, 1, 9) and out.past_key_values.get_seq_length() == 9
+
+
+def test_what_is_copied_is_seen():
+    """By each way to do it."""
+    device = torch.device("meta")
+    for copy in (
+        lambda: torch.tensor([1.0], device=device),
+        lambda: torch.as_tensor(1.0, device=device),
+        lambda: torch.zeros(1, device=device).new_tensor(2.0),
+        lambda: torch.zeros(1).to(device),
+        lambda: torch.zeros(1, device=device).copy_(torch.zeros(1)),
+    ):
+        with Copies() as copies:
+            copy()
+            torch.zeros(1, device=device).to(torch.float64)
+        assert len(copies.found) == 1
+
+
+SCALINGS = [
+    {"name": "ntk", "factor": 4.0},
+    {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 64, "max_length": 256},
+    {"name": "yarn", "factor": 4.0, "original_max_length": 64},
+    {
+        "name": "longrope",
+        "factor": 4.0,
+        "original_max_length": 64,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+    },
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["name"])
+def test_tables_of_a_scaled_rotation_copy_nothing(scaling):
+    """From the second call on. Nor do those of M-RoPE, whose pairs read one axis each."""
+    rope = lg.Rotary(head_dim=16, layout="half", scaling=scaling)
+    mrope = lg.encoding("mrope", head_dim=16, sections=(4, 2, 2), layout="half")
+    flat, axes = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in (7, (1, 7, 3)))
+    for again in (False, True):
+        with Copies() as copies:
+            rope.prepare(flat)
+            mrope.prepare(axes)
+    assert again and copies.found == []
 
 
 def test_what_is_read_raises():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from longitude.errors import check_choice, check_flags, check_positive, check_sizes
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
-from longitude.positions.coordinates import wide
+from longitude.positions.coordinates import constants, wide
 from longitude.positions.normalized import NormalizedOffset
 
 FORBIDDEN = -(2.0**12)
@@ -120,8 +120,7 @@ class LinearBias(FixedBias):
 
     def __call__(self, offset: Tensor) -> Tensor:
         def per_head(numbers: Sequence[float]) -> Tensor:
-            column = torch.tensor(numbers, dtype=wide(offset.device), device=offset.device)
-            return column.view(-1, *[1] * offset.dim())
+            return constants(numbers, wide(offset.device), offset.device).view(-1, *[1] * offset.dim())
 
         slopes = per_head(self.slopes)
         if self.future_slopes != self.slopes:

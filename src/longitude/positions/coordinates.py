@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from longitude.c_compile import needs_operator
+
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
 """Integer coordinates; an int p means contiguous from p. Where an encoding has several axes, one number is for all of them."""
+
+
+def constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """Numbers on a device. On a GPU they are copied once for all calls: a copy waits for the device, and no CUDA graph has it."""
+    if device is None or device.type == "cpu" or needs_operator():
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return _copied(tuple(numbers), dtype, device)
+
+
+@cache  # for good, because a CUDA graph may read it
+@torch.inference_mode(False)
+def _copied(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def explicit(positions: Positions, length: int, device: torch.device | None = None) -> Tensor:

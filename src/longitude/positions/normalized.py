@@ -45,7 +45,7 @@ class NormalizedOffset:
         with torch.no_grad():
             ends = torch.where(w1 == 0, torch.inf, -b1 / w1)
             # At its end a unit is 0 and has no gradient: one that falls is inactive from there on, one that rises up to there.
-            ends = torch.where(w1 < 0, ends.nextafter(ends.new_tensor(-torch.inf)), ends)
+            ends = torch.where(w1 < 0, ends.nextafter(torch.full_like(ends, -torch.inf)), ends)
             ends, order = ends.sort()
             passed = torch.arange(len(ends) + 1, device=ends.device)[:, None] > order.argsort()  # [pieces, width]
             active = torch.where(w1 == 0, b1 > 0, torch.where(w1 > 0, passed, ~passed)).to(w1.dtype)

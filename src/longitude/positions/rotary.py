@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longitude.errors import check_choice, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
-from longitude.positions.coordinates import by_axis, require_positions, wide
+from longitude.positions.coordinates import by_axis, constants, require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
 from longitude.positions.rotation import RotaryTable, apply_rotary, rotated
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
@@ -114,7 +114,7 @@ class Rotary(Encoding):
         theta, factor = self._theta(length, positions.device, exact)
         coordinates = by_axis(positions, self.axes, self.registered_name)
         if coordinates.shape[-1] > 1:
-            coordinates = coordinates[..., torch.tensor(self.axis_of_pair, device=coordinates.device)]
+            coordinates = coordinates[..., constants(self.axis_of_pair, torch.long, coordinates.device)]
         angles = coordinates * theta  # elementwise: a matrix product may round to TF32
         if angles.dim() == 3:
             angles = angles[:, None]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import check_positive
+from longitude.positions.coordinates import constants
 from longitude.positions.scaling.base import Follow, Follows, plain, register_scheme
 
 
@@ -62,9 +63,11 @@ class LongRoPE(Follows):
         for name in ("short_factor", "long_factor"):
             if (count := len(getattr(self, name))) != len(theta):
                 raise ValueError(f"longrope: expected {name} of {len(theta)} numbers (rotary_dim/2), got {count}")
-        short, long = (torch.tensor(x, dtype=theta.dtype, device=device) for x in (self.short_factor, self.long_factor))
-        is_long = torch.as_tensor(self.followed(length) > self.original_max_length, device=device)
-        return theta / torch.where(is_long, long, short)
+        short, long = (constants(x, theta.dtype, device) for x in (self.short_factor, self.long_factor))
+        is_long = self.followed(length) > self.original_max_length
+        if isinstance(is_long, bool):
+            return theta / (long if is_long else short)
+        return theta / torch.where(torch.as_tensor(is_long, device=device), long, short)
 
     def declared(self) -> int | None:
         if self.max_length is None and self.factor is not None:

@@ -71,7 +71,13 @@ class DynamicNTK(Follows):
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         s, original = self.factor, self.original_max_length
         dtype = wide(device or torch.device("cpu"))
-        length = torch.as_tensor(at_least(self.followed(length), original), device=device).to(dtype)
+        length = at_least(self.followed(length), original)
+        # torch.as_tensor would copy an int, and a copy waits for a GPU.
+        length = (
+            length.to(device, dtype)
+            if isinstance(length, Tensor)
+            else torch.full((), length, dtype=dtype, device=device)
+        )
         stretch = s * (length / original) - (s - 1)
         return plain(rotary_dim, ntk_base(self.name, base, stretch, rotary_dim), device)
 

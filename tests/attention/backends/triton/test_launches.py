@@ -90,6 +90,8 @@ for dtype in (torch.float16, torch.bfloat16):
     for adds in ("nothing", "levels", "both", "curves"):
         for d, dv in ((64, 64), (128, 128), (100, 24), (16, 16)):
             attend(adds, 37, 101, d=d, dv=dv, dtype=dtype)
+for adds in ("nothing", "table", "both", "curves"):  # as the laws run on CUDA
+    attend(adds, 37, 101, d=16, dv=16, dtype=torch.float32)
 attend("table", 64, 64, learned=False)
 launch.far = lambda x: True
 for adds in ("nothing", "table", "both", "curves"):
