@@ -290,7 +290,9 @@ def without_gpu(results: Results, asked: argparse.Namespace) -> int:
     broken = [row["key"] for row in results.rows if row.get("failed") or row["notes"]]
     passed = sum(row.get("passed", 0) for row in results.rows)
     print(f"{passed} tests passed interpreted, {len(compiled)} kernels compiled, in {results.found['seconds']} s")
-    print(f"{len(broken)} broken{': ' * bool(broken)}{'; '.join(broken)}; nothing was measured, and no target is judged")
+    print(
+        f"{len(broken)} broken{': ' * bool(broken)}{'; '.join(broken)}; nothing was measured, and no target is judged"
+    )
     return int(bool(broken))
 
 

@@ -110,11 +110,11 @@ def test_tables_of_a_scaled_rotation_copy_nothing(scaling):
     rope = lg.Rotary(head_dim=16, layout="half", scaling=scaling)
     mrope = lg.encoding("mrope", head_dim=16, sections=(4, 2, 2), layout="half")
     flat, axes = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in (7, (1, 7, 3)))
-    for again in (False, True):
+    for _ in range(2):
         with Copies() as copies:
             rope.prepare(flat)
             mrope.prepare(axes)
-    assert again and copies.found == []
+    assert copies.found == []
 
 
 def test_what_is_read_raises():

@@ -152,11 +152,12 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) 
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
         of_it = base ** -(torch.arange(len(got)) / len(got))
         if bool((got / of_it - 1).abs().max() <= FREQUENCIES):
-            return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
+            return (
+                f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
+            )
     pair = int((got / want.inverse.cpu() - 1).abs().argmax())
-    return (
-        f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}"
-        + ("" if rope.scaling is None else f"; the scaling {rope.scaling} is not what the model applies")
+    return f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}" + (
+        "" if rope.scaling is None else f"; the scaling {rope.scaling} is not what the model applies"
     )
 
 

@@ -1,8 +1,8 @@
 """Which loop computes attention without a bias on a CPU, ours in C or torch's: a committed table says, nothing is timed here.
 
-routes.json, made by `benchmarks/routes.py`, has for each type of processor, pass, dtype and mask the shortest sequences that our loop
-takes, by threads and head_dim: both are rounded up or down to a measured one, so that an unmeasured one is never guessed better.
-A row without a mask was measured with all pairs and with causality, and holds for both.
+routes.json, made by `benchmarks/routes.py`, has for each type of processor, pass, dtype and mask the shortest sequences that our
+loop takes, by threads and head_dim: both are rounded up or down to a measured one, so that an unmeasured one is never guessed
+better. A row without a mask was measured with all pairs and with causality, and holds for both.
 LONGITUDE_ROUTES=0 in the environment leaves all of it to torch.
 """
 
@@ -22,7 +22,7 @@ from longitude.attention.request import Request
 from longitude.c_compile import in_memory
 
 Routes = Mapping[str, Mapping[str, int | None]]
-"""Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our loop takes; None: it takes none."""
+"""Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our loop takes; None: none."""
 HEADS = 8  # of what was measured: with fewer, sequences must be longer for as much work
 _repeated: Routes | None = None
 
