@@ -31,8 +31,8 @@ ENCODINGS = {
     "vectors with a shift": lambda: lg.TransformerXL(HEADS, DIM, WIDTH),
     "gates": lambda: lg.FoX(WIDTH, HEADS),
     "counts": lambda: lg.CoPE(DIM, 4),
-    "reflections": lambda: lg.PaTH(WIDTH, HEADS, DIM),
-    "reflections and gates": lambda: lg.encoding("path_fox", dim=WIDTH, num_heads=HEADS, head_dim=DIM),
+    "reflections": lambda: lg.PaTH(WIDTH, HEADS, DIM, chunk_size=2),
+    "reflections and gates": lambda: lg.encoding("path_fox", dim=WIDTH, num_heads=HEADS, head_dim=DIM, chunk_size=2),
 }
 # More tokens than a vector of the processor holds, and fewer: kernels treat the two differently.
 SIZES = [(11, torch.float64, 1e-9), (3, torch.float32, 1e-3)]
