@@ -1,6 +1,7 @@
 """An install that cannot work says so, in a sentence."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from longitude import errors
 
@@ -27,11 +29,32 @@ def with_torch(version: str, folder: Path, *arguments: str) -> subprocess.Comple
 def test_a_torch_older_than_supported_is_one_sentence(tmp_path: Path):
     sentence = "longitude needs torch 2.6 or newer, and this is torch 2.5.1+cpu: pip install --upgrade torch"
     done = with_torch("2.5.1+cpu", tmp_path, "-c", "import longitude as lg; lg.attend")
-    assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"ImportError: {sentence}"
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"longitude.errors.UnsupportedVersion: {sentence}"
     done = with_torch("2.5.1+cpu", tmp_path, "-m", "longitude", "list")
     assert (done.returncode, done.stderr) == (2, f"longitude: {sentence}\n")
     done = with_torch("2.6.0", tmp_path, "-c", "import longitude as lg; lg.attend")
     assert done.returncode == 1 and "longitude needs torch" not in done.stderr  # the stub has no more to give
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"), [("5.19.2", False), ("5.20.0", True), ("5.23.1", True), ("5.24.0", False)]
+)
+def test_only_some_versions_of_transformers(version: str, takes: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transformers, "__version__", version)
+    if takes:
+        errors.require_transformers()
+        return
+    sentence = f"longitude's models need transformers 5.20 or newer, before 5.24, and this is {version}: pip install"
+    with pytest.raises(errors.UnsupportedVersion, match=re.escape(sentence)):
+        errors.require_transformers()
+
+
+def test_the_command_says_so():
+    code = "import transformers; transformers.__version__ = '5.24.0'; from longitude.cli import main; exit(main(['check', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(
+        "longitude: longitude's models need transformers 5.20 or newer"
+    )
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.10.0", "2.13.0+cpu", "3.0.0a0+git1", torch.__version__])
@@ -43,3 +66,4 @@ def test_newer_ones_pass(version: str, monkeypatch: pytest.MonkeyPatch):
 def test_the_oldest_torch_is_the_one_that_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"torch>={errors.OLDEST_TORCH}" in project["dependencies"]
+    assert "transformers>={},<{}".format(*errors.TRANSFORMERS) in project["optional-dependencies"]["models"]

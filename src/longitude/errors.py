@@ -5,18 +5,39 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, get_args
 
-OLDEST_TORCH = "2.6"  # pyproject.toml has it, too
+OLDEST_TORCH = "2.6"  # pyproject.toml has these, too
+TRANSFORMERS = "5.20", "5.24"
+"""From the first on, and before the second, in which models, outputs and generate() call `past_key_values` `cache`."""
+
+
+class UnsupportedVersion(ImportError):
+    """A package is of a version that we do not support; the message says what to install."""
 
 
 def require_torch() -> None:
-    """ImportError where torch is older than we support, in a sentence: what is missing there would be a riddle."""
+    """UnsupportedVersion where torch is older than we support, in a sentence: what is missing there would be a riddle."""
     import torch
 
     found = str(torch.__version__)
-    if [int(part) for part in found.split("+")[0].split(".")[:2]] < [int(part) for part in OLDEST_TORCH.split(".")]:
-        raise ImportError(
+    if _release(found) < _release(OLDEST_TORCH):
+        raise UnsupportedVersion(
             f"longitude needs torch {OLDEST_TORCH} or newer, and this is torch {found}: pip install --upgrade torch"
         )
+
+
+def require_transformers() -> None:
+    """UnsupportedVersion for a transformers that our models, and what reads its own, are not written for."""
+    import transformers
+
+    (oldest, newer), found = TRANSFORMERS, str(transformers.__version__)
+    if not _release(oldest) <= _release(found) < _release(newer):
+        needs = f"longitude's models need transformers {oldest} or newer, before {newer}, and this is {found}"
+        raise UnsupportedVersion(f"{needs}: pip install 'transformers>={oldest},<{newer}'")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers."""
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
 def nearest(name: object, valid: Iterable[str]) -> str | None:

@@ -27,7 +27,7 @@ import tyro
 
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
-from longitude.errors import require_torch, unknown
+from longitude.errors import UnsupportedVersion, require_torch, unknown
 from longitude.runs import distributed
 
 PLUGIN = Parameter(
@@ -76,13 +76,11 @@ def _main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
-    except ImportError:
-        try:
-            require_torch()
-        except ImportError as error:
-            print(f"longitude: {error}", file=sys.stderr)
-            return WRONG_USE
-        raise
+    except ImportError as error:
+        if (unsupported := _unsupported(error)) is None:
+            raise
+        print(f"longitude: {unsupported}", file=sys.stderr)
+        return WRONG_USE
     except BrokenPipeError:  # the reader of our output is gone
         sys.stdout = None
         return DONE
@@ -97,6 +95,15 @@ def _main(arguments: list[str]) -> int:
 
 
 # ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
+
+
+def _unsupported(error: ImportError) -> UnsupportedVersion | None:
+    """The version behind a failed import; where torch is too old, something that it lacks may have been missed first."""
+    try:
+        require_torch()
+    except UnsupportedVersion as old:
+        return old
+    return error if isinstance(error, UnsupportedVersion) else None
 
 
 def _require_known(arguments: list[str]) -> None:
