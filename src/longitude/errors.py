@@ -6,8 +6,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 OLDEST_TORCH = "2.6"  # pyproject.toml has these, too
-TRANSFORMERS = "5.20", "5.24"
-"""From the first on, and before the second, in which models, outputs and generate() call `past_key_values` `cache`."""
+TRANSFORMERS_BEFORE = "5.24"  # models, outputs and generate() call `past_key_values` `cache` from there on
 
 
 class UnsupportedVersion(ImportError):
@@ -29,10 +28,10 @@ def require_transformers() -> None:
     """UnsupportedVersion for a transformers that our models, and what reads its own, are not written for."""
     import transformers
 
-    (oldest, newer), found = TRANSFORMERS, str(transformers.__version__)
-    if not _release(oldest) <= _release(found) < _release(newer):
-        needs = f"longitude's models need transformers {oldest} or newer, before {newer}, and this is {found}"
-        raise UnsupportedVersion(f"{needs}: pip install 'transformers>={oldest},<{newer}'")
+    found = str(transformers.__version__)
+    if _release(found) >= _release(TRANSFORMERS_BEFORE):
+        needs = f"longitude's models need transformers before {TRANSFORMERS_BEFORE}, and this is {found}"
+        raise UnsupportedVersion(f"{needs}: pip install 'transformers<{TRANSFORMERS_BEFORE}'")
 
 
 def _release(version: str) -> tuple[int, ...]:
