@@ -19,11 +19,15 @@ from longitude.testing.engine import Result
 
 PAGE = Path(__file__).with_name("families.md")
 FAMILIES = """
-    apertus arcee bamba biogpt bitnet bloom cohere cohere2 cwm deepseek_v2 deepseek_v3 doge ernie4_5 exaone4 falcon falcon_h1
-    falcon_mamba gemma gemma2 gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss granite granitemoe helium
-    hunyuan_v1_dense jamba lfm2 llama llama4_text mamba mamba2 minimax ministral3 mistral mixtral mpt nemotron olmo olmo2
-    olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl recurrent_gemma
-    roberta rwkv seed_oss smollm3 stablelm starcoder2 vaultgemma xglm xlnet xlstm
+    afmoe apertus arcee axk1 bamba beam biogpt bitnet bloom codegen cohere cohere2 cohere2_moe ctrl cwm deepseek_v2
+    deepseek_v3 diffllama doge ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint gemma
+    gemma2 gemma3_text gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss
+    gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense
+    hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2 lfm2_moe llama llama4_text
+    longcat_flash mamba mamba2 mellum mimo_v2_flash minicpm3 minimax minimax_m2 ministral ministral3 mistral mixtral
+    modernbert-decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2
+    qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl recurrent_gemma roberta roformer rwkv seed_oss smollm3 solar_open
+    stablelm starcoder2 vaultgemma xglm xlnet xlstm youtu
 """.split()
 SHAPE = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -48,6 +52,14 @@ OWN = {
     "gpt_neo": {"num_hidden_layers": None, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 8},
     "falcon_h1": {"mamba_d_ssm": 128}, "roberta": {"is_decoder": True}, "xlnet": UNSET,
     "xlstm": {"hidden_size": 128},  # its cache is of multiples of 64
+    **{
+        kind: {"head_dim": 8, "num_key_value_heads": 4}
+        for kind in ("axk1", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu")
+    },
+    "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8}, "mimo_v2_flash": {"head_dim": 24}, "roformer": {"is_decoder": True},
+    "gemma4_text": {"global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 3, "position_embedding_type": "rope"},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
 }  # fmt: skip
 TOKENS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 VISION = {

@@ -147,11 +147,40 @@ def theta_lost_in_the_config() -> Any:
     return model
 
 
-def interleaved_weights() -> Any:
-    model = llama()
+def interleaved(model: Any) -> Any:
     for name, module in model.named_modules():
         if name.endswith(("q_proj", "k_proj")):
-            module.weight.data = convert_layout(module.weight.data, 8, "interleaved")
+            module.weight.data = convert_layout(module.weight.data, model.config.head_dim, "interleaved")
+    return model
+
+
+def copying() -> Any:
+    """What a trained model can do, by hand: it says what followed when the last LENGTH // 2 + 8 tokens began."""
+    size, words, width = LENGTH // 2 + 8, 48, 64  # tokens that are repeated, of as many as `check` compares
+    shape = {
+        "vocab_size": words,
+        "hidden_size": width,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": width,
+    }
+    model = llama(rope={"rope_theta": 100.0}, **shape, num_hidden_layers=1, pad_token_id=0)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    for norm in (
+        model.model.norm,
+        model.model.layers[0].input_layernorm,
+        model.model.layers[0].post_attention_layernorm,
+    ):
+        norm.weight.data.fill_(1.0)
+    word, layer = torch.eye(words), model.model.layers[0].self_attn
+    model.model.embed_tokens.weight.data[:, :words] = word
+    model.model.embed_tokens.weight.data[:, words] = 1.0  # the same in every token
+    angle = (size - 1) * 100.0 ** -(torch.arange(width // 2) * 2 / width)
+    layer.q_proj.weight.data[:, words] = 0.4 * torch.cat([angle.cos(), -angle.sin()])  # nearest to keys so far before
+    layer.k_proj.weight.data[: width // 2, words] = 1.0
+    layer.v_proj.weight.data[:words, :words], layer.o_proj.weight.data[:words, :words] = word, 20 * word
+    model.lm_head.weight.data[:, :words] = 2 * word
     return model
 
 
@@ -260,7 +289,8 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     **broken_caches.BROKEN,
     **broken_running.BROKEN,
     "rotary_layout": {
-        "interleaved weights in a half model": interleaved_weights,
+        "interleaved weights in a half model": lambda: interleaved(llama()),
+        "interleaved weights, without a reference": lambda: interleaved(copying()),
         "interleaved fused weights in a half model": interleaved_fused_weights,
     },
 }
@@ -276,6 +306,7 @@ REASONS = {  # what the law gives as the reason
     "packing ignored": "documents packed into one row attend to each other",
     "dynamic scaling drifts": f"across the original length {LENGTH} drifts from position {LENGTH} on",
     "interleaved weights in a half model": "the weights are interleaved in a half model",
+    "interleaved weights, without a reference": "the weights are interleaved in a half model: random tokens",
 }
 REFERENCES = {
     "interleaved weights in a half model": llama,
@@ -288,6 +319,7 @@ REFERENCES = {
 HEALTHY: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "llama, linear": partial(llama, rope={"rope_type": "linear", "factor": 4.0}),
+    "copying": copying,
     "llama, yarn": partial(llama, rope=YARN),
     "neox": neox,
     "bloom": bloom,

@@ -1,4 +1,4 @@
-"""The law of rotary layout: the logits of a reference, and whether reordering queries and keys reproduces them."""
+"""The law of rotary layout: whether other rows of queries and keys give a reference's logits, or find repeated tokens again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from longitude.check.decoding import CACHE, SOUND
 from longitude.check.rotary import ropes
@@ -16,6 +17,10 @@ from longitude.positions.hugging_face import RopeConfig
 from longitude.testing.engine import DoesNotApply, Measurement
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
+REPEATED = 64
+"""Random tokens that are given twice: a trained model copies the second time, which no wrong rotation leaves it."""
+CLEARLY = 2.0
+"""Times as many nats in one layout as in the other, to say which is right."""
 
 
 RESTS_ON = (
@@ -28,10 +33,11 @@ RESTS_ON = (
 def rotary_layout(subject: Subject) -> Measurement:
     """Logits = the reference's.
 
-    On the same tokens; where they differ, with queries and keys reordered.
+    On the same tokens; where they differ, with queries and keys reordered. Without a reference: nats of 64 random tokens that are
+    read a second time, over those with queries and keys reordered; where neither is twice the other, nothing is claimed.
     """
     if subject.reference is None:
-        raise DoesNotApply("it needs the logits of a reference; name one with --reference MODEL")
+        return repeated_tokens(subject)
     tokens = subject.tokens(min(subject.length, 128))
     want = subject.some(subject.reference(input_ids=tokens, use_cache=False).logits)
     got = subject.logits(tokens)
@@ -49,6 +55,34 @@ def rotary_layout(subject: Subject) -> Measurement:
                     f"the reference's; longitude extend --convert-layout {to} writes that"
                 )
     return Measurement(error, subject.threshold, cause=cause)
+
+
+def repeated_tokens(subject: Subject) -> Measurement:
+    """Whether the model copies better with queries and keys reordered."""
+    ropes(subject.config)
+    own, others = nats_of_copying(subject), {}
+    for to in OTHER:
+        with reordered(subject, to) as done:
+            if done:
+                others[to] = nats_of_copying(subject)
+    best = min(others, key=lambda to: others[to], default=None)
+    if best is None or own <= CLEARLY * others[best] and others[best] <= CLEARLY * own:
+        raise DoesNotApply(
+            "random tokens read twice do not tell its layout; a reference does, --reference MODEL"
+        )
+    cause = (
+        f"the weights are {OTHER[best]} in a {best} model: random tokens that are read a second time cost {own:.2g} nats, and "
+        f"{others[best]:.2g} with the rows of queries and keys reordered; longitude extend --convert-layout {best} writes that"
+    )
+    return Measurement(own / others[best], CLEARLY, "by random tokens read twice", cause)
+
+
+def nats_of_copying(subject: Subject) -> float:
+    """Of a token, the second time that the same are read; the first of them, of which nothing tells, is not counted."""
+    size = min(REPEATED, subject.length // 2)
+    tokens = subject.tokens(size).repeat(1, 2)
+    logits = subject.model(input_ids=tokens, use_cache=False).logits[0, size:-1]
+    return float(cross_entropy(logits.double(), tokens[0, size + 1 :]))
 
 
 def differences(subject: Subject) -> str:
@@ -70,7 +104,11 @@ def differences(subject: Subject) -> str:
 @contextmanager
 def reordered(subject: Subject, to: str) -> Iterator[int]:
     """Queries and keys of every layer in another layout, for a while; the number of tensors that were reordered."""
-    dim = head_dim_of(subject.config)
+    try:
+        dim = head_dim_of(subject.config)
+    except ValueError:  # heads of layers differ
+        yield 0
+        return
     try:
         rotated = {rope.rotary_dim(dim) for rope in ropes(subject.config).values()}
     except (DoesNotApply, ValueError):
