@@ -67,9 +67,7 @@ def repeated_tokens(subject: Subject) -> Measurement:
                 others[to] = nats_of_copying(subject)
     best = min(others, key=lambda to: others[to], default=None)
     if best is None or own <= CLEARLY * others[best] and others[best] <= CLEARLY * own:
-        raise DoesNotApply(
-            "random tokens read twice do not tell its layout; a reference does, --reference MODEL"
-        )
+        raise DoesNotApply("random tokens read twice do not tell its layout; a reference does, --reference MODEL")
     cause = (
         f"the weights are {OTHER[best]} in a {best} model: random tokens that are read a second time cost {own:.2g} nats, and "
         f"{others[best]:.2g} with the rows of queries and keys reordered; longitude extend --convert-layout {best} writes that"
