@@ -26,6 +26,7 @@ from longitude.measure.report import terminal, write_report
 from longitude.measure.retrieval import scoring
 from longitude.measure.run import measure, read_results
 from longitude.measure.tables import sentences, tables
+from longitude.measure.windows import Bounded
 from longitude.runs.progress import Progress
 from tests.measure.conftest import write
 from tests.support import edit_config
@@ -314,6 +315,38 @@ def test_a_damaged_directory_is_one_line(llama, checkpoints, config, tmp_path, f
     reason = str(caught.value)
     assert reason.startswith(f"{out / file} is damaged (") and reason.endswith("; --fresh starts over")
     assert "\n" not in reason
+
+
+def test_an_interruption_loses_the_window_it_was_in(checkpoints, config, tmp_path, monkeypatch):
+    """What was read of a unit is not read again, nor taken for that of weights that changed since."""
+    right, read = Bounded.losses, []
+
+    def losses(reader, tokens, skip):
+        if len(read) == stop:
+            raise KeyboardInterrupt
+        read.append(len(tokens))
+        return right(reader, tokens, skip)
+
+    monkeypatch.setattr(Bounded, "losses", losses)
+    one, stop = replace(config, lengths=(64,)), None
+    whole, *_ = go(one, tmp_path / "whole", checkpoints["llama"])
+    passes, out = len(read), tmp_path / "run"
+    model = shutil.copytree(checkpoints["llama"], tmp_path / "model")
+    stop = len(read) + 2  # in the first unit
+    with pytest.raises(KeyboardInterrupt):
+        go(one, out, model)
+    assert (out / "windows.jsonl").read_bytes().count(b"\n") == 2
+    stop, before = None, len(read)
+    again = shutil.copytree(out, tmp_path / "again")
+    results, *_ = go(one, out, model)
+    assert len(read) == before + passes - 2 and not (out / "windows.jsonl").exists()
+    assert [row.value for row in results.rows] == [row.value for row in whole.rows]
+
+    weights = load_file(model / "model.safetensors")
+    save_file({name: 1.01 * weight for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    before = len(read)
+    changed, *_ = go(one, again, model)
+    assert len(read) == before + passes and changed.rows[0].value != results.rows[0].value
 
 
 @pytest.mark.slow

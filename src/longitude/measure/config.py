@@ -51,7 +51,7 @@ class MeasureConfig:
     """Of the weights in memory; by default as they are saved."""
     device: Device = "auto"
     """auto is an accelerator where there is one."""
-    batch: int = 8192
+    batch: int = 1024
     """Tokens of short windows that are read together."""
     chunk: int = 1024
     """Tokens of a long window that are read at once, before the model continues with its cache."""

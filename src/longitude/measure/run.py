@@ -18,7 +18,7 @@ from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Subject, Unit
 from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import losses_by_length
-from longitude.measure.windows import Progress
+from longitude.measure.windows import Progress, Resumable
 from longitude.runs import journal
 from longitude.runs.files import FRESH, locked, read_json, remove_unfinished, write_json
 from longitude.runs.progress import Progress as Watcher
@@ -26,7 +26,7 @@ from longitude.runs.provenance import commit_of_code, provenance
 
 SCHEMA = 1
 ABOUT, JOURNAL, ROWS, REPORT = "measure.json", "rows.jsonl", "results.parquet", "report.html"
-KEYS = "key-tokens.json"
+KEYS, WINDOWS = "key-tokens.json", "windows.jsonl"
 GROWING = ("models", "tasks", "lengths", "depths")
 """Options of which a run directory may be given more, as long as the longest length is the same."""
 FREE = ("allow_pickle",)
@@ -73,9 +73,10 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
     with removed_if_nothing(out, made), locked(out):
         remove_unfinished(out)
         if fresh:
-            for name in (REPORT, ROWS, JOURNAL, KEYS, ABOUT):
+            for name in (REPORT, ROWS, JOURNAL, WINDOWS, KEYS, ABOUT):
                 (out / name).unlink(missing_ok=True)
         journal.cut(out / JOURNAL)
+        journal.cut(out / WINDOWS)
         _open(plan, out)
         run = Run(plan, out, watcher)
         try:
@@ -168,11 +169,14 @@ class Run:
         self.watcher.update(what, self.done)
         try:
             entry = self.entry(opened, unit, lambda done, total: self.watcher.update(what, self.done + done / total))
+        except OSError:  # of the directory, which the next unit needs, too
+            raise
         except Exception as error:
             reason = f"{type(error).__name__}: {one_line_of(error)}"
             self.fail(f"{label}: {unit.task} at {unit.length} failed, {reason}", 1)
         else:
             journal.append(self.out / JOURNAL, {"unit": unit.key, **asdict(unit), **entry})
+            (self.out / WINDOWS).unlink(missing_ok=True)
             self.done += 1
         self.watcher.update(what, self.done)
 
@@ -225,7 +229,7 @@ class Run:
             token_bytes=documents.sizes,
             batch_tokens=self.config.batch,
             progress=progress,
-            reader=reading.reader,
+            reader=Resumable(reading.reader, self.out / WINDOWS, f"{unit.key} {opened.subject.content}"),
             selected=None if self.keys is None or unit.way != "non-overlapping" else self.keys.of(documents),
         )
         read = {"backend": retrieval.backend_of(opened.checkpoint.config), "prefill": reading.described(unit.length)}

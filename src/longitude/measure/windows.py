@@ -1,14 +1,19 @@
 """The one place where a model is run for its losses: windows over documents, batched, every target scored once."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from longitude.runs import journal
 
 CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
 LOGITS = 2**24  # numbers of the head's output that a bounded reader holds, about three times over: 200 MiB
@@ -137,6 +142,29 @@ class Bounded(Reader):
             finally:
                 del body.forward
         return torch.cat(losses, dim=1)[:, max(0, skip - width + 1) :]
+
+
+class Resumable(Reader):
+    """Reads through another reader and keeps the losses of each pass in a journal, so that after a kill none is read again.
+
+    question: what losses depend on besides tokens. Losses that are not finite are not kept.
+    """
+
+    def __init__(self, reader: Reader, path: Path, question: str):
+        super().__init__(reader.model)
+        self.reader, self.path, self.question = reader, path, question
+        self.known = {entry["pass"]: entry["nats"] for entry in map(json.loads, journal.lines(path))}
+
+    def losses(self, tokens: Tensor, skip: int) -> Tensor:
+        """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better."""
+        asked = f"{self.question} {[*tokens.shape]} {skip} ".encode() + tokens.cpu().numpy().tobytes()
+        name = sha256(asked).hexdigest()
+        if name in self.known:
+            return torch.tensor(self.known[name], dtype=torch.float64)
+        losses = self.reader.losses(tokens, skip)
+        if bool(losses.isfinite().all()):
+            journal.append(self.path, {"pass": name, "nats": losses.tolist()})
+        return losses
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from longitude.runs.files import flush
+from longitude.runs.files import flush, naming
 
 
 def append(path: Path, entry: Mapping[str, Any]) -> None:
     """One line, on the disk when this returns."""
-    with open(path, "a", encoding="utf-8") as file:
+    with naming(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
