@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
 ROOT = Path(__file__).parents[4]
 CALLS = """
-import json, sys
+import json, re, sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -84,6 +84,11 @@ step("rotation")
 turn(1, 1, 1, 1, 64, 32, "half")
 turn(3, 5, 1, 37, 64, 32, "half")
 step("other rotations")
+turn(2, 4, 2, 64, 64, 32, "interleaved")
+step("pairs")
+for found, name in made[3:]:
+    wide = re.findall(r"[ls][dt].global\\.[\\w.]+", found.asm["ptx"])
+    assert wide and all(".v" in each for each in wide), wide  # a thread reads and writes 8 bytes or more at a time
 """
 MANY = """
 for dtype in (torch.float16, torch.bfloat16):
@@ -119,7 +124,7 @@ def steps(code: str, tmp_path: Path) -> dict[str, int]:
 def test_sizes_are_no_other_kernels(tmp_path):
     """Triton makes a kernel for a number that is 1, and for multiples of 16, of its own: a length more would be a compilation."""
     found = steps(QUICK, tmp_path)
-    assert found == {"training": 3, "other sizes": 3, "rotation": 4, "other rotations": 4}
+    assert found == {"training": 3, "other sizes": 3, "rotation": 4, "other rotations": 4, "pairs": 5}
 
 
 @pytest.mark.slow
