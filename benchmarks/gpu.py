@@ -137,6 +137,8 @@ def measure(part: str, device: str, results: Results, seconds: float) -> int:
         lost = False
         try:
             row |= cell.measure()
+        except ModuleNotFoundError as error:  # of other packages than those that the command asks for
+            row["notes"] = {"skipped": f"it needs the package {error.name}, which is not here"}
         except Exception as error:
             row["notes"] = {
                 "cell": f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"[:300]
