@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.metadata import version
 from typing import Any, get_args
 
 OLDEST_TORCH = "2.6"  # pyproject.toml has these, too
@@ -26,17 +27,15 @@ def require_torch() -> None:
 
 def require_transformers() -> None:
     """UnsupportedVersion for a transformers that our models, and what reads its own, are not written for."""
-    import transformers
-
-    found = str(transformers.__version__)
+    found = version("transformers")
     if _release(found) >= _release(TRANSFORMERS_BEFORE):
         needs = f"longitude's models need transformers before {TRANSFORMERS_BEFORE}, and this is {found}"
         raise UnsupportedVersion(f"{needs}: pip install 'transformers<{TRANSFORMERS_BEFORE}'")
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """The first two numbers."""
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+def _release(found: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in found.split("+")[0].split(".")[:2])
 
 
 def nearest(name: object, valid: Iterable[str]) -> str | None:
