@@ -24,10 +24,13 @@ from fill_numbers import ROOT
 from longitude.checkpoints.load import load
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import open_source
+from longitude.extend.criteria import running_text
 from longitude.extend.extend import extend
+from longitude.extend.factors import rotary_pairs
 from longitude.extend.fine_tune import fine_tune
 from longitude.extend.plan import Target, plan_extension
 from longitude.extend.search import search
+from longitude.extend.spaces import longrope
 from longitude.extend.weights import write_checkpoint
 from longitude.measure.config import MeasureConfig
 from longitude.measure.documents import documents_of
@@ -128,8 +131,8 @@ def searched(base: Path, out: Path, text: Path, lengths: tuple[int, int], seed: 
     checkpoint = load(base)
     documents = documents_of(read_text(str(text), "--text"), checkpoint.tokenizer, length, DOCUMENTS).ids
     state = out.with_name(f"{out.name}.search")
-    given: Any = {"length": length, "original_length": trained, "evaluations": CANDIDATES, "seed": seed}
-    found = search(checkpoint.model, documents, state=state, **given)
+    space, criterion = longrope(rotary_pairs(checkpoint.model, trained, length)), running_text(documents, length)
+    found = search(checkpoint.model, space, criterion, state=state, evaluations=CANDIDATES, seed=seed)
     source = open_source(str(base))
     planned = plan_extension(source, Target(to=length, method=SEARCHED), found)
     write_checkpoint(source, out, planned.changes, planned.config)

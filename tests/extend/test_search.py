@@ -14,10 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import longitude as lg
 from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.source import open_source
-from longitude.extend import search as module
+from longitude.extend import criteria, search as module
 from longitude.extend.factors import Candidate, RotaryPairs, rotary_pairs, rotating_with
 from longitude.extend.plan import Target, plan_extension
 from longitude.extend.search import SearchResult, search
+from longitude.extend.spaces import longrope
 from longitude.extend.weights import write_checkpoint
 from longitude.measure.sources import read_text
 from longitude.measure.text import document_losses
@@ -85,8 +86,10 @@ def test_a_candidate_is_the_written_checkpoint(kind, checkpoint, tmp_path) -> No
 
 # ---- the whole search ------------------------------------------------------------------------------------------------
 def call(model, state, **options):
-    options = {"length": 2 * LENGTH, "original_length": LENGTH, "evaluations": 40, "seed": 3} | options
-    return search(model, options.pop("documents", documents()), state=state, **options)
+    options = {"evaluations": 40, "seed": 3} | options
+    length = options.pop("length", 2 * LENGTH)
+    criterion = criteria.running_text(options.pop("documents", documents()), length)
+    return search(model, longrope(rotary_pairs(model, LENGTH, length)), criterion, state=state, **options)
 
 
 @pytest.fixture(scope="module")
@@ -159,17 +162,17 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     pairs = rotary_pairs(model, LENGTH, 2 * LENGTH)
-    assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), documents(1)) == math.inf
+    assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), criteria.running_text(documents(1), LENGTH)) == math.inf
     with pytest.raises(ValueError, match="no loss of the model is finite"):
         call(model, tmp_path / "none")
 
 
 def test_windows_come_from_all_over_the_text() -> None:
-    windows = module._windows([torch.arange(100 * 4096 + 1)], 4096)
+    windows = criteria.running_text([torch.arange(100 * 4096 + 1)], 4096).windows
     assert [len(window) for window in windows] == [4097] * 4
     assert [int(window[0]) // 4096 for window in windows] == [0, 25, 50, 75]
-    assert len(module._windows(documents(100, LENGTH + 1), LENGTH)) == 100
-    assert len(module._windows(documents(1000, LENGTH + 1), LENGTH)) == module.TOKENS // LENGTH
+    assert len(criteria.running_text(documents(100, LENGTH + 1), LENGTH).windows) == 100
+    assert len(criteria.running_text(documents(1000, LENGTH + 1), LENGTH).windows) == criteria.TOKENS // LENGTH
 
 
 # ---- time and kills --------------------------------------------------------------------------------------------------
@@ -291,21 +294,21 @@ def test_losses_without_a_record_of_their_model_are_not_taken(model, whole, stat
 
 # ---- the verb --------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def longrope(checkpoint, text, monkeypatch):
-    """Arguments of a short search."""
-    monkeypatch.setattr(module, "TOKENS", 512)
+def arguments(checkpoint, text, monkeypatch):
+    """Of a short search."""
+    monkeypatch.setattr(criteria, "TOKENS", 512)
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     return [checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--budget", 1e-6, "--text", text]
 
 
 @pytest.mark.parametrize("tuned", [[], ["--steps", 2]], ids=["alone", "fine-tuned"])
-def test_longrope(tuned, longrope, text, checkpoint, command, refused, tmp_path) -> None:
+def test_longrope(tuned, arguments, text, checkpoint, command, refused, tmp_path) -> None:
     """Both lists of the search stand in config.json and in a JSON next to it; short texts are as they were."""
     for option in ("--dry-run", "--no-measure"):
-        assert option in refused(*longrope, option)
+        assert option in refused(*arguments, option)
     out = tmp_path / "out"
     tuned = ["--fine-tune", text, *tuned] if tuned else []
-    code, printed, _ = command(*longrope, *tuned, "--out", out, "--json")
+    code, printed, _ = command(*arguments, *tuned, "--out", out, "--json")
     found = json.loads(printed)
     assert code == 0 and found["search"]["loss"] <= min(found["search"]["starts"].values())
     rope, saved = config(out)["rope_parameters"], json.loads((out / "longrope_search.json").read_text())
@@ -318,17 +321,17 @@ def test_longrope(tuned, longrope, text, checkpoint, command, refused, tmp_path)
     assert len(found["tuned"]["losses"] if tuned else [0, 0]) == 2
 
 
-def test_the_same_command_continues_after_an_interruption(longrope, command, tmp_path, monkeypatch) -> None:
+def test_the_same_command_continues_after_an_interruption(arguments, command, tmp_path, monkeypatch) -> None:
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules["longitude.extend.extend"], "write_checkpoint", interrupted)
-        assert command(*longrope, "--out", tmp_path / "out")[0] == 130
+        assert command(*arguments, "--out", tmp_path / "out")[0] == 130
     tried = inside(tmp_path / ".out.search") / "tried.jsonl"
     assert tried.read_text() and not (tmp_path / "out").exists()
     monkeypatch.setattr(module, "_loss", lambda *_: pytest.fail("it was known"))
-    assert command(*longrope, "--out", tmp_path / "out")[0] == 0
+    assert command(*arguments, "--out", tmp_path / "out")[0] == 0
     assert (tmp_path / "out").is_dir() and not tried.exists()
 
 
@@ -347,8 +350,9 @@ def test_a_searched_model_beats_every_start_on_held_out_text(tmp_path) -> None:
         optimizer.zero_grad()
         model(input_ids=batch, labels=batch).loss.backward()
         optimizer.step()
-    found = search(model.eval(), others[0::2], length=256, original_length=64, evaluations=80, state=tmp_path / "s")
-    pairs = rotary_pairs(model, 64, 256)
+    pairs = rotary_pairs(model.eval(), 64, 256)
+    selection, held_out = (criteria.running_text(some, 256) for some in (others[0::2], others[1::2]))
+    found = search(model, longrope(pairs), selection, evaluations=80, state=tmp_path / "s")
     candidates = [Candidate(found.scheme.long_factor, found.scheme.attention_factor), *pairs.starts().values()]
-    searched, *starts = (module._loss(model, pairs, each, others[1::2]) for each in candidates)
+    searched, *starts = (module._loss(model, pairs, each, held_out) for each in candidates)
     assert found.scheme.attention_factor == 1 and searched < min(starts)

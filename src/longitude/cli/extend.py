@@ -18,15 +18,15 @@ class ExtendOptions:
 
     Args:
         to: The new length in tokens.
-        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, drope, base or another registered scheme; a
-            learned table is stretched with linear.
+        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, longrope2, llama3, drope, base or another registered scheme;
+            a learned table is stretched with linear.
         factor: Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072.
         base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
         original: The trained length, where the configuration does not hold it; needed to extend what is extended already.
         convert_layout: half or interleaved: the rotary layout to bring the weights into, from the other one.
         text: Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library.
         no_measure: Leave out the measured cost: no model is loaded, and the tokenizer may be missing.
-        budget: With --method longrope: minutes to search, in all; 32 candidates are tried at least, however long they take.
+        budget: With --method longrope or longrope2: minutes to search, in all; 32 candidates are tried at least, however long they take.
         seed: Of the search and of fine-tuning.
         fine_tune: Text to train on after extending, full or with --lora: a file, a folder, stdlib or datasets:NAME. Without
             --to, MODEL is trained as it is.

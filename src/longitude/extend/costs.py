@@ -75,7 +75,7 @@ def costs(model: str, target: Target | None, tuning: Tuning | None, budget: floa
     found = []
     if measured and source.causal:
         found.append(_reading("measuring", source, original, 2 * TOKENS))
-    if target is not None and target.method == "longrope" and target.to > original:
+    if target is not None and target.searched and target.to > original:
         one = _reading("searching", source, target.to, 1)
         tokens = int(60 * budget * one.tokens / one.seconds)
         found.append(_reading("searching", source, target.to, tokens))

@@ -1,13 +1,14 @@
-"""The evolutionary search of LongRoPE (Ding et al. 2024): factors that never fall, mutants and crossings of the best."""
+"""The evolutionary search of LongRoPE (Ding et al. 2024) and LongRoPE2 (Shang et al. 2025): mutants and crossings of the best."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from longitude.extend.factors import Candidate
+from longitude.extend.factors import Candidate, ntk_below
 
 POPULATION = 64
 ROUNDS = 40
@@ -18,6 +19,8 @@ STEP = 0.01
 """New factors are multiples of it."""
 TRIES = 20
 """Attempts to make a candidate that is new and monotone, before the search does without."""
+LAST = 4.0
+"""How far LongRoPE2 lets the last factor be above its neighbour."""
 
 PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 """Candidates that the published search tries."""
@@ -25,14 +28,53 @@ PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 
 @dataclass(frozen=True)
 class Bounds:
-    """Factors within low .. high that never fall from pair to pair."""
+    """Factors within low .. high that never fall from pair to pair. Pairs below `critical` follow from it (`ntk_below`)."""
 
     low: float
     high: float
+    critical: int = 0
 
     def hold(self, candidate: Candidate) -> bool:
-        """Whether the factors of a candidate are within them and never fall."""
-        return all(a <= b for a, b in pairwise((self.low, *candidate.factors, self.high)))
+        """Whether a candidate is within them."""
+        searched = candidate.factors[self.critical :]
+        return all(a <= b for a, b in pairwise((self.low, *searched, self.high))) and self._completes(candidate)
+
+    def drawn(self, factors: Sequence[float], k: int, random: Random) -> float:
+        """A new factor of pair k, between those of its neighbours: a multiple of STEP, or one of theirs."""
+        low, high = self._between(factors, k)
+        drawn = round(round(random.uniform(low, high) / STEP) * STEP, 10)
+        return min(high, max(low, drawn))
+
+    def _between(self, factors: Sequence[float], k: int) -> tuple[float, float]:
+        low = self.low if k == self.critical else factors[k - 1]
+        high = self.high if k == len(factors) - 1 else factors[k + 1]
+        return low, high
+
+    def _completes(self, candidate: Candidate) -> bool:
+        return candidate.factors == ntk_below(candidate.factors, self.critical)
+
+
+@dataclass(frozen=True)
+class RisingBounds(Bounds):
+    """The same for factors that rise from pair to pair, the last of them by at most `LAST`: those of LongRoPE2."""
+
+    def hold(self, candidate: Candidate) -> bool:
+        """Whether a candidate is within them."""
+        searched = candidate.factors[self.critical :]
+        rises = [b - a for a, b in pairwise(searched)]
+        return super().hold(candidate) and all(rise > 0 for rise in rises) and all(rise <= LAST + STEP / 2 for rise in rises[-1:])
+
+    def drawn(self, factors: Sequence[float], k: int, random: Random) -> float:
+        """A new factor of pair k, a multiple of STEP apart from both neighbours; as it is where there is none."""
+        low, high = self._between(factors, k)
+        first, last = math.floor(low / STEP + 1.001), math.ceil(high / STEP - 1.001)
+        if k == self.critical:
+            first = math.ceil(low / STEP - 0.001)  # the bound is one of them, a neighbour's factor is not
+        if k == len(factors) - 1:
+            last = math.floor(high / STEP + 0.001)
+            if k > self.critical:
+                last = min(last, math.floor((low + LAST) / STEP + 0.001))
+        return round(random.randint(first, last) * STEP, 10) if first <= last else factors[k]
 
 
 def evolve(
@@ -51,6 +93,8 @@ def evolve(
     tried = {start: evaluate(start) for start in dict.fromkeys(starts)}
     size = max(8, min(POPULATION, evaluations // ROUNDS // 4 * 4))
     parents, crossings = list(tried), 0
+    if len(parents) >= size:  # the starts are a whole population
+        parents, crossings = sorted(parents, key=tried.__getitem__)[: size // 2], size // 4
     while len(tried) < evaluations:
         children = _children(parents, size - len(parents), crossings, tried, bounds, random)
         if not children:
@@ -81,7 +125,7 @@ def _children(
 
     children: list[Candidate] = []
     for i in range(count):
-        made = new(lambda: crossing(parents, random)) if i < crossings else None
+        made = new(lambda: crossing(parents, bounds, random)) if i < crossings else None
         made = made or new(lambda: mutant(random.choice(parents), bounds, random))
         if made is not None:
             children.append(made)
@@ -90,17 +134,18 @@ def _children(
 
 def mutant(parent: Candidate, bounds: Bounds, random: Random) -> Candidate:
     """Each factor, with probability GENE, drawn again between its neighbours'; an attention factor of 1."""
-    factors = [bounds.low, *parent.factors, bounds.high]
-    for k in range(1, len(factors) - 1):
+    factors = list(parent.factors)
+    for k in range(bounds.critical, len(factors)):
         if random.random() < GENE:
-            low, high = factors[k - 1], factors[k + 1]
-            drawn = round(round(random.uniform(low, high) / STEP) * STEP, 10)
-            factors[k] = min(high, max(low, drawn))
-    return Candidate(tuple(factors[1:-1]), 1.0)
+            factors[k] = bounds.drawn(factors, k, random)
+    return Candidate(ntk_below(factors, bounds.critical), 1.0)
 
 
-def crossing(parents: Sequence[Candidate], random: Random) -> Candidate:
+def crossing(parents: Sequence[Candidate], bounds: Bounds, random: Random) -> Candidate:
     """One of two with some factors of the other, and an attention factor of 1. It may fall somewhere."""
     a, b = random.sample(parents, 2)
-    factors = tuple(y if random.random() < GENE / 2 else x for x, y in zip(a.factors, b.factors, strict=True))
-    return Candidate(factors, 1.0)
+    factors = list(a.factors)
+    for k in range(bounds.critical, len(factors)):
+        if random.random() < GENE / 2:
+            factors[k] = b.factors[k]
+    return Candidate(ntk_below(factors, bounds.critical), 1.0)

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.source import Source, open_source
+from longitude.extend.criteria import needles, running_text
+from longitude.extend.factors import rotary_pairs
 from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
 from longitude.extend.short_contexts import Cost, CostMeasurement, Progress
+from longitude.extend.spaces import longrope, longrope2
 from longitude.extend.unfinished import search_folder, staged
 from longitude.extend.weights import write_checkpoint
 from longitude.runs.files import held
@@ -65,15 +68,16 @@ def extend(
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
         out: Folder of the new checkpoint, written whole or not at all; None: only decide (a dry run).
         to: The new length in tokens.
-        method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "llama3", "drope", "base", or a
-            registered scheme that needs no more than a factor and the original length; a learned table is stretched with
+        method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "longrope2", "llama3", "drope", "base", or
+            a registered scheme that needs no more than a factor and the original length; a learned table is stretched with
             "linear".
         factor: Of the scheme; by default `to` over the original length.
         base: With "base": the new rope_theta.
         original: The trained length, where the configuration does not hold it.
-        text: What cost is measured on, and what "longrope" searches on: a file, a folder, "datasets:NAME" or "stdlib".
+        text: What cost is measured on, what "longrope" searches on, and what "longrope2" hides needles in: a file, a folder,
+            "datasets:NAME" or "stdlib".
             None: measure nothing, and do not ask whether the new length fits into this machine.
-        budget: With "longrope": minutes to search.
+        budget: With "longrope" and "longrope2": minutes to search.
         seed: Of the search.
         allow_pickle: Take weights that are saved as a pickle.
         train: train(folder of the extended checkpoint, out) writes `out`, as `fine_tune` does; None: no training.
@@ -90,15 +94,15 @@ def extend(
 
     Source:
         The schemes, with their papers: lg.scaling. "drope": Gelberg et al. 2025, arXiv 2512.12167,
-        https://arxiv.org/abs/2512.12167. The search: Ding et al. 2024, LongRoPE, arXiv 2402.13753,
-        https://arxiv.org/abs/2402.13753.
+        https://arxiv.org/abs/2512.12167. The searches: Ding et al. 2024, LongRoPE, arXiv 2402.13753,
+        https://arxiv.org/abs/2402.13753; Shang et al. 2025, LongRoPE2, arXiv 2502.20082, https://arxiv.org/abs/2502.20082.
     """
     target = Target(to=to, method=method, factor=factor, base=base, original=original)
     source = open_source(str(model), allow_pickle)
     _ = source.kind  # ValueError for a model that cannot be extended comes first
     unread = f"the weights of {model} are quantized ({source.quantization})"
-    if source.quantization is not None and (train is not None or method == "longrope"):
-        needs = "--fine-tune trains them" if train is not None else "--method longrope searches with them"
+    if source.quantization is not None and (train is not None or target.searched):
+        needs = "--fine-tune trains them" if train is not None else f"--method {method} searches with them"
         raise ValueError(
             f"{unread}, and {needs}; extend the original checkpoint, or choose a method that needs config.json alone"
         )
@@ -106,7 +110,7 @@ def extend(
     if text is not None and out is not None and source.quantization is None:
         cost = CostMeasurement(source, text, on_progress)
     found = None
-    if method == "longrope":
+    if target.searched:
         found = _search(source, target, out, cost, budget, seed, on_progress, on_note)
     plan = plan_extension(source, target, found, must_fit=text is not None)
     if plan.nothing and train is not None:
@@ -165,24 +169,30 @@ def _search(
     on_progress: Progress,
     on_note: Callable[[str], None],
 ) -> SearchResult | None:
-    """The factors of longrope; None where the length stays, or nothing rotates."""
+    """The factors of longrope or longrope2; None where the length stays, or nothing rotates."""
     if source.kind != "rotary" or target.to <= (original := original_length(source, target)):
         return None
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:
-        raise ValueError(f"--method longrope: {source.name} was extended already; search on the original checkpoint")
+        raise ValueError(f"--method {target.method}: {source.name} was extended already; search on the original checkpoint")
     if cost is None or out is None:
-        raise ValueError("--method longrope searches on text with the model: leave out --dry-run and --no-measure")
+        raise ValueError(f"--method {target.method} searches on text with the model: leave out --dry-run and --no-measure")
     cost.require_memory(target.to)
     checkpoint = cost.load()
+    pairs = rotary_pairs(checkpoint.model, original, target.to)
+    excerpts = cost.excerpts(checkpoint.tokenizer, target.to)
+    if target.method == "longrope2":
+        texts = [text.decode(errors="replace") for text in excerpts.text]
+        space, criterion = longrope2(pairs), needles(texts, checkpoint.tokenizer, target.to)
+    else:
+        space, criterion = longrope(pairs), running_text(excerpts.ids, target.to)
 
     def searching(done: int, total: int | None, lowest: float) -> None:
         on_progress(f"searching, lowest perplexity {math.exp(min(lowest, 700)):.4g}", done, total or 0)
 
     return search(
         checkpoint.model,
-        cost.excerpts(checkpoint.tokenizer, target.to).ids,
-        length=target.to,
-        original_length=original,
+        space,
+        criterion,
         state=search_folder(out),
         budget=budget,
         seed=seed,

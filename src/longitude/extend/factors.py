@@ -1,9 +1,10 @@
-"""A factor for each rotary pair: schemes as factors, candidates of the search for LongRoPE's, and a model rotating by them."""
+"""A factor for each rotary pair: schemes as factors, candidates of a search, and a model rotating by them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,6 +42,12 @@ class RotaryPairs:
     def factor(self) -> float:
         return self.length / self.original_length
 
+    @property
+    def critical(self) -> int:
+        """ceil(log_base(original_length / 2 pi) rotary_dim / 2) - 1: the last pair that makes more than a full turn in training."""
+        pair = math.log(self.original_length / math.tau, self.base) * self.rotary_dim / 2
+        return max(0, math.ceil(pair) - 1)
+
     def candidate(self, scaling: Scaling | None) -> Candidate:
         """A scheme as factors: the plain frequencies over its own."""
         plain, _, _ = rope_frequencies(self.rotary_dim, self.base)
@@ -65,6 +72,12 @@ class RotaryPairs:
         )
 
 
+def ntk_below(factors: Sequence[float], critical: int) -> tuple[float, ...]:
+    """The same from pair d = critical on; below it lambda_k = lambda_d^(k / d), which are NTK's of a base of its own."""
+    below = (factors[critical] ** (k / critical) for k in range(critical))
+    return (*below, *factors[critical:])
+
+
 def writable(scheme: Scaling, rope: RopeConfig, head_dim: int, original_length: int, length: int) -> Scaling:
     """The scheme, or, where no rope_type of transformers exists for it, the same frequencies as factors for each pair."""
     try:
@@ -81,11 +94,11 @@ def writable(scheme: Scaling, rope: RopeConfig, head_dim: int, original_length: 
 def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryPairs:
     """Those of a stock transformers model. ValueError where it has none, or the length does not grow."""
     if length <= original_length:
-        raise ValueError(f"longrope: expected a length above the original one, {original_length}, got {length}")
+        raise ValueError(f"a search of factors: expected a length above the original one, {original_length}, got {length}")
     modules = [module for _, _, module in rotary_modules(model)]
     if not modules:
         raise ValueError(
-            f"{type(model).__name__}: expected a model with rotary positions, which longrope scales, got another"
+            f"{type(model).__name__}: expected a model with rotary positions, whose factors are searched, got another"
         )
     ropes = read_ropes(modules[0].config)
     rope = of_full_attention(ropes)
@@ -93,7 +106,7 @@ def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryP
     buffers = dict(modules[0].named_buffers())
     counts = {len(buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]) for layer in layers}
     if len(counts) > 1:
-        raise ValueError(f"longrope: expected as many rotary pairs in all full layers, got {sorted(counts)}")
+        raise ValueError(f"a search of factors: expected as many rotary pairs in all full layers, got {sorted(counts)}")
     return RotaryPairs(rope.base, 2 * counts.pop(), original_length, length)
 
 

@@ -25,11 +25,13 @@ class Method:
         note: For the user.
         scheme: (factor, original length) -> the scheme; None where more than these decides it.
         raises_length: Whether max_position_embeddings becomes the new length.
+        searched: Of what the loss is by which a search with the model chooses its factors; empty: nothing is searched.
     """
 
     note: str
     scheme: Callable[[float, int], Scaling] | None = None
     raises_length: bool = True
+    searched: str = ""
 
 
 METHODS: dict[str, Method] = {
@@ -57,6 +59,13 @@ METHODS: dict[str, Method] = {
     "longrope": Method(
         "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
         "a cache that crosses the border holds keys rotated by the other factors.",
+        searched="text",
+    ),
+    "longrope2": Method(
+        "Chosen by the loss of the digits of hidden numbers, not by that of text. Up to the original length the short factors are "
+        "used, beyond it the long ones: a cache that crosses the border holds keys rotated by the other factors. Published with "
+        "training at both lengths after it.",
+        searched="the digits of hidden numbers",
     ),
     "drope": Method(
         "No layer of full attention rotates any more, written as linear with a factor beyond every position. Short contexts "

@@ -40,6 +40,11 @@ class Target:
     base: float | None = None
     original: int | None = None
 
+    @property
+    def searched(self) -> bool:
+        """Whether a search with the model chooses the factors."""
+        return bool(method_of(self.method).searched)
+
     def __post_init__(self) -> None:
         if not 1 <= self.to <= FARTHEST:
             beyond = "beyond, transformers' float32 positions are no whole numbers"
@@ -49,7 +54,7 @@ class Target:
             raise ValueError(f"--base is the new base of --method base, got it with --method {self.method}")
         if self.factor is not None and not self.factor > 1:
             raise ValueError(f"--factor: expected more than 1, got {self.factor}; one below would shorten the context")
-        if self.factor is not None and self.method in ("base", "longrope", "drope"):
+        if self.factor is not None and (self.method in ("base", "drope") or self.searched):
             raise ValueError(f"--factor is no option of --method {self.method}; leave it out")
         if self.original is not None and self.original < 2:
             raise ValueError(f"--original: expected a length of 2 or more tokens, got {self.original}")
@@ -71,7 +76,7 @@ class ExtendPlan:
         config: What config.json becomes.
         changes: Tensor name -> what becomes of it.
         notes: For the user, a sentence each.
-        search: What the search for LongRoPE's factors found.
+        search: What a search of factors found.
     """
 
     source: Source

@@ -1,31 +1,29 @@
-"""`extend --method longrope`: factors found by trying them on text. After a kill, the same call continues the search."""
+"""`extend --method longrope` and `longrope2`: factors found by trying them. After a kill, the same call continues the search."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from longitude.extend.evolution import PUBLISHED, Bounds, evolve
-from longitude.extend.factors import Candidate, RotaryPairs, rotary_pairs, rotating_with
-from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of
-from longitude.measure.text import losses_by_length
-from longitude.measure.windows import Bounded
+from longitude.extend.criteria import Criterion
+from longitude.extend.evolution import PUBLISHED, evolve
+from longitude.extend.factors import Candidate, RotaryPairs, rotating_with
+from longitude.extend.spaces import Space
+from longitude.extend.unfinished import digest_of_weights, folder_of
 from longitude.positions.scaling import LongRoPE
 from longitude.runs import journal
 from longitude.runs.files import locked, read_json, remove_unfinished, write_json
 
 SCHEMA = 1
-TOKENS, FEWEST_WINDOWS = 16_384, 4
-"""What a candidate is tried on."""
 FEWEST = 32
 """Candidates that are tried, however small the budget."""
 SHARE = 0.85
@@ -41,7 +39,7 @@ class SearchResult:
 
     Attributes:
         scheme: The factors, for the configuration.
-        loss: Nats per token at the new length, the mean over the windows.
+        loss: Nats per token at the new length, the mean over the tokens that count.
         starts: The same of every start, by name.
         history: (candidates tried, loss) whenever the lowest loss became lower.
         tried: How many candidates in all.
@@ -60,10 +58,9 @@ class SearchResult:
 
 def search(
     model: Any,
-    documents: Sequence[Tensor],
+    space: Space,
+    criterion: Criterion,
     *,
-    length: int,
-    original_length: int,
     state: Path,
     budget: float = 4.0,
     evaluations: int | None = None,
@@ -71,21 +68,20 @@ def search(
     on_progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
-    """The factors of LongRoPE with which a model predicts `length` tokens best.
+    """The factors of a space with which a model has the lowest loss by a criterion.
 
-    The loss of the result is never above that of a start: unchanged, linear, ntk, yarn, ntk-by-parts, llama3. The attention
-    factor, of which a configuration has one for short texts as well, stays 1, and up to the original length the model's answers
+    The loss of the result is never above that of a start; those of `longrope`: unchanged, linear, ntk, yarn, ntk-by-parts,
+    llama3. The attention factor, of which a configuration has one for short texts as well, stays 1, and up to the original length the model's answers
     are unchanged, bit for bit: the short factors are all 1. Only where a start with an attention factor of its own (YaRN) stays
     the best, that start is the result. What the paper also searches, how many first tokens are left alone, no configuration of
     transformers can hold, and is not searched.
 
     Args:
         model: A stock causal model of transformers in eval mode, on its device; unchanged afterwards.
-        documents: int64 [n] each, of length + 1 tokens or more. Every candidate is tried on the same few windows, from all
-            over them: four, or as many as hold 16384 tokens.
-        length: The new length in tokens.
-        original_length: The trained one.
-        state: A folder for what was tried, made where there is none, with a folder in it for each model, text and length.
+        space: What may be tried, for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
+        criterion: Every candidate is tried on its windows: of `running_text` or `needles` of criteria.py.
+        state: A folder for what was tried, made where there is none, with a folder in it for each model, method, length and
+            criterion.
             The same call continues after a kill, and ends with the result of one that was never killed, bit for bit on the
             same machine; search.json holds the factors.
         budget: Minutes. They become a number of candidates once, by timing the starts, 32 or more, which is kept in `state`.
@@ -98,26 +94,23 @@ def search(
         The scheme with its loss and its history.
 
     Raises:
-        ValueError: For a model without rotary parameters, a length that does not grow, a document that is too short, a
-            model of which no start gives a finite loss, a `state` that is damaged, or being written.
+        ValueError: For a model of which no start gives a finite loss, a `state` that is damaged, or being written.
 
     Source:
-        Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753.
+        Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753. Shang et al. 2025, LongRoPE2, arXiv
+        2502.20082, https://arxiv.org/abs/2502.20082.
     """
-    pairs = rotary_pairs(model, original_length, length)
-    starts = pairs.starts()
-    windows = _windows(documents, length)
-    bounds = Bounds(low=1.0, high=1.25 * pairs.factor)
+    pairs, starts = space.pairs, space.starts
     if state.exists() and not state.is_dir():
         raise ValueError(f"{state} is no folder; remove it to search again")
-    question = _question(model, pairs, windows)
+    question = _question(model, space, criterion)
     folder = folder_of(question, state)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         remove_unfinished(folder)
         record = folder / "search.json"
         saved = _opened(record, question, budget, evaluations)
-        tries = Tries(folder / "tried.jsonl", lambda candidate: _loss(model, pairs, candidate, windows))
+        tries = Tries(folder / "tried.jsonl", lambda candidate: _loss(model, pairs, candidate, criterion))
 
         def evaluate(candidate: Candidate) -> float:
             loss = tries(candidate)
@@ -128,16 +121,16 @@ def search(
         named = {name: evaluate(start) for name, start in starts.items()}
         if not math.isfinite(min(named.values())):
             weights = "before anything is extended; look for NaN or overflow in its weights"
-            raise ValueError(f"longrope: no loss of the model is finite, {weights}")
+            raise ValueError(f"{space.method}: no loss of the model is finite, {weights}")
         if saved["evaluations"] is None:
-            seconds = tries.seconds_each(starts["unchanged"])
+            seconds = tries.seconds_each(next(iter(starts.values())))
             most = len(named) + affordable(budget, sum(tries.seconds), seconds)
             if most < FEWEST:
                 minutes = (FEWEST - len(named)) * seconds / 60
-                on_note(f"longrope: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
+                on_note(f"{space.method}: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
             saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
             write_json(record, saved)
-        losses = evolve([*starts.values()], bounds, evaluate, saved["evaluations"], Random(seed))
+        losses = evolve([*starts.values()], space.bounds, evaluate, saved["evaluations"], Random(seed))
         result = replace(_best(pairs, losses, named), record=record)
         write_json(record, saved | {"seed": seed, "found": _as_json(result)})
         return result
@@ -148,30 +141,11 @@ def affordable(budget: float, spent: float, seconds: float) -> int:
     return max(0, int((60 * SHARE * budget - spent) / seconds))
 
 
-def _windows(documents: Sequence[Tensor], length: int) -> list[Tensor]:
-    """[length + 1] each, as far from each other as they can be. ValueError where a document is too short."""
-    if (shortest := min(map(len, documents), default=0)) <= length:
-        raise ValueError(f"longrope: expected documents of {length + 1} tokens or more, got one of {shortest}")
-    each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
-    count = min(len(each), max(FEWEST_WINDOWS, TOKENS // length))
-    places = [each[i * len(each) // count] for i in range(count)]
-    return [document[i * length : (i + 1) * length + 1] for document, i in places]
-
-
-def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: Sequence[Tensor]) -> float:
+def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, criterion: Criterion) -> float:
     """Nats per token; infinite where the model gave no number."""
     scheme = pairs.longrope(candidate, short=candidate.factors)  # both, so that they hold however a window is read
     with rotating_with(model, scheme):
-        [losses] = losses_by_length(
-            model,
-            windows,
-            lengths=[pairs.length],
-            methods=["non-overlapping"],
-            batch_tokens=max(pairs.length, 8192),
-            reader=Bounded(model, None),
-        )
-    loss = float(losses.nats.sum() / losses.tokens.sum())
-    return loss if math.isfinite(loss) else math.inf
+        return criterion.loss(model)
 
 
 def _best(pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float]) -> SearchResult:
@@ -239,11 +213,12 @@ def _damaged(path: Path) -> ValueError:
     return ValueError(f"{path} is damaged; remove {path.parent} to search again")
 
 
-def _question(model: nn.Module, pairs: RotaryPairs, windows: Sequence[Tensor]) -> dict[str, Any]:
-    """What the losses depend on."""
+def _question(model: nn.Module, space: Space, criterion: Criterion) -> dict[str, Any]:
+    """What the losses depend on, and where the search may go."""
+    pairs = space.pairs
     lengths = {"original_length": pairs.original_length, "length": pairs.length}
-    digests = {"model": digest_of_weights(model), "text": digest_of_tokens(*windows)}
-    return {"schema": SCHEMA, **lengths, "base": pairs.base, **digests}
+    digests = {"model": digest_of_weights(model), "text": criterion.digest()}
+    return {"schema": SCHEMA, "method": space.method, **lengths, "base": pairs.base, **digests}
 
 
 def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:

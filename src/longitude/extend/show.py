@@ -9,6 +9,7 @@ from typing import Any
 from longitude.checkpoints.keys import ABSENT
 from longitude.extend.convert import Parity
 from longitude.extend.fine_tune import Training
+from longitude.extend.methods import method_of
 from longitude.extend.plan import ExtendPlan
 from longitude.extend.short_contexts import Cost
 from longitude.extend.weights import left_out
@@ -30,10 +31,11 @@ def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
         changes.add_row(key, _text(before), _text(after))
     yield from ("\nconfig.json", changes, "") if changes.rows else ("\nconfig.json: nothing changes\n",)
     if plan.search is not None:
+        loss_of = method_of(plan.target.method).searched
         starts = table("start", "loss")
         for name, loss in (plan.search.starts | {"found": plan.search.loss}).items():
             starts.add_row(name, f"{loss:.4f}")
-        yield from (f"{plan.search.tried} candidates tried, nats per token at the new length", starts, "")
+        yield from (f"{plan.search.tried} candidates tried, nats per token of {loss_of} at the new length", starts, "")
     yield from plan.notes
     if others := left_out(plan.source):
         yield f"Not copied: {', '.join(others)}."

@@ -1,0 +1,118 @@
+"""What candidates of a search are tried on: windows of tokens, and which of these count."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from longitude.extend.unfinished import digest_of_tokens
+from longitude.measure.retrieval.haystack import of_text
+from longitude.measure.retrieval.prompts import DoesNotFit, Question, fit
+from longitude.measure.retrieval.tasks import TASKS
+from longitude.measure.windows import Bounded, Windows, score
+
+TOKENS, FEWEST_WINDOWS, FEWEST_NEEDLES = 16_384, 4, 10
+"""About this many tokens in all, and no fewer windows than these."""
+BATCH = 8192
+"""Tokens read at once, or one window where it is longer."""
+NEEDLE = "needle-single"
+"""The question of LongRoPE2's windows: a task of `longitude measure`."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The mean loss of the tokens that count.
+
+    windows: int64 [n + 1] each, n tokens with the one after each; skipped: how many of these n do not count, from the first on.
+    """
+
+    windows: list[Tensor]
+    skipped: list[int]
+
+    def loss(self, model: nn.Module) -> float:
+        """Nats per token that counts; infinite where the model gave no number."""
+        counts = [len(window) - 1 for window in self.windows]
+        plan: Windows = defaultdict(list)
+        for i, shape in enumerate(zip(counts, self.skipped, strict=True)):
+            plan[shape].append((i, 0))
+        reader = Bounded(model, None)
+        [nats] = score(model, self.windows, counts, [plan], max(*counts, BATCH), None, reader)
+        counted = [each[skip:] for each, skip in zip(nats, self.skipped, strict=True)]
+        loss = float(np.array([each.sum() for each in counted]).sum() / sum(map(len, counted)))
+        return loss if math.isfinite(loss) else math.inf
+
+    def digest(self) -> str:
+        """Of the tokens, and of which count."""
+        return digest_of_tokens(*self.windows, torch.tensor(self.skipped))
+
+
+def running_text(documents: Sequence[Tensor], length: int) -> Criterion:
+    """Every token of windows of `length` tokens, as far from each other as they can be: the criterion of LongRoPE.
+
+    documents: int64 [n] each, of length + 1 tokens or more, ValueError where one is shorter.
+    """
+    if (shortest := min(map(len, documents), default=0)) <= length:
+        raise ValueError(f"longrope: expected documents of {length + 1} tokens or more, got one of {shortest}")
+    each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
+    count = min(len(each), max(FEWEST_WINDOWS, TOKENS // length))
+    places = [each[i * len(each) // count] for i in range(count)]
+    return Criterion([document[i * length : (i + 1) * length + 1] for document, i in places], [0] * count)
+
+
+def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
+    """The digits of a number that is hidden in text and asked for at its end: the criterion of LongRoPE2.
+
+    Ten windows, or as many as hold 16384 tokens, filled up to `length` tokens, answer included, with a needle each: at even
+    depths, from the first word of the text to the last. The model reads the right answer after the question (teacher forcing),
+    and the tokens of its digits alone count. No chat template.
+
+    Args:
+        texts: What the needles are hidden in, in turn; a text that is shorter than a window repeats.
+        tokenizer: Of the model.
+        length: Tokens of a window.
+
+    Raises:
+        ValueError: Without a tokenizer or a text, for a length that holds no question, and a tokenizer that cannot write one.
+    """
+    if tokenizer is None:
+        raise ValueError(
+            "longrope2 hides needles in text and asks for them, which needs the model's tokenizer; load it with tokenizer=True, "
+            "or search with --method longrope"
+        )
+    if not texts:
+        raise ValueError("longrope2: expected text to hide needles in, got none")
+    count = max(FEWEST_NEEDLES, TOKENS // length)
+    windows, skipped = [], []
+    for i in range(count):
+        drawn = TASKS[NEEDLE].draw(Random(f"longrope2/{i}"), length, i / (count - 1), of_text(texts[i % len(texts)]))
+        question = _with_answer(drawn)
+        try:
+            ids = fit(question, tokenizer, length, 0).ids
+        except DoesNotFit as error:
+            shorter = "give a longer --to, or search with --method longrope"
+            raise ValueError(f"longrope2: {length} tokens hold no question about a needle ({error}); {shorter}") from error
+        windows.append(torch.tensor(ids))
+        skipped.append(len(ids) - 1 - _tokens_at_the_end(ids, question.answers[0], tokenizer))
+    return Criterion(windows, skipped)
+
+
+def _with_answer(question: Question) -> Question:
+    """The same with the right answer behind it."""
+    answer = question.whole_answer
+    return replace(
+        question, text=lambda size: question.text(size) + answer, ask=question.ask + answer, whole_answer=""
+    )
+
+
+def _tokens_at_the_end(ids: Sequence[int], answer: str, tokenizer: Any) -> int:
+    """How many of the last tokens it takes to write the answer."""
+    read = ("".join(tokenizer.decode(ids[-count:]).split()) for count in range(1, len(ids) + 1))
+    return next(count for count, text in enumerate(read, 1) if answer in text)

@@ -1,0 +1,45 @@
+"""What a search of factors may try, by method: its starts, and the bounds of everything after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longitude.extend.evolution import Bounds, RisingBounds
+from longitude.extend.factors import Candidate, RotaryPairs, ntk_below
+
+STARTS, APART = 8, 0.1
+"""LongRoPE2's starts, and how far the factors of neighbours are from each other in them."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """starts: by name, tried first and in this order; bounds: of all others."""
+
+    method: str
+    pairs: RotaryPairs
+    starts: dict[str, Candidate]
+    bounds: Bounds
+
+
+def longrope(pairs: RotaryPairs) -> Space:
+    """Ding et al. 2024: every pair, from 1 to 1.25 times the factor, from the published schemes on."""
+    return Space("longrope", pairs, pairs.starts(), Bounds(low=1.0, high=1.25 * pairs.factor))
+
+
+def longrope2(pairs: RotaryPairs) -> Space:
+    """Shang et al. 2025: pairs from the critical one, d, on, at least the factor s; pairs below it follow in NTK's form.
+
+    The starts are lambda_d = s (1 + j / 10), j = 0 .. 7, and lambda_k = lambda_d + (k - d) / 10 for k >= d. The highest factor is
+    2 s, or that of the starts where s is so small that they are above it.
+    """
+    count, critical, factor = pairs.rotary_dim // 2, pairs.critical, round(pairs.factor, 10)
+    if critical >= count:
+        turn = f"all {count} rotary pairs make a full turn within {pairs.original_length} tokens"
+        raise ValueError(f"longrope2: {turn}, and no pair is left to search; choose --method ntk or longrope")
+    starts = {}
+    for j in range(STARTS):
+        first = factor * (1 + j / 10)
+        above = [round(first + APART * i, 10) for i in range(count - critical)]
+        starts[f"{1 + j / 10:.1f} s"] = Candidate(ntk_below([0.0] * critical + above, critical), 1.0)
+    highest = max(start.factors[-1] for start in starts.values())
+    return Space("longrope2", pairs, starts, RisingBounds(low=factor, high=max(2 * factor, highest), critical=critical))
