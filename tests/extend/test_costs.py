@@ -59,8 +59,9 @@ def test_windows_are_those_of_the_training(options, length, times, planned, chec
     assert parts["training"]["flops"] == pytest.approx(times * 5 * 3 * flops.of(length))
 
 
-def test_a_search_takes_its_budget(planned) -> None:
-    parts = planned("--to", 4 * LENGTH, "--method", "longrope", "--budget", 0.5)
+@pytest.mark.parametrize("method", ["longrope", "longrope2"])
+def test_a_search_takes_its_budget(method, planned) -> None:
+    parts = planned("--to", 4 * LENGTH, "--method", method, "--budget", 0.5)
     assert parts["searching"]["seconds"] == pytest.approx(30, rel=0.01)
 
 

@@ -35,6 +35,7 @@ def test_weights_are_copied_unread_and_it_is_said(quantization, quantized, tmp_p
     ("kind", "options", "words"),
     [
         ("llama", {"method": "longrope"}, "--method longrope searches with them"),
+        ("llama", {"method": "longrope2"}, "--method longrope2 searches with them"),
         ("llama", {"method": "yarn", "train": lambda a, b: None}, "--fine-tune trains them"),
         ("gpt2", {"method": "linear"}, "wpe.weight would change"),
     ],

@@ -162,7 +162,9 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     pairs = rotary_pairs(model, LENGTH, 2 * LENGTH)
-    assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), criteria.running_text(documents(1), LENGTH)) == math.inf
+    assert (
+        module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), criteria.running_text(documents(1), LENGTH)) == math.inf
+    )
     with pytest.raises(ValueError, match="no loss of the model is finite"):
         call(model, tmp_path / "none")
 

@@ -98,7 +98,9 @@ def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
             ids = fit(question, tokenizer, length, 0).ids
         except DoesNotFit as error:
             shorter = "give a longer --to, or search with --method longrope"
-            raise ValueError(f"longrope2: {length} tokens hold no question about a needle ({error}); {shorter}") from error
+            raise ValueError(
+                f"longrope2: {length} tokens hold no question about a needle ({error}); {shorter}"
+            ) from error
         windows.append(torch.tensor(ids))
         skipped.append(len(ids) - 1 - _tokens_at_the_end(ids, question.answers[0], tokenizer))
     return Criterion(windows, skipped)
@@ -107,9 +109,7 @@ def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
 def _with_answer(question: Question) -> Question:
     """The same with the right answer behind it."""
     answer = question.whole_answer
-    return replace(
-        question, text=lambda size: question.text(size) + answer, ask=question.ask + answer, whole_answer=""
-    )
+    return replace(question, text=lambda size: question.text(size) + answer, ask=question.ask + answer, whole_answer="")
 
 
 def _tokens_at_the_end(ids: Sequence[int], answer: str, tokenizer: Any) -> int:

@@ -62,7 +62,11 @@ class RisingBounds(Bounds):
         """Whether a candidate is within them."""
         searched = candidate.factors[self.critical :]
         rises = [b - a for a, b in pairwise(searched)]
-        return super().hold(candidate) and all(rise > 0 for rise in rises) and all(rise <= LAST + STEP / 2 for rise in rises[-1:])
+        return (
+            super().hold(candidate)
+            and all(rise > 0 for rise in rises)
+            and all(rise <= LAST + STEP / 2 for rise in rises[-1:])
+        )
 
     def drawn(self, factors: Sequence[float], k: int, random: Random) -> float:
         """A new factor of pair k, a multiple of STEP apart from both neighbours; as it is where there is none."""

@@ -173,9 +173,13 @@ def _search(
     if source.kind != "rotary" or target.to <= (original := original_length(source, target)):
         return None
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:
-        raise ValueError(f"--method {target.method}: {source.name} was extended already; search on the original checkpoint")
+        raise ValueError(
+            f"--method {target.method}: {source.name} was extended already; search on the original checkpoint"
+        )
     if cost is None or out is None:
-        raise ValueError(f"--method {target.method} searches on text with the model: leave out --dry-run and --no-measure")
+        raise ValueError(
+            f"--method {target.method} searches on text with the model: leave out --dry-run and --no-measure"
+        )
     cost.require_memory(target.to)
     checkpoint = cost.load()
     pairs = rotary_pairs(checkpoint.model, original, target.to)

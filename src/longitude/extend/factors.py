@@ -94,7 +94,9 @@ def writable(scheme: Scaling, rope: RopeConfig, head_dim: int, original_length: 
 def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryPairs:
     """Those of a stock transformers model. ValueError where it has none, or the length does not grow."""
     if length <= original_length:
-        raise ValueError(f"a search of factors: expected a length above the original one, {original_length}, got {length}")
+        raise ValueError(
+            f"a search of factors: expected a length above the original one, {original_length}, got {length}"
+        )
     modules = [module for _, _, module in rotary_modules(model)]
     if not modules:
         raise ValueError(

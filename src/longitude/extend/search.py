@@ -127,7 +127,9 @@ def search(
             most = len(named) + affordable(budget, sum(tries.seconds), seconds)
             if most < FEWEST:
                 minutes = (FEWEST - len(named)) * seconds / 60
-                on_note(f"{space.method}: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
+                on_note(
+                    f"{space.method}: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more."
+                )
             saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
             write_json(record, saved)
         losses = evolve([*starts.values()], space.bounds, evaluate, saved["evaluations"], Random(seed))
