@@ -39,7 +39,7 @@ def test_the_critical_pair_at_its_ends() -> None:
     assert longrope2(RotaryPairs(10_000.0, 16, 6, 60)).starts["1.0 s"].factors == pytest.approx(
         [10 + 0.1 * k for k in range(8)]
     )
-    with pytest.raises(ValueError, match="all 8 rotary pairs make a full turn within 131072 tokens.*--method ntk"):
+    with pytest.raises(ValueError, match=r"all 8 rotary pairs make a full turn within 131072 tokens.*--method ntk"):
         longrope2(RotaryPairs(10_000.0, 16, 131_072, 262_144))
 
 

@@ -26,7 +26,8 @@ class ExtendOptions:
         convert_layout: half or interleaved: the rotary layout to bring the weights into, from the other one.
         text: Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library.
         no_measure: Leave out the measured cost: no model is loaded, and the tokenizer may be missing.
-        budget: With --method longrope or longrope2: minutes to search, in all; 32 candidates are tried at least, however long they take.
+        budget: With --method longrope or longrope2: minutes to search, in all; 32 candidates are tried at least, however long
+            they take.
         seed: Of the search and of fine-tuning.
         fine_tune: Text to train on after extending, full or with --lora: a file, a folder, stdlib or datasets:NAME. Without
             --to, MODEL is trained as it is.

@@ -44,7 +44,7 @@ class RotaryPairs:
 
     @property
     def critical(self) -> int:
-        """ceil(log_base(original_length / 2 pi) rotary_dim / 2) - 1: the last pair that makes more than a full turn in training."""
+        """ceil(log_base(original_length / 2 pi) rotary_dim / 2) - 1: the last pair that turned more than once in training."""
         pair = math.log(self.original_length / math.tau, self.base) * self.rotary_dim / 2
         return max(0, math.ceil(pair) - 1)
 

@@ -62,9 +62,9 @@ METHODS: dict[str, Method] = {
         searched="text",
     ),
     "longrope2": Method(
-        "Chosen by the loss of the digits of hidden numbers, not by that of text. Up to the original length the short factors are "
-        "used, beyond it the long ones: a cache that crosses the border holds keys rotated by the other factors. Published with "
-        "training at both lengths after it.",
+        "Chosen by the loss of the digits of hidden numbers, not by that of text. Up to the original length the short factors "
+        "are used, beyond it the long ones: a cache that crosses the border holds keys rotated by the other factors. Published "
+        "with training at both lengths after it.",
         searched="the digits of hidden numbers",
     ),
     "drope": Method(

@@ -71,10 +71,10 @@ def search(
     """The factors of a space with which a model has the lowest loss by a criterion.
 
     The loss of the result is never above that of a start; those of `longrope`: unchanged, linear, ntk, yarn, ntk-by-parts,
-    llama3. The attention factor, of which a configuration has one for short texts as well, stays 1, and up to the original length the model's answers
-    are unchanged, bit for bit: the short factors are all 1. Only where a start with an attention factor of its own (YaRN) stays
-    the best, that start is the result. What the paper also searches, how many first tokens are left alone, no configuration of
-    transformers can hold, and is not searched.
+    llama3. The attention factor, of which a configuration has one for short texts as well, stays 1, and up to the original
+    length the model's answers are unchanged, bit for bit: the short factors are all 1. Only where a start with an attention
+    factor of its own (YaRN) stays the best, that start is the result. What the first paper also searches, how many first tokens
+    are left alone, no configuration of transformers can hold, and is not searched.
 
     Args:
         model: A stock causal model of transformers in eval mode, on its device; unchanged afterwards.
