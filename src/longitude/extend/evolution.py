@@ -37,7 +37,7 @@ class Bounds:
     def hold(self, candidate: Candidate) -> bool:
         """Whether a candidate is within them."""
         searched = candidate.factors[self.critical :]
-        return all(a <= b for a, b in pairwise((self.low, *searched, self.high))) and self._completes(candidate)
+        return all(a <= b for a, b in pairwise((self.low, *searched, self.high)))
 
     def drawn(self, factors: Sequence[float], k: int, random: Random) -> float:
         """A new factor of pair k, between those of its neighbours: a multiple of STEP, or one of theirs."""
@@ -49,9 +49,6 @@ class Bounds:
         low = self.low if k == self.critical else factors[k - 1]
         high = self.high if k == len(factors) - 1 else factors[k + 1]
         return low, high
-
-    def _completes(self, candidate: Candidate) -> bool:
-        return candidate.factors == ntk_below(candidate.factors, self.critical)
 
 
 @dataclass(frozen=True)
