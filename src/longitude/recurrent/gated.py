@@ -111,10 +111,11 @@ class LSTM(GatedMixer):
     carried, gates = 2, 4
 
     def run(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        # Under autocast torch takes an LSTM of oneDNN that processors without AVX-512 do not have.
         mixed = x.is_cpu and torch.is_autocast_enabled("cpu")
-        with torch.backends.mkldnn.flags(enabled=False) if mixed else nullcontext():
-            h, *after = torch.lstm(x, state, self.weights, True, 1, 0.0, self.training, False, True)
+        if mixed:  # torch would take an LSTM of oneDNN that processors without AVX-512 do not have
+            x, *state = (part.to(self.weight_ih_l0.dtype) for part in (x, *state))
+        with torch.autocast("cpu", enabled=False) if mixed else nullcontext():
+            h, *after = torch.lstm(x, tuple(state), self.weights, True, 1, 0.0, self.training, False, True)
         return h, tuple(part[0] for part in after)
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
