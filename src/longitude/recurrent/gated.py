@@ -113,9 +113,9 @@ class LSTM(GatedMixer):
     def run(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         mixed = x.is_cpu and torch.is_autocast_enabled("cpu")
         if mixed:  # torch would take an LSTM of oneDNN that processors without AVX-512 do not have
-            x, *state = (part.to(self.weight_ih_l0.dtype) for part in (x, *state))
+            x, state = x.to(self.weight_ih_l0.dtype), tuple(part.to(self.weight_ih_l0.dtype) for part in state)
         with torch.autocast("cpu", enabled=False) if mixed else nullcontext():
-            h, *after = torch.lstm(x, tuple(state), self.weights, True, 1, 0.0, self.training, False, True)
+            h, *after = torch.lstm(x, state, self.weights, True, 1, 0.0, self.training, False, True)
         return h, tuple(part[0] for part in after)
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
