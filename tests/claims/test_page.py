@@ -137,6 +137,6 @@ def test_reports_of_claims(kept, capsys):
     assert capsys.readouterr().out.startswith("# Claims of the literature")
     assert main(["report", str(kept), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == sum(len(claim.statements) for claim in list_claims())
+    assert len(rows) == sum(len(claim.statements) + len(claim.varied) for claim in list_claims())
     assert main(["report", str(kept / "text")]) == 0  # prints, and writes nothing
     assert "report:" not in capsys.readouterr().out and len([*(kept / "text").iterdir()]) == 3
