@@ -87,10 +87,10 @@ def test_the_page_has_what_is_computed():
     learned = [row for row in kept["rows"] if row["encoding"] in ("t5", "kerple_log")]
     forward, training = ([r for row in learned if row["passed"] == passed for r in row["H200"]["ratio"]]
                          for passed in ("forward", "forward + backward"))  # fmt: skip
-    said = " ".join((ROOT / "README.md").read_text().split())
+    readme = " ".join((ROOT / "README.md").read_text().split())
     assert (
         f"{min(forward):.2f} to {max(forward):.2f} of flash attention's speed forward and {min(training):.2f} to "
-        f"{max(training):.2f} in training; not yet measured on a GPU" in said
+        f"{max(training):.2f} in training; not yet measured on a GPU" in readme
     )
 
 

@@ -129,9 +129,10 @@ def check_subject(
         The Result of each law by its name, in order.
 
     Raises:
-        ValueError: For an unknown law.
+        ValueError: For an unknown law, and for a model whose kernels need a GPU where there is none.
     """
     chosen = CHECKPOINT_LAWS.chosen(laws)
+    require_kernels(subject)
     own: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
     with torch.no_grad(), ExitStack() as stack:
         results = try_laws(own, subject, on_law, total=len(chosen))
@@ -140,6 +141,19 @@ def check_subject(
                 stack.enter_context(computing_in(model, subject.kind))
         results = try_laws([law for law in chosen if law not in own], subject, on_law, results, len(chosen))
     return {name: attributed(result, subject) for name, result in results.items()}
+
+
+@torch.no_grad()
+def require_kernels(subject: Subject) -> None:
+    """ValueError where Triton finds no GPU for kernels that transformers takes: no law would show anything about the model."""
+    try:
+        subject.logits(subject.tokens(1))
+    except Exception as error:  # what else a model raises is for the laws to say
+        if "active drivers" in str(error):  # Triton's words
+            raise ValueError(
+                f"{type(subject.model).__name__} does not run here: transformers takes kernels of flash-linear-attention for it, "
+                f"which need a GPU ({error}); uninstall fla-core, or check it on a machine with one"
+            ) from error
 
 
 WHOSE = {"config": "config", "rotary_layout": "checkpoint"}

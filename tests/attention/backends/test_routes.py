@@ -52,17 +52,17 @@ def test_what_was_not_measured_is_never_guessed_better(monkeypatch, tmp_path):
     assert of("x", 1) == {"forward float32": {}} and of("y", 8) == {}
     assert of("x", 3) == {"forward float32": rows["2"]} and of("x", 9) == {"forward float32": rows["4"]}
     with routes.repeated(of("x", 2)):
-        found = [routes.shortest("forward float32", str(dim)) for dim in (8, 32, 33, 49, 64, 65, 129)]
+        found = [routes.shortest("forward float32", "causal", str(dim)) for dim in (8, 32, 33, 49, 64, 65, 129)]
         assert found == [64, 64, None, 16, 16, None, None]
-        assert routes.shortest("training float32", "32") is None
+        assert routes.shortest("training float32", "causal", "32") is None
 
 
 @compiled
 def test_a_row_of_a_mask_comes_before_one_of_both():
     both, causal = {"32": 64}, {"32": 16}
     with routes.repeated({"forward float32": both, "forward float32 causal": causal}):
-        assert routes.shortest("forward float32 causal", "32") == 16
-        assert routes.shortest("forward float32 all pairs", "32") == 64
+        assert routes.shortest("forward float32", "causal", "32") == 16
+        assert routes.shortest("forward float32", "all pairs", "32") == 64
         assert chosen(*qkv(40)) == "table" and chosen(*qkv(40), mask=lg.NoMask()) == "sdpa"
     with routes.repeated({"forward float32 causal": causal}):
         assert chosen(*qkv(40)) == "table" and chosen(*qkv(200), mask=lg.NoMask()) == "sdpa"

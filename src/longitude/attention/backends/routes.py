@@ -69,17 +69,17 @@ def repeated(recorded: Routes) -> Iterator[None]:
         _repeated = before
 
 
-def row_of(r: Request) -> tuple[str, str]:
-    """Pass, dtype and mask of a request, as the table has them; and its head_dim."""
+def row_of(r: Request) -> tuple[str, str, str]:
+    """Pass and dtype of a request, as the table has them; its mask; and its head_dim."""
     learns = torch.is_grad_enabled() and (r.q.requires_grad or r.k.requires_grad or r.v.requires_grad)
-    mask = "all pairs" if r.sees_all else "causal"
-    return f"{'training' if learns else 'forward'} {str(r.q.dtype).removeprefix('torch.')} {mask}", str(r.q.shape[3])
+    what = f"{'training' if learns else 'forward'} {str(r.q.dtype).removeprefix('torch.')}"
+    return what, "all pairs" if r.sees_all else "causal", str(r.q.shape[3])
 
 
-def shortest(what: str, head_dim: str) -> int | None:
+def shortest(what: str, mask: str, head_dim: str) -> int | None:
     """The shortest sequence of it that our loop takes; None: it takes none."""
     rows = routes()
-    dims = rows.get(what) or rows.get(" ".join(what.split()[:2]), {})
+    dims = rows.get(f"{what} {mask}") or rows.get(what, {})
     return next((dims[dim] for dim in sorted(dims, key=int) if int(head_dim) <= int(dim)), None)
 
 
@@ -99,9 +99,9 @@ def in_loop(r: Request) -> bool:
 
 def words(r: Request) -> str:
     """The row of the table that a request is looked up in."""
-    what, head_dim = row_of(r)
-    least = shortest(what, head_dim)
-    row = f"{processor()}, {torch.get_num_threads()} threads, {what}, head_dim {head_dim}"
+    what, mask, head_dim = row_of(r)
+    least = shortest(what, mask, head_dim)
+    row = f"{processor()}, {torch.get_num_threads()} threads, {what} {mask}, head_dim {head_dim}"
     if least is None:
         return f"routes of {row}: without a bias torch's function takes all"
     return f"routes of {row}: without a bias the loop in C takes sequences of {least} and more (LONGITUDE_ROUTES=0: torch's)"

@@ -191,7 +191,7 @@ static void forward_task(const void *call, num task, int worker) {
       if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
       num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
       for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
-        real bound = length * (longest[b / PANEL] + of_keys.longest) + 0 * of_values.longest;
+        real bound = length * (longest[b / PANEL] + of_keys.longest);
         num corner = MARGIN + t.queries - a - BLOCK + b, panel = corner / PANEL, in_panel = corner % PANEL;
         meet(&of_keys, queries, BLOCK, biases, panel, -1);
         enter(&of_values, panel);
@@ -342,7 +342,7 @@ static void backward_task(const void *call, num task, int worker) {
         for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
           num first = block, last = 0, low_here = PANEL, high_here = 0; /* the queries and keys that meet in this panel */
           num corner = MARGIN + t.queries - a - BLOCK + b, panel = corner / PANEL;
-          real bound = length * (longest[b / PANEL] + of_keys.longest) + 0 * of_values.longest;
+          real bound = length * (longest[b / PANEL] + of_keys.longest);
           meet(&of_keys, queries, block, biases, panel, 1);
           meet(&of_values, grads, block, 0, panel, 1);
           for (num r = 0; r < rows; r += ROWS) {
