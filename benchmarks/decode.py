@@ -82,14 +82,14 @@ class Decoder:
         for context in contexts:
             start = clock()
             for a in range(past, context, CHUNK):
-                self.model.model(self.ids[:, a : min(a + CHUNK, context)], past_key_values=cache, use_cache=True)
+                self.model.model(self.ids[:, a : min(a + CHUNK, context)], cache=cache, use_cache=True)
             spent, past = clock() - start, context
             yield copy.deepcopy(cache), spent
 
     def step(self, cache: lg.LongitudeCache) -> Callable[[], object]:
         """One more token, and the logits of the next."""
         token = self.ids[:, :1]
-        return torch.no_grad()(lambda: self.model(token, past_key_values=cache, use_cache=True).logits)
+        return torch.no_grad()(lambda: self.model(token, cache=cache, use_cache=True).logits)
 
     def line(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """What the rows of this label have in common."""

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 import longitude as lg
+from longitude.models.cache_names import named
 
 SOURCE = str(Path(lg.__file__).parent)
 NAMED = ("choose", "cheapest", "refuses", "spans", "raw_request", "require_causal", "length_parts", "prepare")
@@ -95,7 +96,9 @@ def decoding(model: Any, batch: int = 1, context: int = 64) -> Callable[[], Any]
     config, ids = model.config, torch.zeros(batch, 1, dtype=torch.long)
     shape = batch, config.num_key_value_heads, context, config.hidden_size // config.num_attention_heads
     layers, random = config.num_hidden_layers, torch.Generator().manual_seed(0)
-    cache = lg.LongitudeCache(layers) if config.model_type == "longitude" else DynamicCache(config=config)
+    ours = config.model_type == "longitude"
+    cache = lg.LongitudeCache(layers) if ours else DynamicCache(config=config)
+    options = {"cache": cache} if ours else named(cache)
     model.eval()
     with torch.inference_mode():
         for layer in range(layers):
@@ -103,7 +106,7 @@ def decoding(model: Any, batch: int = 1, context: int = 64) -> Callable[[], Any]
 
     def token() -> None:
         with torch.inference_mode():
-            model(input_ids=ids, past_key_values=cache)
+            model(input_ids=ids, **options)
 
     return token
 

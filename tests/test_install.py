@@ -1,7 +1,6 @@
 """An install that cannot work says so, in a sentence."""
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -35,17 +34,6 @@ def test_a_torch_older_than_supported_is_one_sentence(tmp_path: Path):
     assert done.returncode == 1 and "longitude needs torch" not in done.stderr  # the stub has no more to give
 
 
-@pytest.mark.parametrize(("version", "takes"), [("5.17.0", True), ("5.23.1", True), ("5.24.0", False), ("6.0", False)])
-def test_a_transformers_that_is_too_new(version: str, takes: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(errors, "version", lambda package: {"transformers": version}[package])
-    if takes:
-        errors.require_transformers()
-        return
-    sentence = f"longitude's models need transformers before 5.24, and this is {version}: pip install"
-    with pytest.raises(errors.UnsupportedVersion, match=re.escape(sentence)):
-        errors.require_transformers()
-
-
 def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def refused(arguments: list[str]) -> int:
         raise errors.UnsupportedVersion("this is another version")
@@ -63,4 +51,3 @@ def test_newer_ones_pass(version: str, monkeypatch: pytest.MonkeyPatch):
 def test_the_oldest_torch_is_the_one_that_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"torch>={errors.OLDEST_TORCH}" in project["dependencies"]
-    assert f"transformers>=5.20,<{errors.TRANSFORMERS_BEFORE}" in project["optional-dependencies"]["models"]

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib.metadata import version
 from typing import Any, get_args
 
 OLDEST_TORCH = "2.6"  # pyproject.toml has these, too
-TRANSFORMERS_BEFORE = "5.24"  # models, outputs and generate() call `past_key_values` `cache` from there on
 
 
 class UnsupportedVersion(ImportError):
@@ -23,14 +21,6 @@ def require_torch() -> None:
         raise UnsupportedVersion(
             f"longitude needs torch {OLDEST_TORCH} or newer, and this is torch {found}: pip install --upgrade torch"
         )
-
-
-def require_transformers() -> None:
-    """UnsupportedVersion for a transformers that our models, and what reads its own, are not written for."""
-    found = version("transformers")
-    if _release(found) >= _release(TRANSFORMERS_BEFORE):
-        needs = f"longitude's models need transformers before {TRANSFORMERS_BEFORE}, and this is {found}"
-        raise UnsupportedVersion(f"{needs}: pip install 'transformers<{TRANSFORMERS_BEFORE}'")
 
 
 def _release(found: str) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def test_masks_of_transformers():
     config = LlamaConfig(num_hidden_layers=1)
     for kind in ("sdpa", "eager"):
         config._attn_implementation = kind
-        theirs = create_causal_mask(config, torch.zeros(2, 9, 32), valid, past_key_values=None)
+        theirs = create_causal_mask(config, torch.zeros(2, 9, 32), valid, None)
         out = lg.attend(q, k, v, mask=theirs, encoding="alibi")
         want = lg.attend(q, k, v, mask=lg.Causal() & lg.Padding(valid), encoding="alibi")
         real = valid.bool()[:, None, :, None].expand_as(out)

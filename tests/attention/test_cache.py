@@ -151,7 +151,7 @@ def test_adopting_caches():
 
 def static_cache() -> None:
     model = lg.LongitudeForCausalLM(lg.LongitudeConfig(hidden_size=16)).eval()
-    model(torch.ones(1, 5, dtype=torch.long), past_key_values=StaticCache(config=model.config, max_cache_len=8))
+    model(torch.ones(1, 5, dtype=torch.long), cache=StaticCache(config=model.config, max_cache_len=8))
 
 
 def filled(cache, layers: int):
@@ -164,7 +164,7 @@ KEPT = [LongitudeCacheLayer] * 3
 test_other_caches_are_refused = refused_calls(
     [
         (lambda: adopt(filled(DynamicCache(), 1), KEPT[:1]), "or a LongitudeCache, got a filled DynamicCache"),
-        (lambda: adopt(filled(LongitudeCache(2), 2), KEPT), "past_key_values: expected"),  # of another depth
+        (lambda: adopt(filled(LongitudeCache(2), 2), KEPT), "cache: expected"),  # of another depth
         (static_cache, "a DynamicCache of plain layers, got StaticCache of StaticLayer; static"),
     ]
 )

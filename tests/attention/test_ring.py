@@ -6,6 +6,7 @@ import torch.distributed as dist
 from transformers import MambaConfig, MambaForCausalLM
 
 import longitude as lg
+from longitude.models.cache_names import cache_in, named
 from tests.ring_processes import LENGTH, every, heads, in_processes, llama, memory, ours, quick
 
 
@@ -98,12 +99,12 @@ def calls():
         other = llama()
         other.set_attn_implementation(theirs)
         yield lambda other=other: other(**cut), 'with attn_implementation="longitude"'
-    yield lambda: llama()(**cut, use_cache=True, past_key_values=filled()), "a sequence without a past"
+    yield lambda: llama()(**cut, use_cache=True, **named(filled())), "a sequence without a past"
 
 
 def filled():
     with torch.no_grad():
-        return llama()(torch.arange(4)[None], use_cache=True).past_key_values
+        return cache_in(llama()(torch.arange(4)[None], use_cache=True))
 
 
 def test_what_cannot_be_right_is_refused(alone):

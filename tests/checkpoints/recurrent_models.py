@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from transformers import FalconMambaForCausalLM, Mamba2ForCausalLM, MambaForCausalLM, RwkvForCausalLM
 
+from longitude.models.cache_names import cache_in, named
+
 VOCABULARY = 40
 CASES = {
     "mamba": (MambaForCausalLM, {"state_size": 5, "conv_kernel": 3, "use_bias": True, "layer_norm_epsilon": 1e-3}),
@@ -68,6 +70,6 @@ def in_steps(model, ids):
         out = model(ids[:, :4], use_cache=True)
         each = [out.logits]
         for token in ids[:, 4:].split(1, 1):
-            out = model(token, past_key_values=out.past_key_values)
+            out = model(token, **named(cache_in(out)))
             each.append(out.logits)
     return torch.cat(each, 1)

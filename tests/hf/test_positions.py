@@ -11,6 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import longitude as lg
 from longitude.hf import from_pretrained, set_positions
+from longitude.models.cache_names import cache_in, named
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from tests.support import close as near, parameter_gradients, refused_calls
@@ -111,7 +112,7 @@ def test_chunks_padding_and_packing(kind, name, ids, mask, placed):
         cache, chunks = DynamicCache(config=model.config), []
         for start, stop in ((0, 9), (9, 15), (15, 16), (16, 17)):
             inputs = {"attention_mask": mask[:, :stop], "position_ids": places[:, start:stop]}
-            chunks.append(model(ids[:, start:stop], past_key_values=cache, **inputs).logits)
+            chunks.append(model(ids[:, start:stop], **named(cache), **inputs).logits)
         close(torch.cat(chunks, 1)[mask.bool()], whole[mask.bool()])
         two = torch.cat([torch.arange(7), torch.arange(10)])[None]
         packed = model(ids, position_ids=two, use_cache=False).logits
@@ -125,7 +126,7 @@ def test_frequencies_that_follow_the_length(ids, placed, stock):
     dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 4, "follow": "row"}
     model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
     cache = DynamicCache(config=model.config)
-    chunks = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(17)]
+    chunks = [model(ids[:, i : i + 1], **named(cache)).logits for i in range(17)]
     close(torch.cat(chunks, 1), model(ids).logits)
     packed = model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits
     close(packed[:, 7:], model(ids[:1, 7:]).logits)
@@ -265,10 +266,10 @@ def test_wrong_use_is_refused(ids, tmp_path, placed, stock):
         placed("llama", "fox", is_causal=False)(ids)
     model = placed("llama", "alibi")
     with pytest.raises(ValueError, match="static"):
-        model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=20))
-    filled = stock()(ids, use_cache=True).past_key_values
+        model(ids, **named(StaticCache(config=model.config, max_cache_len=20)))
+    filled = cache_in(stock()(ids, use_cache=True))
     with pytest.raises(ValueError, match="a filled DynamicCache"):
-        model(ids, past_key_values=filled)
+        model(ids, **named(filled))
     with pytest.raises(ValueError, match=r"attention_mask: expected bool .* for all heads"):
         model(ids, attention_mask=torch.ones(2, 4, 17, 17, dtype=torch.bool))
     model.set_attn_implementation("sdpa")
@@ -301,7 +302,7 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
         "Rotary", "SSMax", "NoPosition", "LearnedSink",
     ]  # fmt: skip
     cache = DynamicCache(config=both.config)
-    chunks = [both(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 9), (9, 10), (10, 17))]
+    chunks = [both(ids[:, a:b], **named(cache)).logits for a, b in ((0, 9), (9, 10), (10, 17))]
     close(torch.cat(chunks, 1), both(ids).logits)
     shared = placed("llama", {"layers": [rope]})
     assert len(shared.base_model.longitude_positions) == 1

@@ -17,6 +17,7 @@ import longitude as lg
 import longitude.hf  # registers
 from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import StockMask
+from longitude.models.cache_names import cache_in, named
 from tests.support import close as near
 
 close = partial(near, atol=1e-10)
@@ -51,7 +52,7 @@ def test_sinks(stock, ids, mask):
     close(gradients(ours, ids, attention_mask=mask), gradients(theirs, ids, attention_mask=mask))
     want, cache, chunks = theirs(ids, attention_mask=mask).logits, DynamicCache(config=ours.config), []
     for start, stop in ((0, 9), (9, 10), (10, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
     close(torch.cat(chunks, 1)[mask.bool()], want[mask.bool()])
     x = ours.get_input_embeddings()(ids[:1]).detach()
     packed = ours(inputs_embeds=x, use_cache=False, seq_idx=NUMBERS, position_ids=PLACES).logits
@@ -119,9 +120,9 @@ def test_marks_that_contradict_each_other(marks, reason, stock, ids):
 
 def test_marks_behind_a_cache_are_refused(stock, ids):
     model = stock("llama", "longitude")
-    cache = model(ids[:1, :4]).past_key_values
+    cache = cache_in(model(ids[:1, :4]))
     with pytest.raises(ValueError, match="this one has a cache or memories"):
-        model(ids[:1], past_key_values=cache, seq_idx=NUMBERS)
+        model(ids[:1], **named(cache), seq_idx=NUMBERS)
 
 
 # ---- caches, windows, weights ----------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def test_decoding_with_the_cache(pair, ids, mask):
     ours, theirs = pair
     cache, chunks = DynamicCache(config=ours.config), []
     for start, stop in ((0, 9), (9, 14), (14, 15), (15, 16), (16, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
     close(torch.cat(chunks, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
@@ -221,7 +222,7 @@ def test_chunks(stock, ids, mask):
     in_float32(ours(ids, attention_mask=mask).logits[real], want[real])
     cache, chunks = DynamicCache(config=ours.config), []
     for start, stop in ((0, 9), (9, 10), (10, 11), (11, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
     in_float32(torch.cat(chunks, 1)[real], want[real])
     for places in (PLACES, PLACES.expand(2, -1)):
         x = ids[: len(places)]
@@ -269,8 +270,7 @@ def test_a_mask_of_four_dimensions(form, pair, ids):
     for start, stop in ((0, 9), (9, 10), (10, 17)):
         step = {"attention_mask": mask(stop - start, stop), "position_ids": whole["position_ids"][:, start:stop]}
         got, want = (
-            model(ids[:, start:stop], past_key_values=cache, **step).logits
-            for model, cache in zip(pair, caches, strict=True)
+            model(ids[:, start:stop], **named(cache), **step).logits for model, cache in zip(pair, caches, strict=True)
         )
         close(got, want)
     assert (ours(ids).logits - ours(ids, **whole).logits).abs().max() > 1e-2

@@ -22,17 +22,14 @@ def test_text_continues_after_an_image(build, ids):
     padded = torch.stack([behind_padding, lg.multimodal_positions([2, (1, 2, 3), 9])])
     whole = model(tokens, position_ids=padded, attention_mask=mask).logits
     first = model(tokens[:, :12], position_ids=padded[:, :12], attention_mask=mask[:, :12], use_cache=True)
-    rest = [
-        model(tokens[:, t, None], attention_mask=mask[:, : t + 1], past_key_values=first.past_key_values).logits
-        for t in range(12, 17)
-    ]
+    rest = [model(tokens[:, t, None], attention_mask=mask[:, : t + 1], cache=first.cache).logits for t in range(12, 17)]
     close(torch.cat(rest, 1), whole[:, 12:])
 
     documents = torch.tensor([[0] * 11 + [1] * 3]).expand(2, -1)
     packed = torch.cat([every[:11], torch.arange(3)[:, None].expand(-1, 3)])
     whole = model(x, position_ids=packed, document_ids=documents).logits
     first = model(x[:, :9], position_ids=packed[:9], document_ids=documents[:, :9], use_cache=True)
-    close(model(x[:, 9:], document_ids=documents, past_key_values=first.past_key_values).logits, whole[:, 9:])
+    close(model(x[:, 9:], document_ids=documents, cache=first.cache).logits, whole[:, 9:])
 
 
 @torch.no_grad()
@@ -64,8 +61,8 @@ def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
     positions = (torch.arange(length) * 5)[None].expand(length, -1)
     close(model(x, position_ids=positions).logits, model(x, position_ids=positions[0]).logits)
     longer = ids(length, 2 * length)
-    cache = model(longer[:, :length], use_cache=True).past_key_values
-    close(model(longer[:, length:], past_key_values=cache).logits, model(longer).logits[:, length:])
+    cache = model(longer[:, :length], use_cache=True).cache
+    close(model(longer[:, length:], cache=cache).logits, model(longer).logits[:, length:])
     q = torch.randn(length, 2, length, 12)
     encoding = lg.encoding(spec, head_dim=12, layout="half")
     with pytest.raises(ValueError, match=r"may mean \[B, L\] or \[L, axes\]"):
@@ -82,7 +79,7 @@ def test_layers_that_rotate_by_three_axes_one_or_none(build, ids):
     model, x = build(None, encodings=["mrope", "none"]), ids(2, 9)
     whole = model(x, position_ids=image).logits
     first = model(x[:, :4], position_ids=image[:4], use_cache=True)
-    close(model(x[:, 4:], position_ids=image[4:], past_key_values=first.past_key_values).logits, whole[:, 4:])
+    close(model(x[:, 4:], position_ids=image[4:], cache=first.cache).logits, whole[:, 4:])
     for other in ("alibi", "rope", "fire"):
         mixed = build(None, encodings=["mrope", other])
         mixed(x)

@@ -18,7 +18,7 @@ def test_a_cache_continues_after_the_positions_that_were_given(places, build, id
     whole = model(x, position_ids=places).logits
     for given in (places[:5], places[None, :5], places[:5].expand(2, -1)):
         first = model(x[:, :5], position_ids=given, use_cache=True)
-        close(model(x[:, 5:], past_key_values=first.past_key_values).logits, whole[:, 5:])
+        close(model(x[:, 5:], cache=first.cache).logits, whole[:, 5:])
 
 
 def test_shared_encodings_are_one_module(build):
@@ -41,9 +41,9 @@ def test_learned_rows_suffice_for_padded_text(build, ids):
 def test_masks_that_cannot_be(build, ids):
     """One that does not cover the cache, and padding between tokens of one sequence."""
     model, x, ones = build(), ids(), torch.ones(2, 13, dtype=torch.long)
-    cache = model(x, use_cache=True).past_key_values
+    cache = model(x, use_cache=True).cache
     with pytest.raises(ValueError, match=r"attention_mask: expected \[2, 14\], one per token, cached ones included"):
-        model(x[:, :1], past_key_values=cache, attention_mask=ones[:, :1])
+        model(x[:, :1], cache=cache, attention_mask=ones[:, :1])
     hole = ones.index_fill(1, torch.tensor(7), 0)
     with pytest.raises(ValueError, match="padding is between tokens of one sequence"):
         model(x, attention_mask=hole)
@@ -65,7 +65,7 @@ def test_a_segment_with_memory_is_the_end_of_a_whole_pass(spec, build, ids):
         states = model(x[:, :5], output_hidden_states=True, **early).hidden_states
         second = model(x[:, 5:], memories=states, output_hidden_states=True, **options)
         close(second.logits, whole[:, 5:])
-        assert second.past_key_values is None
+        assert second.cache is None
         longer = [torch.cat([a, b[:, :4]], 1) for a, b in zip(states, second.hidden_states)]
         close(model(x[:, 9:], memories=longer, **options).logits, whole[:, 9:])
     kept = [state.detach().requires_grad_() for state in states]
@@ -80,7 +80,7 @@ def test_memories_that_cannot_be(build, ids):
     for memories, options, message in (
         (states[:1], {}, "memories: expected 2, one for each layer, got 1"),
         ((states[0], None), {}, "memories: expected a tensor for each layer"),
-        (states, {"past_key_values": out.past_key_values}, "neither a cache nor position_ids"),
+        (states, {"cache": out.cache}, "neither a cache nor position_ids"),
         (states, {"position_ids": x}, "neither a cache nor position_ids"),
         ([h[:1] for h in states], {}, r"memory: expected \[2, M, 16\] and no cache, got \[1, 6, 16\]"),
     ):

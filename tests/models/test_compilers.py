@@ -71,11 +71,11 @@ def test_decoding_compiles(options, build, ids):
     """A token after a cache, whole: two graphs, one of them for every length, and the logits of the eager model."""
     model, x, graphs = build(**options), ids(2, 16), CompileCounter()
     step = torch.compile(
-        lambda token, cache: model(token, past_key_values=cache, use_cache=True).logits, backend=graphs, fullgraph=True
+        lambda token, cache: model(token, cache=cache, use_cache=True).logits, backend=graphs, fullgraph=True
     )
-    caches = [model(x[:, :7], use_cache=True).past_key_values for _ in range(2)]
+    caches = [model(x[:, :7], use_cache=True).cache for _ in range(2)]
     for token in x[:, 7:].split(1, 1):
-        close(step(token, caches[0]), model(token, past_key_values=caches[1], use_cache=True).logits, 1e-10)
+        close(step(token, caches[0]), model(token, cache=caches[1], use_cache=True).logits, 1e-10)
     assert graphs.frame_count <= 2
 
 
@@ -91,8 +91,8 @@ def test_no_graph_break(build, ids):
 
     require_one_graph(x, labels=x)
     with torch.no_grad():
-        cache = model(x, use_cache=True).past_key_values
-        require_one_graph(x[:, :1], past_key_values=cache, use_cache=True)
+        cache = model(x, use_cache=True).cache
+        require_one_graph(x[:, :1], cache=cache, use_cache=True)
 
 
 @pytest.mark.slow
@@ -110,10 +110,10 @@ def test_inductor(build, ids):
         parameter_gradients(eager(x, labels=x).loss, eager), 1e-10,
     )  # fmt: skip
     with torch.no_grad():
-        caches = [eager(x, use_cache=True).past_key_values for _ in range(2)]
+        caches = [eager(x, use_cache=True).cache for _ in range(2)]
         for token in ids(2, 3, seed=2).split(1, 1):
             step, wanted = (
-                each(token, past_key_values=cache, use_cache=True).logits
+                each(token, cache=cache, use_cache=True).logits
                 for each, cache in zip((compiled, eager), caches, strict=True)
             )
             close(step, wanted, 1e-10)

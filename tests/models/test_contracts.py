@@ -248,11 +248,11 @@ def test_checkpointing_gives_the_same_gradients(kind, name, position, build):
     for reentrant in (False, True):
         enable({"use_reentrant": reentrant})
         out = model(**x, **cache)
-        assert not cache or out.past_key_values is None
+        assert not cache or out.cache is None
         out.loss.backward()
         close([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()], plain, 1e-10)
         model.zero_grad()
-    assert not cache or model.eval()(**x, **cache).past_key_values is not None
+    assert not cache or model.eval()(**x, **cache).cache is not None
 
 
 @every_head
@@ -315,7 +315,7 @@ REFUSED = [
     (CAUSAL, {"position_ids": X[:, :5]}, r"position_ids: expected \[6\] or \[2, 6\], got \[2, 5\]"),
     (CAUSAL, {"position_ids": torch.arange(6.0)}, "position_ids: expected integer positions"),
     (CAUSAL, {"position_ids": X - 4}, "position_ids: expected positions of 0 or more, got -1"),
-    (SEQ2SEQ, {"past_key_values": DynamicCache()}, "past_key_values: expected transformers' EncoderDecoderCache"),
+    (SEQ2SEQ, {"cache": DynamicCache()}, "cache: expected transformers' EncoderDecoderCache"),
 ]
 
 

@@ -28,8 +28,8 @@ def model_of(build):
 def in_chunks(model, x, cuts) -> torch.Tensor:
     cache, outs = None, []
     for a, b in pairwise(cuts):
-        out = model(x[:, a:b], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(x[:, a:b], cache=cache, use_cache=True)
+        cache = out.cache
         outs.append(out.logits)
     return torch.cat(outs, 1)
 
@@ -50,10 +50,10 @@ def test_the_published_rule_never_drifts(model_of, ids, name) -> None:
     else:
         with pytest.raises(ValueError, match="prefill again"):
             in_chunks(model, x, [0, L0 + 1, L0 + 2])
-    cache = model(x[:, :12], use_cache=True).past_key_values
+    cache = model(x[:, :12], use_cache=True).cache
     cache.crop(L0 - 2 - 12)  # what is left was made beyond the border
     with pytest.raises(ValueError, match="prefill again"):
-        model(x[:, L0 - 2 : L0 - 1], past_key_values=cache)
+        model(x[:, L0 - 2 : L0 - 1], cache=cache)
 
 
 @torch.no_grad()

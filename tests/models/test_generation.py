@@ -7,6 +7,7 @@ from transformers import DynamicCache
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.state_cache import StateLayer
+from longitude.models.cache_names import cache_in
 from tests.models.conftest import mixer_spec
 
 SPECS = [*lg.list_encodings(), ["rope", "fox"]]
@@ -51,7 +52,7 @@ def test_with_the_cache_as_without(options, build, ids):
     for _ in range(NEW):
         best = model(expected, use_cache=False).logits[:, -1].argmax(-1)
         expected = torch.cat([expected, best[:, None]], 1)
-    for ways in ({}, {"use_cache": False}, {"past_key_values": DynamicCache()}):
+    for ways in ({}, {"use_cache": False}, {"cache": DynamicCache()}):
         assert torch.equal(generate(model, x, **ways), expected)
     assert len(set(expected[:, 7:].flatten().tolist())) > (1 if "kerple" in str(options) else 2)
     for ways in ({"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
@@ -81,12 +82,12 @@ def test_continuing_from_a_returned_cache(spec, build, ids):
     """The tokens that one run would have given; also after a turn of the user's."""
     model, x = build(spec), ids(2, 7)
     part = generate(model, x, new=4, return_dict_in_generate=True)
-    assert part.past_key_values.get_seq_length() == 10  # the last token was given out, but not yet read
-    options = {"past_key_values": part.past_key_values, "return_dict_in_generate": True}
+    assert cache_in(part).get_seq_length() == 10  # the last token was given out, but not yet read
+    options = {"cache": cache_in(part), "return_dict_in_generate": True}
     more = generate(model, part.sequences, new=4, **options)
     assert torch.equal(more.sequences, generate(model, x, new=8))
     longer = torch.cat([more.sequences, ids(2, 5, seed=9)], 1)
-    assert torch.equal(generate(model, longer, past_key_values=more.past_key_values), generate(model, longer))
+    assert torch.equal(generate(model, longer, cache=cache_in(more)), generate(model, longer))
 
 
 def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):

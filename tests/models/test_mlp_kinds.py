@@ -26,7 +26,7 @@ def test_chunks_steps_and_rows_alone(kind, build, ids):
     model, x = build(**{"encoding": "auto", **KINDS[kind]}), ids(3, 13)
     want, cache, parts = model(x).logits, DynamicCache(), []
     for some in x.split([5, 1, 6, 1], 1):
-        parts.append(model(some, past_key_values=cache, use_cache=True).logits)
+        parts.append(model(some, cache=cache, use_cache=True).logits)
     close(torch.cat(parts, 1), want)
     mask = torch.arange(13) >= torch.tensor([[0], [4], [1]])
     padded = model(x, attention_mask=mask).logits
@@ -55,9 +55,7 @@ def test_generation_with_the_cache_as_without(kind, build, ids):
         assert torch.equal(model.generate(x, cache_implementation="offloaded", **options, **more), want)
     with torch.inference_mode():
         first = model(x, use_cache=True)
-    close(
-        model(x[:, :1], past_key_values=first.past_key_values).logits, model(torch.cat([x, x[:, :1]], 1)).logits[:, -1:]
-    )
+    close(model(x[:, :1], cache=first.cache).logits, model(torch.cat([x, x[:, :1]], 1)).logits[:, -1:])
 
 
 @with_channel_mix

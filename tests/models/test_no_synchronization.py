@@ -69,9 +69,9 @@ def test_a_decoding_step_reads_nothing(encoding):
     for _ in range(3):
         token = torch.zeros(1, 1, dtype=torch.long, device="meta")
         with Copies() as copies:
-            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+            out = model(token, cache=out.cache, use_cache=True)
         assert copies.found == []
-    assert out.logits.shape == (1, 1, 9) and out.past_key_values.get_seq_length() == 9
+    assert out.logits.shape == (1, 1, 9) and out.cache.get_seq_length() == 9
 
 
 def test_what_is_copied_is_seen():

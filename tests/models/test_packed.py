@@ -112,12 +112,12 @@ def test_a_call_with_documents_keeps_no_cache(build, ids):
     """Its tokens could not be distinguished later; where one is requested, the call is refused."""
     model, x = build("rope"), ids(1, TOKENS)
     for name, marks in MARKS.items():
-        kept = model(x, **marks).past_key_values
+        kept = model(x, **marks).cache
         assert (kept is None) == ("document_ids" not in name)
         if "document_ids" not in name:
             with pytest.raises(ValueError, match="within one call, and this one has a cache or memories"):
                 model(x, use_cache=True, **marks)
-    assert model(x, position_ids=torch.arange(TOKENS)).past_key_values is not None
+    assert model(x, position_ids=torch.arange(TOKENS)).cache is not None
 
 
 TWO = torch.tensor([[0, 0, 1, 1]])

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.models.cache_names import cache_in, named
 from longitude.positions.hugging_face import from_hugging_face
 
 NAMES = {
@@ -91,8 +92,8 @@ def test_llama_padded_and_cached(name, ids):
         cache, logits = None, []
         for step in (slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)):
             given = {"attention_mask": mask[:, : step.stop], "position_ids": positions[:, step]}
-            out = model(x[:, step], **given, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(x[:, step], **given, **named(cache), use_cache=True)
+            cache = cache_in(out)
             logits.append(out.logits)
         found.append(torch.cat(logits, 1)[mask.bool()])
     expected, got = found

@@ -10,6 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 import longitude as lg
 from longitude.attention.mixer import list_mixers
 from longitude.models import LongitudeForSeq2SeqLM
+from longitude.models.cache_names import cache_in
 from tests.models.conftest import mixer_spec
 from tests.support import close as near, parameter_gradients
 
@@ -61,8 +62,8 @@ def in_chunks(model, x, y):
     encoded, cache, chunks = model.encoder(x, attention_mask=MASK), None, []
     for chunk in y.split((5, 1, 1, 7), 1):
         given = {"encoder_outputs": encoded, "attention_mask": MASK, "decoder_input_ids": chunk}
-        out = model(**given, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(**given, cache=cache, use_cache=True)
+        cache = out.cache
         chunks.append(out.logits)
     return torch.cat(chunks, 1), cache
 
@@ -74,7 +75,7 @@ def test_chunks_are_the_whole(spec, build, pair):
     """The source is read once, and its keys are made once in each block."""
     model, (x, y) = build(spec), pair(target=14)
     whole = model(x, attention_mask=MASK, decoder_input_ids=y, use_cache=False)
-    assert whole.past_key_values is None and model(x, labels=y).past_key_values is None
+    assert whole.cache is None and model(x, labels=y).cache is None
     read: list[str] = []
     model.encoder.register_forward_hook(lambda *_: read.append("source"))
     for block in model.decoder.layers:
@@ -115,8 +116,8 @@ def test_padding_of_the_target_changes_nothing(spec, build, pair):
     cache, chunks = None, []
     for start, stop in ((0, 6), (6, 12)):
         given = {"decoder_input_ids": padded[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
-        out = model(x, **given, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(x, **given, cache=cache, use_cache=True)
+        cache = out.cache
         chunks.append(out.logits)
     close(torch.cat(chunks, 1)[:, 3:], plain.logits)
     close(model(x, decoder_input_ids=padded, decoder_attention_mask=mask).logits[:, 3:], plain.logits)
@@ -219,12 +220,12 @@ def test_labels_become_inputs_one_later(build, pair):
 @torch.no_grad()
 def test_a_cache_of_another_source_is_refused(build, pair):
     model, (x, y) = build(), pair()
-    cache = model(x, decoder_input_ids=y, use_cache=True).past_key_values
+    cache = model(x, decoder_input_ids=y, use_cache=True).cache
     message = r"cache: expected keys \[2, 2, 5, 4\] of this layer's source, got \[2, 2, 11, 4\]"
     with pytest.raises(ValueError, match=message):
-        model(x[:, :5], decoder_input_ids=y[:, :1], past_key_values=cache)
-    with pytest.raises(ValueError, match="past_key_values: expected 3 layers, as the decoder has, got 2"):
-        build(num_hidden_layers=3)(x, decoder_input_ids=y, past_key_values=cache)
+        model(x[:, :5], decoder_input_ids=y[:, :1], cache=cache)
+    with pytest.raises(ValueError, match="cache: expected 3 layers, as the decoder has, got 2"):
+        build(num_hidden_layers=3)(x, decoder_input_ids=y, cache=cache)
 
 
 # ---- generate() ------------------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_generate_continues_from_what_is_given(build, pair):
     assert torch.equal(generate(model, x, new=5, decoder_input_ids=whole[:, :4]), whole)
     assert torch.equal(generate(model, None, encoder_outputs=model.encoder(x)), whole)
     part = generate(model, x, new=4, return_dict_in_generate=True)
-    more = generate(model, x, new=4, decoder_input_ids=part.sequences, past_key_values=part.past_key_values)
+    more = generate(model, x, new=4, decoder_input_ids=part.sequences, cache=cache_in(part))
     assert torch.equal(more, whole)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    assert torch.equal(generate(model, x, past_key_values=cache), whole)
+    assert torch.equal(generate(model, x, cache=cache), whole)

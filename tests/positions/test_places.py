@@ -139,8 +139,8 @@ def test_any_split_gives_one_pass(mixers: list | None) -> None:
         cuts = [0, *sorted(drawing.Random(seed).sample(range(1, 13), 1 + 2 * seed)), 13]
         cache, parts = None, []
         for a, b in pairwise(cuts):
-            out = model(IDS[:, a:b], past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(IDS[:, a:b], cache=cache, use_cache=True)
+            cache = out.cache
             parts.append(out.logits)
         close(torch.cat(parts, 1), whole)
 
@@ -215,7 +215,7 @@ MODEL = model_with("abacus")
 
 def continued() -> None:
     out = MODEL(inputs_embeds=MODEL.model.embed_tokens(IDS), place_ids=torch.zeros_like(IDS), use_cache=True)
-    MODEL(IDS[:, :1], past_key_values=out.past_key_values)
+    MODEL(IDS[:, :1], cache=out.cache)
 
 
 A, X = {"max_length": 9, "dim": 4}, torch.zeros(1, 2, 4)

@@ -56,8 +56,8 @@ def test_width_and_scale():
     config = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "encoding": "pope"}
     model = lg.LongitudeForCausalLM(lg.LongitudeConfig(**config))
     out = model(torch.zeros(1, 6, dtype=torch.long), use_cache=True)
-    assert out.past_key_values.layers[0].keys.shape == (1, 4, 6, 16)
-    assert out.past_key_values.layers[0].values.shape == (1, 4, 6, 8)
+    assert out.cache.layers[0].keys.shape == (1, 4, 6, 16)
+    assert out.cache.layers[0].values.shape == (1, 4, 6, 8)
 
 
 def test_what_and_where_do_not_touch():

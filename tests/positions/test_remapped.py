@@ -240,8 +240,8 @@ def test_a_model_decodes_with_raw_keys(name):
     ids = torch.arange(90)[None] % 9
     whole, cache, steps = model(ids).logits, None, []
     for part in ids.split([40, 1, 1, 48], 1):
-        out = model(part, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(part, cache=cache, use_cache=True)
+        cache = out.cache
         steps.append(out.logits)
     close(torch.cat(steps, 1), whole, 1e-11)
     rope = lg.LongitudeForCausalLM(lg.LongitudeConfig(**shape, encoding="rope")).double().eval()

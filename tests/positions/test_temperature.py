@@ -134,7 +134,7 @@ def test_stock_and_own_decoding_follow_positions_not_the_cache():
     with torch.no_grad():
         want = model(ids).logits
         out = model(padded[:, :10], attention_mask=valid[:, :10].long(), use_cache=True)
-        rest = model(padded[:, 10:], attention_mask=valid.long(), past_key_values=out.past_key_values).logits
+        rest = model(padded[:, 10:], attention_mask=valid.long(), cache=out.cache).logits
     close(rest, want[:, 5:])
 
 

@@ -6,6 +6,7 @@ from transformers import DynamicCache
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearConfig, KimiLinearDeltaAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextConfig, Qwen3NextGatedDeltaNet
 
+from longitude.models.cache_names import cache_name
 from longitude.recurrent import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.delta import unit
 from longitude.testing import fill
@@ -149,7 +150,9 @@ def same_layer(ours, theirs, config, weights):
     with torch.no_grad():
         cache, mine = DynamicCache(config=config), ours.cache_layer()
         for part in (x[:, :20], *x[:, 20:30].split(1, 1)):
-            torch.testing.assert_close(ours(part, cache=mine), theirs(part, cache_params=cache), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                ours(part, cache=mine), theirs(part, **{cache_name(theirs): cache}), rtol=1e-4, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude.models.cache_names import cache_name
 from longitude.recurrent import Mamba
 from longitude.testing import fill
 from tests.support import close, refused_calls
@@ -96,7 +97,9 @@ def test_mamba_is_transformers(options):
     with torch.no_grad():
         cache, mine = DynamicCache(config=config), ours.cache_layer()
         for part in x.split([5, *[1] * 8], 1):
-            torch.testing.assert_close(ours(part, cache=mine), theirs(part, cache_params=cache), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                ours(part, cache=mine), theirs(part, **{cache_name(theirs): cache}), rtol=1e-4, atol=1e-4
+            )
 
 
 def test_initial_values_are_the_published():

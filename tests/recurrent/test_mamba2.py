@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache, Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from longitude.models.cache_names import cache_name
 from longitude.recurrent import Mamba2, ssd
 from longitude.testing import fill
 
@@ -43,7 +44,9 @@ def test_mamba2_is_transformers(groups):
     with torch.no_grad():
         cache, mine = DynamicCache(config=config), ours.cache_layer()
         for part in (x[:, :20], *x[:, 20:30].split(1, 1)):
-            torch.testing.assert_close(ours(part, cache=mine), theirs(part, cache_params=cache), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                ours(part, cache=mine), theirs(part, **{cache_name(theirs): cache}), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_initial_values():

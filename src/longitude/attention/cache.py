@@ -248,12 +248,10 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
             together(cache.layers)
         return cache
     if cache.layers and cache.get_seq_length():
-        raise ValueError(
-            f"past_key_values: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}"
-        )
+        raise ValueError(f"cache: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}")
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
         raise ValueError(
-            f"past_key_values: expected a LongitudeCache or a DynamicCache of plain layers, got {type(cache).__name__} of "
+            f"cache: expected a LongitudeCache or a DynamicCache of plain layers, got {type(cache).__name__} of "
             f"{type(cache.layers[0]).__name__}; static, sliding and quantized layers cannot hold what encodings keep"
         )
     cache.layers[:] = [empty() for empty in make]

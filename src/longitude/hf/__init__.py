@@ -6,13 +6,11 @@ Importing this package registers attn_implementation="longitude".
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from longitude.errors import require_transformers
 from longitude.hf.attention import stock_attention
 from longitude.hf.masks import stock_mask
 from longitude.hf.stock import from_pretrained, set_positions
 from longitude.hf.trainer import SequenceParallelTrainer, Trainer
 
-require_transformers()
 AttentionInterface.register("longitude", stock_attention)
 AttentionMaskInterface.register("longitude", stock_mask)
 

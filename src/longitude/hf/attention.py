@@ -19,7 +19,9 @@ REFUSED = {
     "head_mask": "it mutes heads",
     "indices": "it chooses keys",
     "block_indices": "it chooses keys",
-    "cache": "the keys are in pages",
+    "cache": "the keys are in pages",  # transformers before 5.24
+    "read_index": "the keys are in pages",
+    "block_table": "the keys are in pages",
 }
 """Arguments by which a model changes its attention and that are not supported here. Any other that is not in the signature does
 not concern attention: models pass on all they were called with, such as the labels of a loss."""

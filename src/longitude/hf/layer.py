@@ -14,6 +14,7 @@ from longitude.attention.length_dependent import later, newest, parted, require_
 from longitude.attention.masks import Mask, require_causal
 from longitude.attention.operation import raw_request, run, run_parts
 from longitude.hf.masks import StockMask, dense_mask, with_packed
+from longitude.models.cache_names import ATTENTION
 from longitude.models.streams import starts_of
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed
@@ -140,7 +141,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         raise ValueError(
             f"set_positions: {type(attention).__name__} is not called with the model's position embeddings"
         )
-    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
+    cache = next((kwargs[name] for name in (*ATTENTION, "layer_past") if name in kwargs), None)
     layer = None if cache is None else cache_layer(cache, attention.layer_idx)
     past = 0 if layer is None else layer.get_seq_length()
     if not isinstance(mask, StockMask):
@@ -184,7 +185,7 @@ def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
         kind = f"a filled {type(cache).__name__}" if plain else f"one of {type(layer).__name__}"
         got = "one that offloads" if cache.offloading else kind
         raise ValueError(
-            f"past_key_values: expected an empty DynamicCache, or one that this model has filled, got {got}; static, quantized "
+            f"cache: expected an empty DynamicCache, or one that this model has filled, got {got}; static, quantized "
             "and offloaded caches cannot hold what encodings keep: leave cache_implementation out"
         )
     cache.layers[index] = ours = StockCacheLayer()

@@ -2,14 +2,12 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-from longitude.errors import require_transformers
 from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel
 from longitude.models.encoder import LongitudeForMaskedLM
 from longitude.models.seq2seq import LongitudeForSeq2SeqLM
 
-require_transformers()
 AutoConfig.register("longitude", LongitudeConfig, exist_ok=True)
 AutoModel.register(LongitudeConfig, LongitudeModel, exist_ok=True)
 AutoModelForCausalLM.register(LongitudeConfig, LongitudeForCausalLM, exist_ok=True)

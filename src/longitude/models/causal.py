@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.generation.utils import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.models.cache_names import INSTALLED, CausalOutput, one_of, renamed
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.inputs import require_assistant, require_known
@@ -47,7 +47,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -59,13 +59,14 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         place_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalOutput:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
 
         Args:
             input_ids: Tokens [B, L]; or inputs_embeds.
-            past_key_values: A cache, filled or empty.
+            cache: A cache, filled or empty.
             inputs_embeds: [B, L, hidden_size] instead of input_ids.
             use_cache: Return a cache; None: config.use_cache, and never in training.
             memories: As in LongitudeModel.
@@ -80,6 +81,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             document_ids: A number per token [B, Lk]; a run of one number is a document.
             num_items_in_batch: Predicted tokens over all batches of a step, to divide the loss by.
             place_ids: As in LongitudeModel.
+            past_key_values: The cache, by its name in transformers before 5.24.
             skip_logits: With labels, return no logits; None skips them in training, so that [L, vocab_size] is never held.
             kwargs: Those marks, and shift_labels [B, L]: the token after each input, shifted already.
 
@@ -92,11 +94,13 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
         require_known(kwargs, type(self).forward, "shift_labels", *Packed.__annotations__)
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        if past_key_values is not None:
+            cache = one_of(cache, past_key_values)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             document_ids=document_ids,
@@ -117,7 +121,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
                     "labels: a slice ends before the next process's first token; expected shift_labels too"
                 )
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-            alone = past_key_values is None and not use_cache and memories is None
+            alone = cache is None and not use_cache and memories is None
             documents = documents_of(
                 len(labels), labels.shape[1], document_ids, position_ids, attention_mask, alone, **kwargs
             )
@@ -128,23 +132,23 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             if attention_mask is not None:  # and padding predicts nothing
                 shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
         loss, logits = predicted(self, hidden, shift_labels, num_items_in_batch, skip_logits, logits_to_keep)
-        return CausalLMOutputWithPast(
+        return CausalOutput(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{INSTALLED: outputs.cache},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
     # ---- generate() with documents, and with positions of several axes: transformers passes them as [axes, B, L] ----
     # (its mixin requires a protocol that its own models do not satisfy, by pyright)
-    def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
+    def generate(self, *arguments: Any, position_ids: Tensor | None = None, **options: Any) -> Any:
         """As in transformers; documents and positions of several axes continue, too.
 
         Args:
             arguments: As in transformers.
             position_ids: Of the prompt, [B, L] or [B, L, axes]; they continue as in forward.
-            named: As in transformers; the last of document_ids [B, L] continues.
+            options: As in transformers; the last of document_ids [B, L] continues, and a cache has either of its names.
 
         Returns:
             As in transformers.
@@ -152,10 +156,10 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         Raises:
             ValueError: For an assistant whose cache cannot be cropped.
         """
-        require_assistant(named.get("assistant_model"))
+        require_assistant(options.get("assistant_model"))
         if position_ids is not None:
-            named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
-        return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+            options["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
+        return super().generate(*arguments, **renamed(options))  # pyright: ignore[reportAttributeAccessIssue]
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *arguments: Any, inputs_embeds: Tensor | None = None, **kwargs: Any

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
@@ -21,6 +20,7 @@ from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.request import as_int, following
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.models.blocks import Block, norm
+from longitude.models.cache_names import ATTENTION, INSTALLED, DecoderOutput, one_of
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.inputs import ids_so_far, layers_of, places_of, require_embeds
 from longitude.models.sequence import require_slice
@@ -38,7 +38,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = [*ATTENTION]
     written_by = "LongitudeForCausalLM"
     """The kind of model whose checkpoints hold the same stack, under the same mask."""
 
@@ -189,7 +189,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
@@ -200,15 +200,16 @@ class LongitudeModel(LongitudePreTrainedModel):
         source_valid: Tensor | None = None,
         cross_cache: Cache | None = None,
         place_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
         **packed: Unpack[Packed],
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    ) -> DecoderOutput:
         """Run the stack.
 
         Args:
             input_ids: Tokens [B, L]; or inputs_embeds.
             attention_mask: 0 for padding [B, Lk], cached tokens included; or a SequenceSlice, as cut_sequence makes it.
             position_ids: [L], [B, L] or [B, L, axes]; those that start over mark documents.
-            past_key_values: A cache, filled or empty.
+            cache: A cache, filled or empty.
             inputs_embeds: [B, L, hidden_size] instead of input_ids.
             use_cache: Return a cache; None: config.use_cache, and never in training.
             document_ids: A number per token [B, Lk]; a run of one number is a document.
@@ -221,6 +222,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             source_valid: 0 for padding of the source [B, S].
             cross_cache: Of the source's keys and values.
             place_ids: [B, L], instead of those that encodings make of input_ids.
+            past_key_values: The cache, by its name in transformers before 5.24.
             packed: Other marks of documents, as `documents_of` reads them.
 
         Returns:
@@ -229,6 +231,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         Raises:
             ValueError: For what does not fit.
         """
+        if past_key_values is not None:
+            cache = one_of(cache, past_key_values)
         if (input_ids is None) == (inputs_embeds is None) and not self.cross:
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -244,10 +248,10 @@ class LongitudeModel(LongitudePreTrainedModel):
         mask, positions = self.mask, None
         if isinstance(attention_mask, SequenceSlice):
             marks = {"document_ids": document_ids, "memories": memories, "place_ids": place_ids, **packed}
-            others = {"past_key_values": past_key_values, "use_cache": use_cache, **marks}
+            others = {"cache": cache, "use_cache": use_cache, **marks}
             positions = require_slice(self, attention_mask, position_ids, others)
             mask, attention_mask, position_ids, use_cache = mask & attention_mask, None, None, False
-        alone = past_key_values is None and not use_cache and memories is None
+        alone = cache is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(
             x.shape[0], x.shape[1], document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
@@ -256,12 +260,11 @@ class LongitudeModel(LongitudePreTrainedModel):
             use_cache = False  # the default; a cache would not keep its documents apart
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
-        if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
+        if self.gradient_checkpointing and self.training and (use_cache or cache is not None):
             logger.warning_once("gradient checkpointing computes layers twice, so this call has no cache")
-            use_cache, past_key_values = False, None
-        cache = None
-        if past_key_values is not None:
-            cache = adopt(past_key_values, self.cache_layers)
+            use_cache, cache = False, None
+        if cache is not None:
+            cache = adopt(cache, self.cache_layers)
         elif use_cache:
             cache = LongitudeCache([make() for make in self.cache_layers])
         past = cache.get_seq_length() if cache is not None else 0
@@ -325,9 +328,9 @@ class LongitudeModel(LongitudePreTrainedModel):
                 cross_attentions.append(cross_weights)
         x = self.norm(x)
         last: Any = x if len(self.layers) in wanted else None
-        return BaseModelOutputWithPastAndCrossAttentions(
+        return DecoderOutput(
             last_hidden_state=x,
-            past_key_values=cache,
+            **{INSTALLED: cache},
             hidden_states=(*hidden_states[:-1], last) if wanted else None,
             attentions=tuple(attentions) if output_attentions else None,
             cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,

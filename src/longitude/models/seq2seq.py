@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
-from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from longitude.models.cache_names import INSTALLED, Seq2SeqOutput, Seq2SeqStackOutput, one_of, renamed
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
@@ -98,13 +98,14 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         position_ids: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
         encoder_outputs: Sequence[Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
-    ) -> Seq2SeqModelOutput:
+        past_key_values: Cache | None = None,
+    ) -> Seq2SeqStackOutput:
         """As LongitudeForSeq2SeqLM, without labels: decoder_input_ids or decoder_inputs_embeds must be given."""
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         if encoder_outputs is None:
@@ -128,24 +129,24 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         assert decoder_inputs_embeds is not None
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        cache = self.cache_of(past_key_values, use_cache)
+        kept = self.cache_of(one_of(cache, past_key_values), use_cache)
         outputs = self.decoder(
             input_ids=decoder_input_ids,  # for encodings that read them
             inputs_embeds=decoder_inputs_embeds,
             attention_mask=decoder_attention_mask,
             position_ids=decoder_position_ids,
-            past_key_values=None if cache is None else cache.self_attention_cache,
+            cache=None if kept is None else kept.self_attention_cache,
             use_cache=False,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             source=source,
             source_valid=valid_of(attention_mask, source),
-            cross_cache=None if cache is None else cache.cross_attention_cache,
+            cross_cache=None if kept is None else kept.cross_attention_cache,
             return_dict=True,
         )
-        return Seq2SeqModelOutput(
+        return Seq2SeqStackOutput(
             last_hidden_state=outputs.last_hidden_state,
-            past_key_values=cache,
+            **{INSTALLED: kept},
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
@@ -165,16 +166,14 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
             given = EncoderDecoderCache(DynamicCache(), DynamicCache())
         if not isinstance(given, EncoderDecoderCache):
             raise ValueError(
-                "past_key_values: expected transformers' EncoderDecoderCache, for the target and for the source, got "
+                "cache: expected transformers' EncoderDecoderCache, for the target and for the source, got "
                 f"{type(given).__name__}"
             )
         cross, blocks = given.cross_attention_cache, self.decoder.layers
         if not cross.layers or not cross.get_seq_length():  # an empty one, such as generate() makes
             cross.layers[:] = [block.cross.cache_layer() for block in blocks]  # type: ignore[union-attr]
         if len(cross.layers) != len(blocks):
-            raise ValueError(
-                f"past_key_values: expected {len(blocks)} layers, as the decoder has, got {len(cross.layers)}"
-            )
+            raise ValueError(f"cache: expected {len(blocks)} layers, as the decoder has, got {len(cross.layers)}")
         return given
 
 
@@ -252,7 +251,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
         encoder_outputs: Sequence[Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -262,8 +261,9 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         skip_logits: bool | None = None,
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> Seq2SeqLMOutput:
+    ) -> Seq2SeqOutput:
         """Logits of the token after each of the decoder's and, given labels, the loss.
 
         Args:
@@ -274,7 +274,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             position_ids: [B, S]; default: 0, 1, 2, ...
             decoder_position_ids: [B, L]; default: 0, 1, 2, ..., after cached tokens.
             encoder_outputs: what `encoder` returned for the source, which is then not read again.
-            past_key_values: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the
+            cache: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the
                 source are made when it is empty.
             inputs_embeds: [B, S, hidden_size], instead of input_ids.
             decoder_inputs_embeds: [B, L, hidden_size], instead of decoder_input_ids.
@@ -285,10 +285,11 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             skip_logits: see there.
             output_hidden_states: of encoder and decoder, each as in LongitudeModel.
             output_attentions: the same, and the weights [B, H, L, S] of every layer's cross-attention.
+            past_key_values: the cache, by its name in transformers before 5.24.
             **kwargs: none is known; their names are refused.
 
         Returns:
-            Seq2SeqLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
+            transformers' Seq2SeqLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
         """
         if "document_ids" in kwargs:
             raise ValueError(
@@ -310,6 +311,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             position_ids=position_ids,
             decoder_position_ids=decoder_position_ids,
             encoder_outputs=encoder_outputs,
+            cache=cache,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
@@ -323,12 +325,12 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
         loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits, logits_to_keep)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
+        return Seq2SeqOutput(loss=loss, logits=logits, **others)
 
-    def generate(self, *arguments: Any, **named: Any) -> Any:
+    def generate(self, *arguments: Any, **options: Any) -> Any:
         """As in transformers."""
-        require_assistant(named.get("assistant_model"))
-        return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+        require_assistant(options.get("assistant_model"))
+        return super().generate(*arguments, **renamed(options))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:

@@ -127,8 +127,8 @@ def _in_calls(
     cache, parts = None, []
     for a, b in pairwise(cuts):
         so_far = {name: given[:, :b] for name, given in streams.items()}
-        out = model(ids[:, a:b], position_ids=positions(a, b), past_key_values=cache, use_cache=True, **so_far)
-        cache = out.past_key_values
+        out = model(ids[:, a:b], position_ids=positions(a, b), cache=cache, use_cache=True, **so_far)
+        cache = out.cache
         parts.append(out.logits)
     return torch.cat(parts, 1)
 
@@ -247,17 +247,17 @@ def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
     ids = token_ids(2, TOKENS)
     whole = model(ids, use_cache=False).logits[:, PAST:]
     filled = DynamicCache()  # as generate() makes it: our layers come in place
-    model(ids[:, :PAST], past_key_values=filled)
+    model(ids[:, :PAST], cache=filled)
 
     def continues(what: str, start: int = PAST) -> Act:
         def go(cache: Any) -> None:
-            logits = model(ids[:, start:], past_key_values=cache).logits[:, PAST - start :]
+            logits = model(ids[:, start:], cache=cache).logits[:, PAST - start :]
             close(f"{name}, {what}", logits, whole, EQUAL)
 
         return go
 
     def calling(batch: int = 2, **options: Any) -> Act:
-        return lambda cache: model(token_ids(batch, 4), past_key_values=cache, **options)
+        return lambda cache: model(token_ids(batch, 4), cache=cache, **options)
 
     def refused_above(tokens: int) -> Act:
         """By the last layer, when the first one has taken the tokens in."""
@@ -268,7 +268,7 @@ def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
         def call(cache: Any) -> None:
             hook = model.model.layers[-1].register_forward_pre_hook(refuse)
             try:
-                model(token_ids(2, tokens), past_key_values=cache)
+                model(token_ids(2, tokens), cache=cache)
             finally:
                 hook.remove()
 

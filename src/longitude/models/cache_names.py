@@ -1,0 +1,93 @@
+"""The two names of a cache: `cache` in transformers from 5.24 on, `past_key_values` before."""
+
+from __future__ import annotations
+
+import inspect
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from transformers import Cache
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    CausalLMOutputWithPast,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+
+OLD, NEW = "past_key_values", "cache"
+INSTALLED = NEW if NEW in CausalLMOutputWithPast.__dataclass_fields__ else OLD
+"""What the installed transformers calls a cache: in its models' arguments, in their outputs and in generate()."""
+ATTENTION = (NEW, OLD)
+"""What its models of attention call theirs, in any version."""
+CACHES = (*ATTENTION, "cache_params", "state")
+"""What any of its models may call theirs, in any version."""
+Output = TypeVar("Output")
+
+
+def named(cache: Cache | None) -> dict[str, Any]:
+    """A cache as an argument of the installed transformers: of a model, or of an output."""
+    return {INSTALLED: cache}
+
+
+def cache_in(output: Any) -> Any:
+    """The cache in an output of the installed transformers; None where there is none."""
+    return getattr(output, INSTALLED, None)
+
+
+def one_of(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """The cache that was passed, by either name; ValueError for both."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError(f"expected {NEW} or {OLD}, which is its name in transformers before 5.24, got both")
+    return past_key_values if cache is None else cache
+
+
+def renamed(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, with the cache, if there is one, under the name that the installed transformers reads."""
+    others = {name: value for name, value in arguments.items() if name not in ATTENTION}
+    cache = one_of(arguments.get(NEW), arguments.get(OLD))
+    return others if cache is None else {**others, **named(cache)}
+
+
+def arguments_of(model: Any) -> set[str]:
+    """Names of the arguments of a model's forward; where it has **kwargs, with those of the classes that it overrides."""
+    forwards = [model.forward, *(kind.forward for kind in type(model).__mro__ if "forward" in vars(kind))]
+    names: set[str] = set()
+    for forward in forwards:
+        parameters = inspect.signature(forward).parameters
+        names |= set(parameters)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    return names
+
+
+def cache_name(model: Any) -> str | None:
+    """What a model's forward, and its outputs, call the cache; None for a model that takes none."""
+    arguments = arguments_of(model)
+    return next((name for name in CACHES if name in arguments), None)
+
+
+def both_names(kind: type[Output]) -> type[Output]:
+    """Let outputs answer to `cache`, too, where transformers has `past_key_values`; newer ones answer to both themselves."""
+    if INSTALLED == OLD:
+        kind.cache = property(attrgetter(OLD))  # pyright: ignore[reportAttributeAccessIssue]
+    return kind
+
+
+@both_names
+class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """transformers' output of a stack, with the cache by both names."""
+
+
+@both_names
+class CausalOutput(CausalLMOutputWithPast):
+    """transformers' output of a causal language model, with the cache by both names."""
+
+
+@both_names
+class Seq2SeqStackOutput(Seq2SeqModelOutput):
+    """transformers' output of encoder and decoder, with the cache by both names."""
+
+
+@both_names
+class Seq2SeqOutput(Seq2SeqLMOutput):
+    """transformers' output of an encoder-decoder with a head, with the cache by both names."""
