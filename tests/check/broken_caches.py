@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import StaticCache
 
+from longitude.models.cache_names import INSTALLED
 from tests.check.building import changed, llama, past_of
 
 
@@ -13,7 +14,7 @@ def counted_in_places() -> Any:
     """Positions of the places of a static cache, filled or not."""
 
     def before(named: dict[str, Any]) -> None:
-        cache = named.get("past_key_values")
+        cache = named.get(INSTALLED)
         if isinstance(cache, StaticCache) and past_of(cache):
             new = torch.arange(named["input_ids"].shape[1])
             named["position_ids"] = (cache.layers[0].keys.shape[2] + new)[None]
@@ -28,7 +29,7 @@ def counted_in_the_model() -> Any:
 
     def before(named: dict[str, Any]) -> None:
         new, mask = named["input_ids"].shape[1], named.get("attention_mask")
-        begun = past_of(named.get("past_key_values")) > 0
+        begun = past_of(named.get(INSTALLED)) > 0
         model.seen = model.seen + new if begun else new
         if begun and (mask is None or bool(mask.all())):
             named["position_ids"] = torch.arange(model.seen - new, model.seen)[None]
@@ -41,7 +42,7 @@ def padding_kept_in_the_model() -> Any:
     model = llama()
 
     def before(named: dict[str, Any]) -> None:
-        mask, ids, past = named.get("attention_mask"), named["input_ids"], past_of(named.get("past_key_values"))
+        mask, ids, past = named.get("attention_mask"), named["input_ids"], past_of(named.get(INSTALLED))
         if not past:
             model.padding = None if mask is None else (mask == 0).sum(1, keepdim=True)
         elif model.padding is not None and len(ids) == len(model.padding):

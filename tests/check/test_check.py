@@ -17,6 +17,7 @@ from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.models.cache_names import INSTALLED
 from longitude.positions import by_layer
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
@@ -186,7 +187,7 @@ test_wrong_use = refused_calls([
 
 def test_the_first_position_beyond_the_threshold_is_named():
     def late(answer, named):
-        if past_of(named.get("past_key_values")) > 20:
+        if past_of(named.get(INSTALLED)) > 20:
             answer.logits = answer.logits * 1.01
 
     found = result("cached_decoding", changed(llama(), after=late))
@@ -349,7 +350,7 @@ def test_what_shows_nothing_is_not_called_right(monkeypatch):
     monkeypatch.undo()
 
     def refused(named):
-        if isinstance(named.get("past_key_values"), StaticCache):
+        if isinstance(named.get(INSTALLED), StaticCache):
             raise TypeError("no such cache")
 
     found = result("layer_masks", changed(llama(), refused))

@@ -1,5 +1,6 @@
 """The page of families is what its script writes."""
 
+import re
 import warnings
 
 import pytest
@@ -16,6 +17,9 @@ def test_a_line_of_the_page_is_what_check_says(family):
         warnings.simplefilter("ignore")
         lines = make_families.page({family: check(make_families.toy(family))}).splitlines()
     written = make_families.PAGE.read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if line.startswith((f"| `{family}`", f"* `{family}`"))] == [
-        line for line in written if line.startswith((f"| `{family}`", f"* `{family}`"))
-    ]
+    got, want = (
+        [re.sub(r"transformers [\d.]+", "transformers", line) for line in page if line.startswith(starts)]
+        for starts in [(f"| `{family}`", f"* `{family}`")]
+        for page in (lines, written)
+    )
+    assert got and got == want  # in whichever version of transformers

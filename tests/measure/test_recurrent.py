@@ -35,7 +35,8 @@ def test_theirs_and_ours_on_one_page(name, text, tmp_path):
     results = measure(planned, tmp_path / "run", Progress())
     assert results.failures == ()
     rows = {(row.label, row.length): row for row in results.rows if row.metric == "bits_per_byte"}
-    assert rows["theirs", 48].prefill.startswith("one pass") and rows["ours", 48].prefill.startswith("chunks of 16")
+    expected = "one pass" if name == "mamba" else "chunks of 16"  # theirs does not take up its state for several tokens
+    assert rows["theirs", 48].prefill.startswith(expected) and rows["ours", 48].prefill.startswith("chunks of 16")
     for length in (24, 48):
         assert rows["ours", length].value == pytest.approx(rows["theirs", length].value, rel=1e-5)
 

@@ -14,7 +14,8 @@ from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, Stat
 from transformers.cache_utils import Cache
 
 from longitude.check.layers import RESTS_ON
-from longitude.check.subject import CACHES, CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.models.cache_names import ATTENTION, INSTALLED
 from longitude.testing.engine import DoesNotApply, Measurement
 
 FP8: Any = getattr(cache_utils, "Fp8QuantizedLayer", None)
@@ -82,7 +83,7 @@ def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask
         end = start + chunk.shape[1]
         options: dict[str, Any] = {"attention_mask": mask[:, :end]} if "attention_mask" in subject.takes else {}
         options |= {key: at[:, start:] for key, at in subject.positions(mask[:, :end]).items()}
-        answer = subject.model(input_ids=chunk, use_cache=True, past_key_values=cache, **options)
+        answer = subject.model(input_ids=chunk, use_cache=True, **subject.with_cache(cache), **options)
         out.append(subject.some(answer.logits))
         start = end
     return torch.cat(out, 1)
@@ -90,11 +91,14 @@ def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask
 
 def require_cache(subject: Subject) -> None:
     """DoesNotApply for a model that takes and gives no cache of transformers."""
-    if subject.cache_name != CACHES[0]:
-        raise DoesNotApply(f"its forward takes no {CACHES[0]}, so it cannot be given a cache")
+    name = subject.cache_name
+    if name not in ATTENTION:
+        raise DoesNotApply(f"its forward takes no {INSTALLED}, so it cannot be given a cache")
+    if not subject.attends:
+        raise DoesNotApply("its layers are recurrent alone, and keep states instead of keys and values")
     answer = subject.model(input_ids=subject.tokens(2), use_cache=True)
-    if not isinstance(getattr(answer, CACHES[0], None), Cache):
-        raise DoesNotApply(f"its answers have no {CACHES[0]} of transformers' classes")
+    if not isinstance(getattr(answer, name, None), Cache):
+        raise DoesNotApply(f"its answers have no {name} of transformers' classes")
 
 
 def of_kinds(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longitude.check.rotary import SHIFT, ropes
-from longitude.check.subject import CACHES, CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import last_position, table_of
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
@@ -103,7 +103,7 @@ def cached_decoding(subject: Subject) -> Measurement:
             subject.in_chunks(tokens, [half, *[1] * (length - half)]), want
         ),
     }
-    if given := subject.cache_name == CACHES[0]:  # a recurrent model masks the tokens of a call, and none before them
+    if given := subject.attends:  # a recurrent model masks the tokens of a call, and none before them
         ways[GIVEN] = subject.error(subject.in_chunks(tokens, ones, given=True, report=True), want)
     if hasattr(subject.model, "generate"):
         error = torch.zeros_like(want[0, :, 0], dtype=torch.float64)
@@ -170,7 +170,7 @@ def chunked_prefill(subject: Subject) -> Measurement:
     while left:
         sizes.append(min(left, CHUNKS[len(sizes) % len(CHUNKS)]))
         left -= sizes[-1]
-    ways = (False, True) if subject.cache_name == CACHES[0] else (False,)
+    ways = (False, True) if subject.attends else (False,)
     errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
     cause = "a prompt that continues behind a cache gives other logits than a whole pass: "
     if subject.recurrent:

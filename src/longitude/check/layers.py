@@ -242,7 +242,7 @@ def behind_static_cache(subject: Subject, layers: Sequence[LayerPositions]) -> t
     cache, tokens = StaticCache(config=subject.model.config, max_cache_len=2 * TOKENS), subject.tokens(TOKENS + 1)
     try:
         for part in (tokens[:, :-1], tokens[:, -1:]):
-            found = recorded(subject, part, past_key_values=cache)
+            found = recorded(subject, part, **subject.with_cache(cache))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return {}, f"it takes no static cache ({type(error).__name__})"
     want = {index: int(allowed(layers[index], torch.arange(TOKENS + 1))[-1].sum()) for index in found}

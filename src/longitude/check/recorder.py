@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from longitude.check.subject import Subject
 from longitude.checkpoints.config import unread
+from longitude.models.cache_names import CACHES
 from longitude.testing.engine import DoesNotApply
 
 NAME = "longitude_recorder"
@@ -78,7 +79,7 @@ def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Reco
     if reason := unread(subject.config):
         raise DoesNotApply(reason)
     with recorder(subject.model):
-        subject.model(input_ids=tokens, **({"use_cache": "past_key_values" in options} | options))
+        subject.model(input_ids=tokens, **({"use_cache": any(name in options for name in CACHES)} | options))
         found = {
             index: one for one in reversed(_RECORD) if (index := getattr(one.module, "layer_idx", None)) is not None
         }

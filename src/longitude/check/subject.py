@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from longitude.attention.state_mixer import StateMixer
 from longitude.checkpoints.quiet import greedy
+from longitude.models.cache_names import ATTENTION, INSTALLED, arguments_of, cache_name
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
 EQUAL = 1e-4
@@ -38,8 +39,6 @@ CHECKPOINT_LAWS = Battery(
 )
 """The laws of a checkpoint, in this order; each may rest on those before it."""
 
-CACHES = ("past_key_values", "cache_params", "state")
-"""What models call the cache that forward takes and returns."""
 RECURRENT = ("Mamba", "BambaMixer", "FalconH1Mixer", "Lightning", "ShortConv", "Recurrent", "DeltaNet", "Rwkv", "mLSTM")
 """Parts of the names of transformers' layers with a state of their own."""
 WORDS = 4096
@@ -81,19 +80,24 @@ class Subject:
     @cached_property
     def takes(self) -> set[str]:
         """Names of the arguments of forward; where it has **kwargs, with those of the classes that it overrides."""
-        forwards = [self.model.forward, *(kind.forward for kind in type(self.model).__mro__ if "forward" in vars(kind))]
-        names: set[str] = set()
-        for forward in forwards:
-            parameters = inspect.signature(forward).parameters
-            names |= set(parameters)
-            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-                break
-        return names
+        return arguments_of(self.model)
 
-    @property
+    @cached_property
     def cache_name(self) -> str | None:
         """What forward calls its cache."""
-        return next((name for name in CACHES if name in self.takes), None)
+        return cache_name(self.model)
+
+    @cached_property
+    def attends(self) -> bool:
+        """Whether it has a cache of keys, and attention_mask covers those too.
+
+        A model of recurrent layers alone masks the tokens of a call, and its cache has another name before transformers 5.24.
+        """
+        return self.cache_name in ATTENTION and not all(DynamicCache(config=self.model.config).is_linear)
+
+    def with_cache(self, cache: Any) -> dict[str, Any]:
+        """A cache as an argument of forward."""
+        return {self.cache_name or INSTALLED: cache}
 
     @property
     def recurrent(self) -> bool:

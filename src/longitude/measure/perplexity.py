@@ -9,6 +9,7 @@ from torch import Tensor
 from longitude.checkpoints.config import rope_types
 from longitude.checkpoints.load import one_line_of
 from longitude.measure.windows import Bounded, evaluating
+from longitude.models.cache_names import INSTALLED, cache_name
 from longitude.positions.base import Encoding
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -80,13 +81,13 @@ def _probe(model: Any) -> tuple[Tensor, int]:
 
 def _unlike(model: Any, ids: Tensor, size: int, whole: Tensor, scale: float) -> str | None:
     """Why ids in chunks are not read as the whole; None where they are."""
-    cache, answers = None, []
+    cache, answers, name = None, [], cache_name(model) or INSTALLED
     for some in ids.split(size, dim=1):
         try:
-            answer = model(input_ids=some, past_key_values=cache, use_cache=True)
+            answer = model(input_ids=some, **{name: cache}, use_cache=True)
         except Exception as error:  # whatever a model raises that cannot continue
             return f"with its cache it stops ({one_line_of(error)})"
-        cache = getattr(answer, "past_key_values", None)
+        cache = getattr(answer, name, None)
         if cache is None:
             return "it keeps no cache of keys and values"
         answers.append(answer.logits)

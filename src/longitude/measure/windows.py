@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longitude.models.cache_names import INSTALLED, cache_name
 from longitude.runs import journal
 
 CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
@@ -103,6 +104,7 @@ class Bounded(Reader):
     def __init__(self, model: Any, size: int | None, logits: int = LOGITS, restart: bool = False):
         super().__init__(model)
         self.size, self.restart = size, restart
+        self.cache_name = cache_name(model) or INSTALLED
         self.logits, self.vocabulary = logits, model.get_output_embeddings().weight.shape[0]
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
@@ -130,7 +132,7 @@ class Bounded(Reader):
         finally:
             hook.remove()
         if cache["use_cache"]:
-            cache["past_key_values"] = answer.past_key_values
+            cache[self.cache_name] = getattr(answer, self.cache_name)
         losses = [_nats(answer.logits, targets[:, first])]
         if others:
             del answer
