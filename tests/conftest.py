@@ -1,9 +1,12 @@
 """For all tests: the same random numbers, fresh memory full of NaN, one thread per worker, and what is in the quick tier."""
 
 import gc
+import inspect
 import os
 import random
+import sys
 from collections import Counter
+from functools import lru_cache
 
 import pytest
 import torch
@@ -68,3 +71,23 @@ def _fresh_memory_is_nan():
     assert bool(torch.empty(3).isnan().all())
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_the_interpreter_replaces_is_found_once():
+    """Not at each call of a function in a kernel, as Triton does: that was half of the time of all kernels."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None or not hasattr(interpreter, "_patch_builtin"):
+        return
+    is_builtin = sys.modules["triton.language"].core.is_builtin
+
+    @lru_cache
+    def names(package) -> list[str]:
+        return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+
+    def patch(package, *rest) -> None:
+        for name in names(package):
+            if is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, *rest)
+
+    interpreter._patch_builtin = patch
