@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 OUT    ?= benchmarks/results/$(shell date +%F)$(OF).json
 PYTEST_ARGS ?= -n 2 --dist worksteal
+INSTALL := $(BIN)/pip install --no-compile # what is imported is compiled then, which is a small part of it
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -23,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api freeze-api notebooks laws docs dist dist-test clean new-torch
+.PHONY: help install study report checkpoint test quick test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api freeze-api notebooks laws docs dist dist-test clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -43,7 +44,9 @@ report: $(VENV)/study.stamp ## build a report again from saved results: make rep
 	$(BIN)/longitude report $(ARGS)
 
 # ---- checks ----
-test: check ## lint, types, import contracts, and the quick tier of the tests
+test: check quick ## lint, types, import contracts, and the quick tier of the tests; make -j2 test: the types beside the tests
+
+quick: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-elsewhere: $(VENV)/test.stamp ## the quick tests on one core, with other threads and instructions, busy, without gcc, shuffled, twice
@@ -61,11 +64,15 @@ conformance: $(VENV)/conformance.stamp ## transformers' own tests of models, ove
 ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, scikit-learn, and of export and caches (a few minutes)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models tests/test_c_threads.py
 
-check: $(VENV)/test.stamp ## lint, types and import contracts only
+check: lint types ## lint, types and import contracts only
+
+lint: $(VENV)/test.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 	$(BIN)/lint-imports
+
+types: $(VENV)/test.stamp
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 format: $(VENV)/test.stamp ## let ruff format and fix what it can
 	$(BIN)/ruff format
@@ -136,38 +143,38 @@ $(BIN)/pip: # the last thing that venv writes
 
 $(VENV)/torch.stamp: constraints.txt $(NEW_TORCH) | $(BIN)/pip
 	$(if $(NEW_TORCH),$(BIN)/pip uninstall --quiet --yes torch)
-	$(BIN)/pip install $(TORCH)
+	$(INSTALL) $(TORCH)
 	$(if $(NEW_TORCH),@echo '$(strip $(TORCH))' > $(CHOICE))
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/constraints.txt
 	@grep -v '^torch==' constraints.txt >> $(VENV)/constraints.txt
 	@touch $@
 
 $(VENV)/study.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[study]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[study]'
 	@touch $@
 
 $(VENV)/docs.stamp: $(VENV)/study.stamp
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[docs]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/study.stamp
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[bench]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[bench]'
 	@touch $@
 
 $(VENV)/dist.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[dist]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[dist]'
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/study.stamp
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[test]'
-	@touch $@
+$(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml # in one go with what a study needs
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test]'
+	@touch $(VENV)/study.stamp $@
 
 $(VENV)/conformance.stamp: $(VENV)/test.stamp
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[conformance]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[conformance]'
 	@touch $@
 
 $(VENV)/ecosystem.stamp: $(VENV)/test.stamp
-	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[ecosystem]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[ecosystem]'
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)
