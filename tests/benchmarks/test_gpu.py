@@ -121,7 +121,7 @@ def test_processes_share_a_suite(tmp_path, monkeypatch):
     (tmp_path / "test_a.py").write_text("""
 import pytest
 
-@pytest.mark.parametrize("n", range(4))
+@pytest.mark.parametrize("n", range(3))
 def test_number(n):
     assert n != 2
 
@@ -130,11 +130,11 @@ def test_slow(): ...
 """)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))
     monkeypatch.setattr(gpu_laws, "ROOT", tmp_path)
-    monkeypatch.setattr(gpu_laws, "SHARES", {"few": 64})
+    monkeypatch.setattr(gpu_laws, "SHARES", {"few": 32})
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     (row,) = gpu_laws.run_suites({"few": ["test_a.py", "-m", "not slow"]}, tmp_path, 60, {})
-    assert row["passed"] == 3 and row["failed"] == ["test_a.py::test_number[2]"] and row["notes"] == {}
-    assert len([*tmp_path.glob("laws-few-*.log")]) == 8
+    assert row["passed"] == 2 and row["failed"] == ["test_a.py::test_number[2]"] and row["notes"] == {}
+    assert len([*tmp_path.glob("laws-few-*.log")]) == 4  # one of them without tests
 
 
 def test_kernels_are_compiled_ahead(tmp_path, monkeypatch, capsys):

@@ -18,10 +18,12 @@ INPUTS = 4
 KNOWN = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDTH, "max_length": 512, "layout": "half"}
 
 
-def problem(rows, keys, *, names="alibi", mask=None, kv_heads=2, dv=DIM, dtype=torch.float32, **positions) -> Any:
+def problem(
+    rows, keys, *, names="alibi", mask=None, heads=HEADS, kv_heads=2, dv=DIM, dtype=torch.float32, **positions
+) -> Any:
     """A request, and what may want gradients: q, k, v, tokens, parameters."""
-    encoding = built(names, KNOWN, dtype=dtype)
-    shapes = (2, HEADS, rows, DIM), (2, kv_heads, keys, DIM), (2, kv_heads, keys, dv), (2, keys, WIDTH)
+    encoding = built(names, {**KNOWN, "num_heads": heads, "num_kv_heads": heads}, dtype=dtype)
+    shapes = (2, heads, rows, DIM), (2, kv_heads, keys, DIM), (2, kv_heads, keys, dv), (2, keys, WIDTH)
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     q, k, v, x = inputs
     given = positions.get("q_positions"), positions.get("k_positions")

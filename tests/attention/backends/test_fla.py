@@ -35,19 +35,19 @@ def _as_it_needs(monkeypatch):
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kv_heads", [2, 1])
 @pytest.mark.parametrize("case", ["causal", "packed", "padded before"])
 @pytest.mark.parametrize("names", ["path", "path+fox"])
 def test_same_answer_and_gradients(names, case, kv_heads):
     """To what float16 leaves of products of up to 100 reflections."""
-    r, wanted = problem(100, 100, names=names, mask=ALLOWED[case], kv_heads=kv_heads, dtype=torch.float16)
+    r, wanted = problem(100, 100, names=names, mask=ALLOWED[case], heads=2, kv_heads=kv_heads, dtype=torch.float16)
     assert refuses(HERE, r) is None
     compare(fla.run, r, wanted, tolerance=1e-2)
 
 
 def test_the_numbers_of_float16_are_no_reason_to_miss_a_wrong_formula():
     """What another strength of the reflections, or no gate, would change is far above the tolerance."""
-    r, _ = problem(100, 100, names="path", dtype=torch.float16)
+    r, _ = problem(100, 100, names="path", heads=2, kv_heads=1, dtype=torch.float16)
     weaker = replace(r, terms=tuple(replace(term, b=0.9 * term.b) for term in r.terms))
     ours, other = fla.run(r), fla.run(weaker)
     assert (ours - other).abs().max() > 2e-2 * ours.abs().max()

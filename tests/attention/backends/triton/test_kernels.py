@@ -4,6 +4,7 @@ import math
 import mmap
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from tests.support import LargestTensor, Reads, close
 pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5", "fire"]
+FEW = partial(problem, heads=2, kv_heads=1)
+"""The interpreter takes as long as there are heads."""
 MASKS = [
     "causal", "window", "packed", "padded", "padded, packed", "none", "packed both ways", "band", "band and causal", "prefix",
     "prefix of each row",
@@ -62,7 +65,7 @@ def test_squares_of_a_block(queries, monkeypatch):
     """The table's gradient is summed along diagonals of one square, or of four on top of each other; of several blocks."""
     of_kernel = {"backward_queries": launch.Blocks(queries, 16, 4, 1)}
     monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: of_kernel.get(kernel, launch.Blocks(16, 32, 4, 1)))
-    compare(run, *problem(90, 101, names="t5", mask=lg.Window(50), kv_heads=1), tolerance=3e-5)
+    compare(run, *FEW(90, 101, names="t5", mask=lg.Window(50)), tolerance=3e-5)
 
 
 @pytest.mark.slow
@@ -77,7 +80,7 @@ def test_shapes(rows, keys):
 def fire_with_ends(rows, keys, *, future=False, **options):
     """FIRE whose ends of pieces are crossed, with a threshold within the text, so that queries have rates of their own."""
     mask = lg.NoMask() if future else lg.Causal()
-    r, wanted = problem(rows, keys, names="fire", mask=mask, **options)
+    r, wanted = FEW(rows, keys, names="fire", mask=mask, **options)
     of = {tuple(p.shape): p for p in wanted[4:] if p.dim()}
     w1, b1 = next(p for shape, p in of.items() if shape[-1] == 1), of[(32,)]
     with torch.no_grad():
@@ -105,7 +108,7 @@ def test_ends_of_pieces(rows, keys, future):
 def test_ends_of_pieces_at_positions_of_their_own():
     """The second sequence is elsewhere, which changes its rates alone."""
     given = torch.stack([torch.arange(37), torch.arange(37) + 300])
-    r, wanted = problem(37, 37, names="fire", q_positions=given, k_positions=given)
+    r, wanted = FEW(37, 37, names="fire", q_positions=given, k_positions=given)
     with torch.no_grad():
         _, multiplier = (p for p in wanted[4:] if p.dim() == 0)
         multiplier.fill_(9 / 512)
@@ -117,7 +120,7 @@ def test_ends_of_pieces_at_positions_of_their_own():
 @pytest.mark.parametrize(("names", "case"), cases())
 def test_half_precision(names, case):
     """Sums are float32: the answer is as near as its own rounding."""
-    compare(run, *problem(37, 37, names=names, mask=masks(37)[case], dtype=torch.float16), tolerance=2e-3)
+    compare(run, *FEW(37, 37, names=names, mask=masks(37)[case], dtype=torch.float16), tolerance=2e-3)
 
 
 @torch.no_grad()
@@ -126,7 +129,7 @@ def test_a_decoding_step_reads_no_number(names):
     """Neither what is before the kernels nor what launches them: a CUDA graph captures it. Rows of a cache, one token."""
     from longitude.positions.gpu.rotate import rotate
 
-    r, _ = problem(1, 40, names=names, dtype=torch.float16)
+    r, _ = FEW(1, 40, names=names, dtype=torch.float16)
     tables = torch.rand(2, 1, 8)
     with Reads() as reads:
         assert backend.refusal(r) is None
@@ -154,7 +157,7 @@ def test_a_learned_sink(monkeypatch):
 
 def test_the_logsumexp_and_its_gradient():
     """Of a window, packed documents and padding; a query without keys has -inf and zeros, and no gradient."""
-    r, wanted = problem(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"], dv=24)
+    r, wanted = FEW(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"], dv=24)
     with torch.no_grad():
         found, want = backend.attention(r), reference(r.with_lse())
     for ours, theirs in zip(found, want, strict=True):
@@ -173,7 +176,7 @@ def test_the_logsumexp_and_its_gradient():
 @pytest.mark.parametrize("names", ["t5", "fire"])
 def test_the_same_bits_twice(names):
     """There is no atomic addition: gradients of a table and of curves, which all pairs share, too."""
-    r, wanted = problem(37, 37, names="t5", mask=masks(37)["packed"]) if names == "t5" else fire_with_ends(37, 37)
+    r, wanted = FEW(37, 37, names="t5", mask=masks(37)["packed"]) if names == "t5" else fire_with_ends(37, 37)
 
     def once():
         out = run(r)
@@ -186,7 +189,7 @@ def test_the_same_bits_twice(names):
 @pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered")  # numpy's, of the interpreter
 def test_numbers_that_are_not_finite():
     """NaN in a key, or a score of inf, shows in every query that attends to it; a query of -inf scores has none to divide by."""
-    r, _ = problem(40, 40, names="alibi", mask=lg.Window(9))
+    r, _ = FEW(40, 40, names="alibi", mask=lg.Window(9))
     with torch.no_grad():
         for value in (math.nan, math.inf):
             k = r.k.clone()
@@ -206,7 +209,7 @@ def spoilt(term, offset, value):
 @pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
 def test_a_table_that_is_not_finite(value):
     """It is not refused, which would wait for the device: what the reference makes of it comes out."""
-    r, _ = problem(40, 40, names="alibi", mask=lg.Window(30))
+    r, _ = FEW(40, 40, names="alibi", mask=lg.Window(30))
     (term,) = r.terms
     for offset in (0, 5):
         bad = replace(r, terms=(spoilt(term, offset, value),))
@@ -228,7 +231,7 @@ def test_memory_is_linear(names):
     """Nothing of pairs, the workspace of the table's gradient included."""
     taken = []
     for length in (16, 32, 64):
-        r, _ = problem(length, length, names=names, dv=1)
+        r, _ = FEW(length, length, names=names, dv=1)
         with LargestTensor() as largest:
             launched(backend.inputs_of(r))
         taken.append(largest.elements)
@@ -247,7 +250,7 @@ def test_the_workspace_is_of_the_chip(monkeypatch):
 
     for kernel in launch.KERNELS:
         monkeypatch.setattr(kernels, kernel, Recorder())
-    r, _ = problem(70, 70, names="t5")
+    r, _ = FEW(70, 70, names="t5")
     x = backend.inputs_of(r)
     for batch in (1, 3):
         launched(x._replace(**{name: getattr(x, name).repeat(batch, 1, 1, 1) for name in "qkv"}))
@@ -277,7 +280,7 @@ def test_many_sequences_on_any_gpu(monkeypatch):
         monkeypatch.setattr(kernels, kernel, Recorder())
     monkeypatch.setattr(rotate, "kernel", Recorder())
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    r, _ = problem(3, 3, names="none")
+    r, _ = FEW(3, 3, names="none")
     x = backend.inputs_of(r)
     x = x._replace(**{name: getattr(x, name)[:1].detach().expand(70_000, -1, -1, -1) for name in "qkv"})
     launched(x)
@@ -288,7 +291,7 @@ def test_many_sequences_on_any_gpu(monkeypatch):
 
 def test_sequences_in_several_launches(monkeypatch):
     """As many more than a grid takes are."""
-    r, _ = problem(20, 20, names="t5", mask=masks(20)["packed"])
+    r, _ = FEW(20, 20, names="t5", mask=masks(20)["packed"])
     x = backend.inputs_of(r)
     want = everything(x)
     monkeypatch.setattr(launch, "MOST", 1)
@@ -304,7 +307,7 @@ def test_vectors_far_apart():
     size = 2 * (before + rows * distance)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
     numbers = torch.frombuffer(pages, dtype=torch.float16)
-    r, _ = problem(rows, rows, names="none", mask=lg.Window(20), kv_heads=1, dtype=torch.float16)
+    r, _ = FEW(rows, rows, names="none", mask=lg.Window(20), dtype=torch.float16)
     x = backend.inputs_of(r)
     x = x._replace(**{name: getattr(x, name).detach()[:1, :1] for name in "qkv"})
     apart = x._replace(**{
@@ -326,7 +329,7 @@ def everything(x):
 
 def test_strided_inputs():
     """As models make them: [B, L, H, D] with the heads brought forward; shared heads; numbers of a vector apart."""
-    r, _ = problem(40, 40, names="alibi")
+    r, _ = FEW(40, 40, names="alibi")
     want = run(r)
     for change in (
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
@@ -341,7 +344,7 @@ def test_strided_inputs():
 @pytest.mark.parametrize("dims", [(0, 1, 2), *(pytest.param((dim,), marks=pytest.mark.slow) for dim in range(3))])
 def test_shared_inputs_and_gradients(dims):
     """Of strides of 0: one sequence, head or token for all of them."""
-    r, _ = problem(20, 20, names="t5")
+    r, _ = FEW(20, 20, names="t5")
     x = backend.inputs_of(r)
     x = x._replace(table=x.table.detach())
     one = {name: getattr(x, name).detach() for name in "qkv"}
@@ -356,7 +359,7 @@ def test_shared_inputs_and_gradients(dims):
 
 def test_training_after_inference():
     """What calls of inference mode left for later ones can be saved for gradients."""
-    r, wanted = problem(45, 45, names="alibi")
+    r, wanted = FEW(45, 45, names="alibi")
     with torch.inference_mode():
         run(replace(r, q=r.q.clone()))
     torch.autograd.grad(run(r).sum(), wanted, allow_unused=True)
