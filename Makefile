@@ -6,7 +6,8 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 OUT    ?= benchmarks/results/$(shell date +%F)$(OF).json
 PYTEST_ARGS ?= -n 2 --dist worksteal
-INSTALL := $(BIN)/pip install --no-compile # what is imported is compiled then, which is a small part of it
+# What is imported is compiled then, a small part of it; all of it now where Python may not keep what it compiles.
+INSTALL := $(BIN)/pip install $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

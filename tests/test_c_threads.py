@@ -179,6 +179,7 @@ def second(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return str(copy)
 
 
+@pytest.mark.one_in(2)  # before, and in a worker
 @pytest.mark.parametrize("when", WHEN)
 def test_a_second_runtime_changes_nothing(when: str, second: str, expected: str):
     run(OTHER + WHEN[when] + "\nassert all(map(torch.equal, got, torch.load(sys.argv[2])))", second, expected)

@@ -44,7 +44,9 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", models.HEALTHY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("long" in name)) for name in models.HEALTHY]
+)
 def test_a_healthy_model_breaks_no_law(name):
     for result in check(models.HEALTHY[name]()).values():
         assert result.status != "broken", result

@@ -115,7 +115,7 @@ LENGTHS = {
     "forms": [{"lengths": (1, 21)}],
     "gradients": [{"lengths": (21,)}],
     "causality": [{"lengths": (7, 33)}],
-    "padding": [{"lengths": (5, 13, 2, 9)}],
+    "padding": [{"lengths": (5, 13, 2)}],
     "packed_documents": [{"rows": ((4, 12, 1, 9), (13, 9)), "first_call": 18}],
 }
 SHORT = {
