@@ -20,6 +20,7 @@ import torch
 from longitude.attention.backends.table import band
 from longitude.attention.request import Request
 from longitude.c_compile import in_memory
+from longitude.positions.base import OffsetBias
 
 Routes = Mapping[str, Mapping[str, int | None]]
 """Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our loop takes; None: none."""
@@ -95,6 +96,17 @@ def in_loop(r: Request) -> bool:
     if least is None or rows < least or length < least:
         return False
     return r.q.shape[0] * r.heads * rows * length >= HEADS * least * least
+
+
+def is_step(r: Request) -> bool:
+    """Whether the loop in C decodes a token of a model: one query for each head, described once for all layers.
+
+    On processors of the table alone, and for what that description holds: biases of the offset, by plain order.
+    """
+    plain = r.rows == 1 and r.made is not None and r.dropout == 0 and r.contiguous and len(r.beyond_band) == 0
+    if not plain or r.q.dtype not in band.OPTIONS or any(type(term) is not OffsetBias for term in r.terms):
+        return False
+    return len(routes()) > 0 and in_memory(r.q, r.k, r.v)
 
 
 def words(r: Request) -> str:

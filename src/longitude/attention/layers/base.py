@@ -156,7 +156,7 @@ def attended(
         # Tensors of positions are the same where they are one object, which is kept: no other one gets its id.
         place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
         wanted = grad and (1 + (q.requires_grad or k.requires_grad or v.requires_grad))
-        key = name, encoding, scale, dropout, weights, wanted, place, q.dtype, q.shape, k.shape, v.shape
+        key = name, encoding, scale, dropout, weights, wanted, place, q.dtype, q.device, q.shape, k.shape, v.shape
         known = call.chosen.get(key)
     if known is not None and known.first is not None:
         return answer(known.backend, known.first.of_layer(q, k, v))[0], None
@@ -170,11 +170,11 @@ def attended(
         if len(parts) > 1 or parts[0].cuts:
             return run_parts(parts, name)
         r = parts[0].request
+    shared = key is not None and known is None and call.alike and not grad and not weights
+    if shared:
+        r.made = {}
     backend = choose_once(r, name) if known is None else known.backend
     if key is not None and known is None:
-        first = None
-        if call.alike and not grad and not weights:
-            r.made = {}
-            first = r.of_layer(None, None, None)
+        first = r.of_layer(None, None, None) if shared else None
         call.chosen[key] = Chosen(backend, first, k_positions)
     return answer(backend, r)

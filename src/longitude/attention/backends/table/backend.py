@@ -34,6 +34,7 @@ from longitude.attention.backends.routes import processor
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backward import backward
 from longitude.attention.backends.table.band import Band, Inputs, heads_last
+from longitude.attention.backends.table.decoding import decoding
 from longitude.attention.backends.table.forward import forward
 from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
@@ -258,7 +259,7 @@ def is_short(r: Request) -> bool:
 
 TABLE = Backend(
     "table",
-    run=lambda r: table(r)[0],
+    run=lambda r: table(r)[0] if r.made is None or (step := r.once("decoding", decoding)) is None else step(r),
     partial=table,
     terms=(OffsetBias, OffsetVectors, Drift, RowBias, PairBias),
     devices=("cpu",),

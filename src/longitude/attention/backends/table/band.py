@@ -236,7 +236,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     if run is None:
         return None
     few, threads = x.q.shape[2] <= FEW and all(t is None for t in x[6:11]), torch.get_num_threads()
-    shape = _shape(x, threads)
+    shape = shape_of(x, threads)
     if not few:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
         shape.splits = max(1, min(blocks, -(-4 * threads // max(1, tasks))))
@@ -248,9 +248,9 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
         ends.fill_(math.inf)
     call, space = (run.decode, run.decode_space) if few else (run.forward, run.forward_space)
     working = x.q.new_empty(threads * space(shape), dtype=wide)
-    table, step = _table(x.table)
+    table, step = table_of(x.table)
     inputs = [In.of(t, stored) for t in x[:3]]
-    call(shape, *inputs, _at(table), step, Out.of(out[None]), *map(_at, (lse, ends, working)))
+    call(shape, *inputs, at(table), step, Out.of(out[None]), *map(at, (lse, ends, working)))
     return out.to(x.q.dtype), lse, ends
 
 
@@ -259,9 +259,9 @@ def backward(
 ) -> tuple[Tensor | None, ...] | None:
     """Gradients of the first eleven inputs, from those of the output and of lse [B, H, Lq]."""
     threads, wide = torch.get_num_threads(), ends.dtype
-    shape = _shape(x, threads)
+    shape = shape_of(x, threads)
     of_logits = None if x.logits is None else torch.zeros_like(x.logits, memory_format=torch.contiguous_format)
-    shape.grad_logits = _at(of_logits)
+    shape.grad_logits = at(of_logits)
     tasks, blocks = -(-threads // x.k.shape[1]), -(-shape.most_queries // BLOCK)  # of each head
     shape.shares = max(1, min(shape.count, tasks))
     splits = shape.splits = max(1, min(blocks, -(-tasks // shape.shares)))
@@ -283,17 +283,17 @@ def backward(
     of_curves, of_rates = None, None
     if x.curves is not None:
         of_curves, of_rates = x.curves.new_zeros(splits * shape.shares, *x.curves.shape), ends.new_zeros(x.q.shape[:3])
-        shape.grad_curves, shape.grad_rates = _at(of_curves), _at(of_rates)
+        shape.grad_curves, shape.grad_rates = at(of_curves), at(of_rates)
     vectors = x.key_vectors, x.value_vectors
     of_vectors = [
         own.learns(t, splits * shape.shares, x.q.shape[1])
         for own, t in zip((shape.key_vectors, shape.value_vectors), vectors, strict=True)
     ]
     grad_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
-    table, step = _table(x.table)
+    table, step = table_of(x.table)
     inputs = [In.of(t, stored) for t in (grad, *x[:3], out)]
     outputs = [Out.of(t) for t in (dq, dk, dv)]
-    run.backward(shape, *inputs, _at(table), step, _at(ends), _at(grad_lse), *outputs, _at(of_tables), _at(working))
+    run.backward(shape, *inputs, at(table), step, at(ends), at(grad_lse), *outputs, at(of_tables), at(working))
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
     dq, dk, dv = [t.to(x.q.dtype) for t in summed]
     of_tables, of_curves = [None if t is None else t.sum(0) for t in (of_tables, of_curves)]
@@ -325,7 +325,7 @@ def _functions(x: Inputs, stored: torch.dtype) -> SimpleNamespace | None:
     return functions(stored) if x.q_level is None else None
 
 
-def _shape(x: Inputs, threads: int) -> Shape:
+def shape_of(x: Inputs, threads: int) -> Shape:
     """The description of a call, in one split and one share; without spans each row of the batch is one."""
     (batch, heads, queries, dim), (_, shared, keys, _), band = x.q.shape, x.k.shape, x.band
     spans = [(n, 0, queries, 0, keys) for n in range(batch)] if x.spans is None else x.spans.tolist()
@@ -341,14 +341,14 @@ def _shape(x: Inputs, threads: int) -> Shape:
         shape.logits, shape.columns = logits.data_ptr(), logits.shape[3]
     curves, rates = [None if t is None else t.contiguous() for t in (x.curves, x.rates)]
     if curves is not None:
-        shape.curves, shape.rates, shape.pieces = curves.data_ptr(), _at(rates), curves.shape[2]
+        shape.curves, shape.rates, shape.pieces = curves.data_ptr(), at(rates), curves.shape[2]
     vectors = [None if t is None else t.contiguous() for t in (x.key_vectors, x.value_vectors)]
     shape.key_vectors, shape.value_vectors, shape.near = *map(Vectors.of, vectors), x.near
     shape.kept = numbers, logits, curves, rates, vectors  # as long as their addresses are
     return shape
 
 
-def _table(table: Tensor | None) -> tuple[Tensor | None, int]:
+def table_of(table: Tensor | None) -> tuple[Tensor | None, int]:
     """With the diagonals of a head side by side, and the step from head to head."""
     if table is None:
         return None, 0
@@ -356,5 +356,5 @@ def _table(table: Tensor | None) -> tuple[Tensor | None, int]:
     return table, table.stride(0) if len(table) > 1 else 0
 
 
-def _at(x: Tensor | None) -> int | None:
+def at(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()

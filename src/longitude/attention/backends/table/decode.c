@@ -26,7 +26,7 @@ INLINE void add(num n, const real *weights, const store *x, num row, num dim, re
 
 num decode_space(const Shape *s) { return s->groups * s->most_queries * (s->dim + s->value_dim + 2) + up(SOME, WIDE); }
 
-/* lse [B, H, Lq] and ends [2, B, H, Lq] as in band.c. A task is a span and a head of keys. */
+/* lse [B, H, Lq] and ends [2, B, H, Lq] as in band.c, or neither. A task is a span and a head of keys. */
 typedef struct { const Shape *s; In q, k, v; const real *table; num table_row; Out out; real *lse, *ends, *space; } Decode;
 static void decode_task(const void *call, num task, int worker) {
   const Decode *all = call;
@@ -74,6 +74,7 @@ static void decode_task(const void *call, num task, int worker) {
     int has_keys = most(p.k_from, s->first - start) < least(p.k_to, s->last - start + 1);
     store *to = out.at + p.batch * out.batch + g * out.head + a * out.row;
     for (num d = 0; d < value_dim; d++) to[d] = narrow(has_keys ? made[r * value_dim + d] / total[r] : 0);
+    if (!all->lse) continue;
     num at = (p.batch * s->heads + g) * s->queries + a;
     all->ends[at] = has_keys ? top[r] : INFINITY;
     all->ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;

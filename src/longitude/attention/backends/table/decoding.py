@@ -1,0 +1,61 @@
+"""A decoding step of a model: the first layer describes the call of decode.c for all of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.routes import is_step
+from longitude.attention.backends.table import band
+from longitude.attention.bias_tables import bias_of
+from longitude.attention.request import Request
+
+SMALL = 2**17  # numbers of keys that one thread has read before a second begins
+
+
+def decoding(r: Request) -> DecodingStep | None:
+    """What the layers of a decoding step share; None where they are none."""
+    if not is_step(r):
+        return None
+    newest, late = r.position_gap + r.rows - 1, r.order_gap + r.rows - r.length
+    low, high = (None if bound is None else bound - late for bound in r.band)
+    wide = torch.promote_types(r.q.dtype, torch.float32)
+    biases = [bias_of(term, newest, newest - r.rows - r.length + 2, r.q, wide) for term in r.terms]
+    table = sum(biases[1:], biases[0]) if biases else None
+    given: Any = r.q, r.k, r.v, table, *[None] * 8, 0, low, high, r.scale
+    return DecodingStep(band.Inputs(*given))
+
+
+class DecodingStep:
+    """Attention of one query, described once for all layers of a model: they differ in q, k and v alone.
+
+    Of q [B, H, 1, D], k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv] of a layer it makes [B, H, 1, Dv]. To describe a call takes longer
+    than a short one: with 192 keys of 4 heads of 64 a layer takes 18 us, torch's function 28, a call of `forward` 60.
+    """
+
+    def __init__(self, x: band.Inputs):
+        run = band.functions(x.q.dtype)
+        assert run is not None
+        threads = torch.get_num_threads() if x.k.numel() > SMALL else 1
+        shape, (self.table, step) = band.shape_of(x, threads), band.table_of(x.table)
+        self.space = x.q.new_empty(threads * run.decode_space(shape), dtype=x.wide)
+        heads, width = x.q.shape[1], x.v.shape[3]
+        self.size = *x.q.shape[:3], width
+        self.inputs, self.out = (band.In(), band.In(), band.In()), band.Out(None, heads * width, width, width, 0)
+        self.run = partial(
+            run.decode, shape, *self.inputs, band.at(self.table), step, self.out, None, None, band.at(self.space)
+        )
+
+    def __call__(self, r: Request) -> Tensor:
+        out, kept = r.q.new_empty(self.size), []
+        for own, x in zip(self.inputs, (r.q, r.k, r.v), strict=True):
+            if x.stride(3) != 1:
+                kept.append(x := x.contiguous())  # until the loop has read it
+            own.at = x.data_ptr()
+            own.batch, own.head, own.row, _ = x.stride()
+        self.out.at = out.data_ptr()
+        self.run()
+        return out

@@ -1,0 +1,116 @@
+"""A decoding step of a model: the first layer describes the call of decode.c, and every layer is equal to the formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.attention.backends import BACKENDS, routes
+from longitude.attention.backends.table import band
+from longitude.attention.backends.table.decoding import DecodingStep, decoding
+from longitude.attention.operation import choose_once, raw_request
+from longitude.attention.request import Request
+from longitude.positions.composed import compose
+
+pytestmark = pytest.mark.skipif(not band.available(torch.float32), reason="there is no compiler")
+ROUTES = {"forward float32": {"64": 128}}
+TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2}
+
+
+def request_of(q: Any, k: Any, v: Any, encoding: Any = None, mask: Any = None, scale: float | None = None) -> Request:
+    """Of the last token of a stream, as the first layer of a model makes it."""
+    past = k.shape[2] - 1
+    r = raw_request(q, k, v, compose(encoding), None, mask or lg.Causal(), past, 0, scale, 0.0, False)
+    r.made = {}
+    return r
+
+
+def tensors(kv_heads: int, keys: int, dim: int, value_dim: int, dtype: torch.dtype) -> Any:
+    g = torch.Generator().manual_seed(keys + dim)
+    shapes = (3, 4, 1, dim), (3, kv_heads, keys, dim), (3, kv_heads, keys, value_dim)
+    return [torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+KINDS = {"alibi": lambda: lg.ALiBi(4), "t5": lambda: lg.T5Bias(4)}
+CASES = {
+    "no encoding": (4, 37, 16, 16, None, lg.Causal(), None),
+    "one key": (4, 1, 8, 8, "alibi", lg.Causal(), None),
+    "grouped heads, wide values": (2, 129, 24, 40, "alibi", lg.Causal(), None),
+    "learned bias, a scale": (1, 70, 33, 7, "t5", lg.Causal(), -0.3),
+    "a window": (4, 200, 64, 64, "t5", lg.Causal() & lg.Window(31), None),
+    "all keys": (2, 65, 16, 16, "alibi+t5", lg.NoMask(), 0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_every_layer_is_the_formula(case, dtype):
+    kv_heads, keys, dim, value_dim, label, mask, scale = CASES[case]
+    torch.manual_seed(5)
+    encoding = [KINDS[one]() for one in label.split("+")] if label else None
+    q, k, v = tensors(kv_heads, keys, dim, value_dim, dtype)
+    first = request_of(q, k, v, encoding, mask, scale)
+    with routes.repeated(ROUTES):
+        assert choose_once(first, "auto") is BACKENDS["table"]
+        for shift in (0, 1):  # another layer's numbers, and keys as they lie in a buffer that has room
+            q, k, v = (x.roll(shift, 0) for x in (first.q, first.k, first.v))
+            room = torch.full((3, kv_heads, keys + 5, dim), torch.nan, dtype=dtype)
+            room[:, :, :keys] = k
+            sides = v.mT.contiguous().mT if shift else v  # rows whose numbers do not lie side by side are copied
+            got = BACKENDS["table"].run(first.of_layer(q, room[:, :, :keys], sides))
+            wanted = BACKENDS["reference"].run(request_of(q.double(), k.double(), v.double(), encoding, mask, scale))
+            assert got.dtype == dtype and got.shape == wanted.shape
+            assert torch.allclose(got.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@torch.no_grad()
+def test_a_token_without_a_number_shows():
+    q, k, v = tensors(2, 9, 8, 8, torch.float32)
+    k[1, 0, 3] = torch.inf
+    v[2, 1, 4, 5] = torch.nan
+    with routes.repeated(ROUTES):
+        got = BACKENDS["table"].run(first := request_of(q, k, v, lg.ALiBi(4)))
+    wanted = BACKENDS["reference"].run(first)
+    assert got.isnan().any()
+    assert torch.equal(got.isnan(), wanted.isnan())
+
+
+@torch.no_grad()
+def test_what_is_no_step():
+    q, k, v = tensors(4, 9, 8, 8, torch.float32)
+    padded = lg.Causal() & lg.Padding(torch.arange(9) > torch.tensor([[0], [2], [-1]]))
+    with routes.repeated(ROUTES):
+        assert routes.is_step(request_of(q, k, v))
+        for r in (
+            request_of(q, k, v, mask=padded),
+            request_of(q.half(), k.half(), v.half()),
+            request_of(k[:, :, -2:], k, v),
+        ):
+            assert not routes.is_step(r)
+            assert decoding(r) is None
+    with routes.repeated({}):
+        assert not routes.is_step(request_of(q, k, v))
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "none"])
+def test_layers_of_a_model_take_it(spec, monkeypatch):
+    """All layers, one description for each token, and the logits of a call without a cache."""
+    torch.manual_seed(0)
+    config = lg.LongitudeConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, encoding=spec
+    )
+    model, ids = lg.LongitudeForCausalLM(config).eval(), torch.randint(64, (2, 23))
+    made, called = [], []
+    begin, call = DecodingStep.__init__, DecodingStep.__call__
+    monkeypatch.setattr(DecodingStep, "__init__", lambda self, x: (made.append(1), begin(self, x))[1])
+    monkeypatch.setattr(DecodingStep, "__call__", lambda self, r: (called.append(1), call(self, r))[1])
+    with routes.repeated(ROUTES), torch.no_grad():
+        whole, cache = model(ids, use_cache=False).logits, model(ids[:, :20]).cache
+        for i in range(20, 23):
+            logits = model(ids[:, i : i + 1], cache=cache).logits[:, 0]
+            assert torch.allclose(logits, whole[:, i], atol=2e-5)
+    assert (len(made), len(called)) == (3, 9)
