@@ -16,8 +16,8 @@ from tests.support import built, close, random
     ("of", "calls", "most_files"),
     [
         (walks.training_step, 380, 23),
-        (lambda: walks.decoding(walks.decoder("rope", 4)), 265, 24),
-        (lambda: walks.decoding(walks.decoder("alibi", 4)), 225, 25),
+        (lambda: walks.decoding(walks.decoder("rope", 4)), 270, 24),
+        (lambda: walks.decoding(walks.decoder("alibi", 4)), 230, 25),
     ],
 )
 def test_layers_of_a_forward_choose_and_check_once(of, calls, most_files):

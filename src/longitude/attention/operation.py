@@ -241,7 +241,7 @@ _CHOSEN: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
 
 def choose_once(r: Request, name: str) -> Backend:
     """`choose`, once for all calls on the CPU that differ in numbers alone: those where shapes and a band decide."""
-    if name == "auto" and r.made is not None and routes.is_step(r):
+    if r.made is not None and name == "auto" and routes.is_step(r):
         return BACKENDS["table"]
     q, k, v = r.q, r.k, r.v
     shapes_decide = name == "auto" and type(q) is Tensor and q.is_cpu and len(r.beyond_band) == 0 and r.contiguous

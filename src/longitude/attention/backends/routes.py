@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from longitude.attention.backends.table import band
+from longitude.attention.backends.table.decoding import describes
 from longitude.attention.request import Request
 from longitude.c_compile import in_memory
-from longitude.positions.base import OffsetBias
 
 Routes = Mapping[str, Mapping[str, int | None]]
 """Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our loop takes; None: none."""
@@ -99,14 +99,8 @@ def in_loop(r: Request) -> bool:
 
 
 def is_step(r: Request) -> bool:
-    """Whether the loop in C decodes a token of a model: one query for each head, described once for all layers.
-
-    On processors of the table alone, and for what that description holds: biases of the offset, by plain order.
-    """
-    plain = r.rows == 1 and r.made is not None and r.dropout == 0 and r.contiguous and len(r.beyond_band) == 0
-    if not plain or r.q.dtype not in band.OPTIONS or any(type(term) is not OffsetBias for term in r.terms):
-        return False
-    return len(routes()) > 0 and in_memory(r.q, r.k, r.v)
+    """Whether the loop in C decodes the token of a request that layers share, on processors of the table."""
+    return len(routes()) > 0 and describes(r)
 
 
 def words(r: Request) -> str:

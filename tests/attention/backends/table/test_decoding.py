@@ -92,6 +92,8 @@ def test_what_is_no_step():
         ):
             assert not routes.is_step(r)
             assert decoding(r) is None
+        with torch.enable_grad():
+            assert decoding(request_of(q, k, v)) is None
     with routes.repeated({}):
         assert not routes.is_step(request_of(q, k, v))
 

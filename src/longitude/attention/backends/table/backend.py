@@ -259,7 +259,7 @@ def is_short(r: Request) -> bool:
 
 TABLE = Backend(
     "table",
-    run=lambda r: table(r)[0] if r.made is None or (step := r.once("decoding", decoding)) is None else step(r),
+    run=lambda r: table(r)[0] if r.rows > 1 or (step := r.once("decoding", decoding)) is None else step(r),
     partial=table,
     terms=(OffsetBias, OffsetVectors, Drift, RowBias, PairBias),
     devices=("cpu",),

@@ -1,4 +1,4 @@
-"""A decoding step of a model: the first layer describes the call of decode.c for all of them."""
+"""One query for each head: a call of decode.c is described, in a model by the first layer for all of them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.routes import is_step
 from longitude.attention.backends.table import band
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
+from longitude.c_compile import in_memory
+from longitude.positions.base import OffsetBias
 
 SMALL = 2**17  # numbers of keys that one thread has read before a second begins
 
 
+def describes(r: Request) -> bool:
+    """Whether a description holds a request: one query for each head, and biases of the offset, by plain order."""
+    plain = r.rows == 1 and r.dropout == 0 and r.contiguous and len(r.beyond_band) == 0 and len(r.learned) == 0
+    if not plain or r.q.dtype not in band.OPTIONS or any(type(term) is not OffsetBias for term in r.terms):
+        return False
+    return not torch.is_grad_enabled() and in_memory(r.q, r.k, r.v) and band.available(r.q.dtype)
+
+
 def decoding(r: Request) -> DecodingStep | None:
-    """What the layers of a decoding step share; None where they are none."""
-    if not is_step(r):
+    """The description of a request; None where it holds more."""
+    if not describes(r):
         return None
     newest, late = r.position_gap + r.rows - 1, r.order_gap + r.rows - r.length
     low, high = (None if bound is None else bound - late for bound in r.band)
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    biases = [bias_of(term, newest, newest - r.rows - r.length + 2, r.q, wide) for term in r.terms]
+    biases = [
+        bias_of(term, newest, newest - r.rows - r.length + 2, r.q, wide)
+        for term in r.terms
+        if isinstance(term, OffsetBias)
+    ]
     table = sum(biases[1:], biases[0]) if biases else None
     given: Any = r.q, r.k, r.v, table, *[None] * 8, 0, low, high, r.scale
     return DecodingStep(band.Inputs(*given))
 
 
 class DecodingStep:
-    """Attention of one query, described once for all layers of a model: they differ in q, k and v alone.
+    """Attention of one query. Layers of a model share it: they differ in q, k and v alone.
 
     Of q [B, H, 1, D], k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv] of a layer it makes [B, H, 1, Dv]. To describe a call takes longer
     than a short one: with 192 keys of 4 heads of 64 a layer takes 18 us, torch's function 28, a call of `forward` 60.
