@@ -56,6 +56,28 @@ def test_two_caches_are_refused(kind, build, ids):
 
 
 @both
+@pytest.mark.parametrize("kind", [LongitudeForCausalLM, LongitudeModel])
+@torch.no_grad()
+def test_a_compiled_step_takes_both(name, kind, build, ids):
+    """As one graph; the cache that was given comes back by both names."""
+    model, x = build("rope", kind), ids(2, 6)
+    step = torch.compile(model, backend="eager", fullgraph=True)
+    out = step(x[:, 5:], **{name: (cache := model(x[:, :5], use_cache=True).cache)})
+    assert out.cache is out.past_key_values is cache
+    close(out[0], model(x, use_cache=False)[0][:, 5:], 1e-10)
+
+
+@pytest.mark.parametrize(
+    "cache", [((torch.zeros(2, 2, 3, 8),) * 2,), empty(LongitudeForSeq2SeqLM)], ids=["tuple", "of both"]
+)
+def test_what_is_no_cache_of_a_decoder_is_refused(cache, build, ids):
+    with pytest.raises(
+        ValueError, match=f"cache: expected a LongitudeCache or a DynamicCache, got {type(cache).__name__}"
+    ):
+        build("rope")(ids(2, 4), cache=cache)
+
+
+@both
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"return_dict_in_generate": True}], ids=str)
 @pytest.mark.parametrize("kind", HEADS)
 def test_generate_takes_both(name, options, kind, build, ids):
@@ -81,6 +103,11 @@ def test_outputs_stay_what_they_are(kind, build, ids):
     leaves, structure = _pytree.tree_flatten(out)
     for same in (copy.copy(out), pickle.loads(pickle.dumps(out)), _pytree.tree_unflatten(leaves, structure)):  # noqa: S301
         assert type(same) is type(out) and same.cache.get_seq_length() == same.past_key_values.get_seq_length() == 5
+    for name in ATTENTION:
+        assert out[name] is out.cache
+        setattr(out, name, None)
+        assert out.cache is out.past_key_values is None
+        setattr(out, name, same.cache)
     without = called(build("rope", kind), ids(2, 5), use_cache=False)
     assert without.cache is None and without.past_key_values is None
 

@@ -243,6 +243,8 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
 
     make: for each layer of the model, what builds an empty one.
     """
+    if not hasattr(cache, "layers"):  # tuples of tensors, as older models return; a cache of source and target
+        raise ValueError(f"cache: expected a LongitudeCache or a DynamicCache, got {type(cache).__name__}")
     if len(cache.layers) == len(make) and all(hasattr(layer, "last_positions") for layer in cache.layers):
         if getattr(cache.layers[0], "peers", None) is not cache.layers:  # those of the step before are
             together(cache.layers)

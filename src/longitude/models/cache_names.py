@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from transformers import Cache
@@ -13,6 +12,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
+from transformers.utils.generic import ModelOutput
 
 OLD, NEW = "past_key_values", "cache"
 INSTALLED = NEW if NEW in CausalLMOutputWithPast.__dataclass_fields__ else OLD
@@ -21,7 +21,7 @@ ATTENTION = (NEW, OLD)
 """What its models of attention call theirs, in any version."""
 CACHES = (*ATTENTION, "cache_params", "state")
 """What any of its models may call theirs, in any version."""
-Output = TypeVar("Output")
+Output = TypeVar("Output", bound=ModelOutput)
 
 
 def named(cache: Cache | None) -> dict[str, Any]:
@@ -68,8 +68,18 @@ def cache_name(model: Any) -> str | None:
 
 def both_names(kind: type[Output]) -> type[Output]:
     """Let outputs answer to `cache`, too, where transformers has `past_key_values`; newer ones answer to both themselves."""
+
+    def get(self: Any) -> Any:
+        return self.past_key_values
+
+    def put(self: Any, cache: Cache | None) -> None:
+        self.past_key_values = cache
+
+    def item(self: Any, key: Any) -> Any:
+        return ModelOutput.__getitem__(self, OLD if key == NEW else key)
+
     if INSTALLED == OLD:
-        kind.cache = property(attrgetter(OLD))  # pyright: ignore[reportAttributeAccessIssue]
+        kind.cache, kind.__getitem__ = property(get, put), item  # pyright: ignore[reportAttributeAccessIssue]
     return kind
 
 
