@@ -141,7 +141,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         raise ValueError(
             f"set_positions: {type(attention).__name__} is not called with the model's position embeddings"
         )
-    cache = next((kwargs[name] for name in (*ATTENTION, "layer_past") if name in kwargs), None)
+    cache = next((kwargs[name] for name in (*ATTENTION, "layer_past") if kwargs.get(name) is not None), None)
     layer = None if cache is None else cache_layer(cache, attention.layer_idx)
     past = 0 if layer is None else layer.get_seq_length()
     if not isinstance(mask, StockMask):
