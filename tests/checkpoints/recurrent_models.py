@@ -1,13 +1,17 @@
 """Recurrent models of transformers at toy size, in which no parameter is zero or one."""
 
 from contextlib import contextmanager
+from inspect import signature
 
 import torch
 from torch import nn
 from transformers import FalconMambaForCausalLM, Mamba2ForCausalLM, MambaForCausalLM, RwkvForCausalLM
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 from longitude.models.cache_names import cache_in, named
 
+GROUPED = "group_size" in signature(MambaRMSNormGated).parameters
+"""Whether transformers norms each group of Mamba-2 alone, as its authors do; 5.20 norms all of them as one."""
 VOCABULARY = 40
 CASES = {
     "mamba": (MambaForCausalLM, {"state_size": 5, "conv_kernel": 3, "use_bias": True, "layer_norm_epsilon": 1e-3}),
@@ -15,7 +19,10 @@ CASES = {
     "mamba, untied": (MambaForCausalLM, {"tie_word_embeddings": False}),
     "falcon": (FalconMambaForCausalLM, {"state_size": 5, "mixer_rms_eps": 1e-2, "tie_word_embeddings": False}),
     "falcon, width not by expand": (FalconMambaForCausalLM, {"expand": 16, "intermediate_size": 48}),
-    "mamba2": (Mamba2ForCausalLM, {"n_groups": 3, "chunk_size": 4, "use_bias": True, "layer_norm_epsilon": 1e-3}),
+    "mamba2": (
+        Mamba2ForCausalLM,
+        {"n_groups": 3 if GROUPED else 1, "chunk_size": 4, "use_bias": True, "layer_norm_epsilon": 1e-3},
+    ),
     "mamba2, one group, tied": (Mamba2ForCausalLM, {"n_groups": 1, "use_conv_bias": False, "tie_word_embeddings": True}),
     "rwkv": (RwkvForCausalLM, {}),
     "rwkv, other widths, tied": (

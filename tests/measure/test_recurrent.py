@@ -11,11 +11,14 @@ from longitude.measure.plan import keeps_keys, outline_of, plan
 from longitude.measure.run import measure
 from longitude.runs.progress import Progress
 from longitude.testing import fill
+from tests.checkpoints.recurrent_models import GROUPED
 
 SIZES = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2}
 MODELS = {
     "mamba": lambda: MambaForCausalLM(MambaConfig(**SIZES)),
-    "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**SIZES, num_heads=4, head_dim=8, n_groups=2, state_size=8)),
+    "mamba2": lambda: Mamba2ForCausalLM(
+        Mamba2Config(**SIZES, num_heads=4, head_dim=8, n_groups=2 if GROUPED else 1, state_size=8)
+    ),
     "rwkv": lambda: RwkvForCausalLM(RwkvConfig(**SIZES, context_length=24)),
 }
 
