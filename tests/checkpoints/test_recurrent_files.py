@@ -10,7 +10,7 @@ from transformers import Mamba2ForCausalLM, MambaForCausalLM
 import longitude as lg
 from longitude.checkpoints.families.recurrent import from_recurrent, to_transformers
 from longitude.checkpoints.quiet import quiet
-from tests.checkpoints.recurrent_models import logits, some_ids, theirs
+from tests.checkpoints.recurrent_models import CASES, logits, some_ids, theirs
 from tests.measure.conftest import build
 from tests.support import close, refused_calls
 
@@ -32,7 +32,7 @@ def test_folders_of_mamba_ssm(case, tmp_path, ids):
     ssm = (
         {"d_state": 5, "d_conv": 3}
         if case == "mamba"
-        else {"layer": "Mamba2", "d_state": 5, "headdim": 8, "ngroups": 3}
+        else {"layer": "Mamba2", "d_state": 5, "headdim": 8, "ngroups": CASES["mamba2"][1]["n_groups"]}
     )
     model = theirs(case, **more)
     state = {name.replace("embeddings", "embedding"): tensor for name, tensor in model.state_dict().items()}
