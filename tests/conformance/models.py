@@ -123,6 +123,7 @@ class Tester:
 
 NO_WEIGHTS = "a state has no weights over keys: output_attentions is a ValueError where no layer has any"
 NOT_IN_FIRST = "the test looks at the weights of the first layer, whose state has none: None stands there"
+BOTH_NAMES = "a cache keeps both names here, and the test wants a warning that one of them goes"
 LOOK_AT_WEIGHTS = ("test_attention_outputs", "test_retain_grad_hidden_states_attentions")
 
 
@@ -130,11 +131,12 @@ def not_applicable(case: Case) -> dict[str, str]:
     """Tests that mean nothing for this model, besides those that skip themselves: the test, and why."""
     if case.classes is LLAMA:
         return {}
+    names = {"test_bc_cache_name_forward": BOTH_NAMES} if case.classes is SEQ2SEQ else {}
     weighs = [mixer_class(spec).has_weights for spec in Tester(case).get_config().layer_mixers()]
     if weighs[0]:
-        return {}
+        return names
     if any(weighs) or case.classes is SEQ2SEQ:
-        return dict.fromkeys(LOOK_AT_WEIGHTS, NOT_IN_FIRST)
+        return names | dict.fromkeys(LOOK_AT_WEIGHTS, NOT_IN_FIRST)
     return {LOOK_AT_WEIGHTS[0]: NO_WEIGHTS}
 
 

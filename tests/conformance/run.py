@@ -82,7 +82,7 @@ def plain(reason: str) -> str:
 
 def main() -> int:
     fetch()
-    options = "-q -p no:cacheprovider -o addopts= -o filterwarnings=ignore --import-mode=importlib".split()
+    options = "-q -p no:cacheprovider -o addopts= -o filterwarnings=default --disable-warnings --import-mode=importlib".split()
     return int(pytest.main([str(HERE / "models.py"), *options, *sys.argv[1:]], plugins=[Table()]))
 
 
