@@ -26,17 +26,17 @@ def describes(r: Request) -> bool:
 
 
 def decoding(r: Request) -> DecodingStep | None:
-    """The description of a request; None where it holds more."""
+    """The description of a request; None where it holds more.
+
+    Its table [H, Lk] has the bias at the offsets of the query from each key, the first of which is the largest.
+    """
     if not describes(r):
         return None
-    newest, late = r.position_gap + r.rows - 1, r.order_gap + r.rows - r.length
+    late = r.order_gap + 1 - r.length  # the loop gives the query the order of the last key
     low, high = (None if bound is None else bound - late for bound in r.band)
-    wide = torch.promote_types(r.q.dtype, torch.float32)
-    biases = [
-        bias_of(term, newest, newest - r.rows - r.length + 2, r.q, wide)
-        for term in r.terms
-        if isinstance(term, OffsetBias)
-    ]
+    wide, first = torch.promote_types(r.q.dtype, torch.float32), r.position_gap
+    terms = [term for term in r.terms if isinstance(term, OffsetBias)]
+    biases = [bias_of(term, first, first - r.length + 1, r.q, wide) for term in terms]
     table = sum(biases[1:], biases[0]) if biases else None
     given: Any = r.q, r.k, r.v, table, *[None] * 8, 0, low, high, r.scale
     return DecodingStep(band.Inputs(*given))
@@ -45,8 +45,9 @@ def decoding(r: Request) -> DecodingStep | None:
 class DecodingStep:
     """Attention of one query. Layers of a model share it: they differ in q, k and v alone.
 
-    Of q [B, H, 1, D], k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv] of a layer it makes [B, H, 1, Dv]. To describe a call takes longer
-    than a short one: with 192 keys of 4 heads of 64 a layer takes 18 us, torch's function 28, a call of `forward` 60.
+    Of q [B, H, 1, D], k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv] of a layer it makes softmax(scale q.k + table) v [B, H, 1, Dv].
+    Describing a call takes longer than a short call: with 192 keys of 4 heads of 64 (Zen 3, one thread, processor time) a layer
+    takes 20 us, torch's function 28, `band.forward` 88.
     """
 
     def __init__(self, x: band.Inputs):
