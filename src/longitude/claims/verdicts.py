@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 from scipy import stats
 
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate
@@ -53,8 +54,13 @@ def seeds_to_decide(found: Estimate, expected: Range) -> int | None:
     if any(found.text_low <= end <= found.text_high for end in ends):
         return None
     gap, spread = min(abs(found.value - end) for end in ends), stats.tstd(found.values)
-    for seeds in range(len(found.values), MANY + 1):
-        least = stats.t.ppf(0.975, seeds - 1)
-        if not spread or stats.nct.sf(least, seeds - 1, gap / spread * math.sqrt(seeds)) > POWER:
-            return seeds
+    if not spread:
+        return len(found.values)
+    first = len(found.values)
+    while first <= MANY:
+        seeds = np.arange(first, min(2 * first, MANY + 1))
+        power = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, gap / spread * np.sqrt(seeds))
+        if (power > POWER).any():
+            return int(seeds[np.argmax(power > POWER)])
+        first *= 2
     return None

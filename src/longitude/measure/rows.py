@@ -191,7 +191,7 @@ def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
             f"results of schema version {SCHEMA} have the {len(expected)} columns of longitude.measure.Row in their "
             f"order; missing: {missing}, unknown: {unknown}; build the table with to_frame"
         )
-    return frame.astype({name: COLUMNS[name] for name in expected})
+    return frame.astype({name: COLUMNS[name] for name in expected if str(frame.dtypes[name]) != COLUMNS[name]})
 
 
 def write_rows(rows: Iterable[Row] | pd.DataFrame, path: str | os.PathLike) -> None:

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
 
 
+@cache
 def version_of(package: str) -> str | None:
     """The installed version, or None."""
     try:

@@ -75,7 +75,6 @@ def parse_label(label: str) -> Label:
     for an unknown name or option, with the nearest one.
     """
     from longitude.attention.mixer import MIXERS
-    from longitude.registry import options_of
 
     if LAYERS in label:
         layers = tuple(_of_layer(part, label) for part in label.split(LAYERS))
@@ -85,12 +84,9 @@ def parse_label(label: str) -> Label:
         ]
         encodings = [spec for spec in every if spec["name"] not in MIXERS]
         return Label(encodings, [spec for spec in every if spec["name"] in MIXERS], layers)
-    mixers = {name: options_of(kind).keys() - {"encoding"} for name, kind in MIXERS.items()}
-    specs = _specs(label, mixers)
-    encodings, mixers_ = (
-        [spec for spec in specs if (spec["name"] in mixers) == is_mixer] for is_mixer in (False, True)
-    )
-    found = Label(encodings, mixers_)
+    specs = _specs(label, MIXERS)
+    encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
+    found = Label(encodings, mixers)
     if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
         raise ValueError(
             f"expected none, or encodings, got {label!r}: together with another encoding 'none' means nothing"
@@ -133,12 +129,11 @@ def plain_label(label: str) -> str:
 
 
 def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
-    """The parts of a label; mixers: those that it may name, with their options."""
-    from longitude.positions.base import ENCODINGS, list_encodings
-    from longitude.registry import options_of
+    """The parts of a label; mixers: those that it may name."""
+    from longitude.positions.base import ENCODINGS
 
     require_characters(label)
-    valid = {**{name: options_of(ENCODINGS[name]).keys() for name in list_encodings()}, **mixers}
+    valid = {**ENCODINGS, **mixers}
     for name in (part.partition(":")[0] for part in _parts(label)):
         if name not in valid:
             near = nearest(name, valid)
@@ -153,12 +148,14 @@ def _parts(label: str) -> list[str]:
 
 
 def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
-    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; valid: name -> its options."""
+    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; valid: name -> what has its options."""
+    from longitude.registry import options_of
+
     name, colon, rest = part.partition(":")
     if colon and not rest:
         raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
     options = parse_options(rest, f"{name}:option=value,option=value", part)
-    known = [*valid[name]]
+    known = [option for option in options_of(valid[name]) if option != "encoding"]  # which a label names itself
     if SCHEME in known and options.get(SCHEME) is not None:
         known += _take_scheme(name, options, known)
     for key in options:

@@ -42,6 +42,11 @@ class TrialResult(Status):
     losses: list[dict[str, Any]]
     documents: pd.DataFrame
 
+    @cached_property
+    def measured(self) -> dict[Any, pd.DataFrame]:
+        """Of `documents` those of each (length, method), in their order."""
+        return dict(iter(self.documents.sort_values("document", kind="stable").groupby(["length", "method"])))
+
 
 RULE = "rule without positions"
 """The name of what does without a model where answers are right or wrong."""
@@ -195,12 +200,11 @@ class Run:
     def sums(self, label: str, length: int, method: str, columns: Sequence[str]) -> Sums | None:
         """Two columns of the documents of the trials that are done; None where nothing was measured."""
         done = [trial for trial in self.of(label) if trial.status == "done"]
-        tables = [trial.documents.query(f"length == {length} and method == {method!r}") for trial in done]
-        parts = [part.sort_values("document") for part in tables if len(part)]
+        parts = [trial.measured[length, method] for trial in done if (length, method) in trial.measured]
         if not parts:
             return None
         names = {tuple(part["document"]) for part in parts}
-        if len(names) > 1 or len(parts) < len(tables):
+        if len(names) > 1 or len(parts) < len(done):
             raise ValueError(
                 f"{self.path}: the seeds of {label} were not measured on the same documents at length {length}; {REMEDY}"
             )

@@ -53,13 +53,14 @@ class Call:
         parts = requests(q, k, v, self.encoding, self.context(x), self.mask, *positions, dropout, False)
         return [r for part in parts for r in (part.with_lse() if o.get("return_lse") else part).requests]
 
-    def refusal(self, backend: str, dropout: float = 0.0) -> str | None:
-        """Why a backend does not take it."""
-        return refusal(BACKENDS[backend], self.parts(dropout))
+    def refusals(self, dropout: float = 0.0) -> dict[str, str | None]:
+        """Why each backend does not take it; None for one that does."""
+        parts = self.parts(dropout)
+        return {name: refusal(backend, parts) for name, backend in BACKENDS.items()}
 
     def able(self, dropout: float = 0.0) -> list[str]:
         """The backends that take it, but for those in SLOW."""
-        return [name for name in BACKENDS if name not in SLOW and self.refusal(name, dropout) is None]
+        return [name for name, why in self.refusals(dropout).items() if name not in SLOW and why is None]
 
     def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
         """Attend with these tensors instead."""

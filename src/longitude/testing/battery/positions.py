@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, NoMask
 from longitude.positions.base import Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Term, Transport
 from longitude.positions.coordinates import explicit
@@ -137,7 +136,7 @@ def far_positions(build: Example) -> None:
     wide = {name: x.double() for name, x in tensors.items()}
     want = Call(exact, wide, options=options).forward(wide, "reference")
     case = Call(low, tensors, options=options)
-    for name in [name for name in BACKENDS if case.refusal(name) is None]:
+    for name in [name for name, why in case.refusals().items() if why is None]:
         with torch.autocast("cpu", half):
             got = case.forward(tensors, name)
         close(f"backend {name} in bfloat16 at positions up to {last}", got, want, IN_BFLOAT16["attention"])
