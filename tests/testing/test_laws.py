@@ -140,12 +140,20 @@ WIDE = {
 }
 TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
 """What traces takes seconds: in the quick tier of these encodings only."""
+IN_TURNS = (
+    "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients dropout nan_and_inf "
+    "unused_parameters grad_modes extreme_inputs refused_calls"
+).split()
+"""Laws that take longest: each is quick for every other subject, and each subject meets every other of them."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
 IN_CHUNKS = ("rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
 """Variants whose caches hold raw keys or a stream."""
 
 
 def is_slow(battery, name, law):
+    own = list(MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES).index(name)
+    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 2:
+        return True
     if battery is mixers:
         return name in MIXER_VARIANTS or law == "compiled_training"
     if name not in VARIANTS:
