@@ -113,6 +113,14 @@ broken(
 )
 
 
+broken(
+    "NoGradientTransformed",
+    "transforms",
+    FromATable,
+    read=lambda self, offset: self.table.detach() if torch._C._are_functorch_transforms_active() else self.table,
+)
+
+
 def made_in_inference(self, offset):
     """Keeps what it made in inference_mode, and multiplies with it later."""
     if torch.is_inference_mode_enabled():

@@ -126,7 +126,9 @@ broken(
 broken("TakesNaNForZero", "nan_and_inf", before=lambda self, x, s, i: (x.nan_to_num(), s, i))
 broken("ReadsPadding", "padding", before=lambda self, x, s, i: (x, s, i._replace(valid=None)))
 broken(
-    "BranchesOnItsNumbers", "compiled_training", before=lambda self, x, s, i: (x if float(x.sum()) != 0.5 else -x, s, i)
+    "BranchesOnItsNumbers",
+    "compiled_training transforms",
+    before=lambda self, x, s, i: (x if float(x.sum()) != 0.5 else -x, s, i),
 )
 
 

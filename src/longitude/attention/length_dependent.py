@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from longitude.attention.regions import RegionCut, cut_by_region
 from longitude.attention.request import Request, part_of, transformed
+from longitude.derivatives import recomputed
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
 
@@ -68,7 +68,7 @@ def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | No
     out = r.q.new_zeros(batch, r.heads, rows, r.v.shape[3])
     second = None
     for part in parts:
-        own, own_second = checkpoint(one, part, use_reentrant=False) if torch.is_grad_enabled() else one(part)
+        own, own_second = recomputed(one, part)
         out[part.batch, :, part.rows] = own
         if own_second is not None:
             if second is None:

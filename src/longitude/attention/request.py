@@ -211,11 +211,6 @@ def _of_batch(term: Term, batch: slice | list[int]) -> Term:
     return term
 
 
-def in_forward_mode() -> bool:
-    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do."""
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
-
-
 def is_band(mask: Mask) -> bool:
     """Whether it is nothing but its reach in plain order."""
     return isinstance(mask, Band | Ago) or (isinstance(mask, Causal | Window) and mask.order is None)

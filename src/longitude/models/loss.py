@@ -6,7 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from longitude.derivatives import recomputed
 
 IGNORED = -100
 CHUNK_LOGITS = 2**24
@@ -64,7 +65,7 @@ def next_token_loss(
         total = chunk_loss(hidden, targets)
     else:
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-        total = torch.stack([checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts]).sum()
+        total = torch.stack([recomputed(chunk_loss, h, t) for h, t in parts]).sum()
     if num_items_in_batch is None:
         num_items_in_batch = (targets != IGNORED).sum()
     return total / num_items_in_batch

@@ -82,7 +82,7 @@ def _trial(folder: Path, status: dict[str, Any], documents: pd.DataFrame, remedy
         own = Status(**status)
     except TypeError as error:
         raise ValueError(f"{folder / STUDY} is not of this release ({error}); {remedy}") from None
-    part = documents[(documents["label"] == own.label) & (documents["seed"] == own.seed)]
+    part = documents.loc[(documents["label"] == own.label) & (documents["seed"] == own.seed)]
     return TrialResult(**asdict(own), folder=folder, losses=[], documents=part)
 
 

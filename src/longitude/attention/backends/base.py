@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from longitude.attention.request import Request
+from longitude.derivatives import by_autograd
 from longitude.kernels import switched_off
 from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
@@ -41,6 +41,7 @@ class Backend:
             differ in numbers alone.
         partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse, and sinks.
         sinks: whether it applies the sinks of a request itself; otherwise they are made of what `partial` returns.
+        transforms: whether torch.func takes gradients through it, and derivatives are carried forward; autograd always does.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Backend:
     limits: Callable[[Request], str | None] = lambda r: None
     partial: Callable[[Request], tuple[Tensor, Tensor]] | None = None
     sinks: bool = False
+    transforms: bool = True
 
 
 BACKENDS: dict[str, Backend] = {}
@@ -98,6 +100,8 @@ def refuses(backend: Backend, r: Request) -> str | None:
         return f"it runs on {', '.join(backend.devices)}, not on {r.q.device.type}"
     if r.learned and not backend.table_gradients:
         return "it gives no gradient to what the encoding has learned"
+    if not backend.transforms and not by_autograd():
+        return "its gradients are autograd's alone, neither carried forward nor taken by torch.func"
     if r.dropout and not backend.dropout:
         return "it has no dropout"
     if r.weights and not backend.weights:
@@ -110,9 +114,12 @@ def refuses(backend: Backend, r: Request) -> str | None:
     return backend.limits(r)
 
 
-def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
-    """part(*inputs), made again in backward instead of kept."""
-    return checkpoint(part, *inputs, use_reentrant=False) if torch.is_grad_enabled() else part(*inputs)
+def no_second_derivatives(*_: Any) -> NoReturn:
+    """The formula of an operator's gradients that have none: RuntimeError, with what has them."""
+    raise RuntimeError(
+        "expected gradients once, got gradients of gradients, which the chosen backend does not have; "
+        'backend="reference" has them'
+    )
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import Backend, dense_bytes, recomputed
+from longitude.attention.backends.base import Backend, dense_bytes
 from longitude.attention.backends.biased import biased, biased_bytes, takes
 from longitude.attention.backends.transport.backend import transport_window, transported_scores
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
+from longitude.derivatives import recomputed
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
 
 ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)

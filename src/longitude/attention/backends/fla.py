@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import NO_FORWARD_MODE, Backend
-from longitude.attention.request import Request, in_forward_mode
+from longitude.attention.backends.base import Backend
+from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
 from longitude.positions.base import Drift, Transport
@@ -84,7 +84,7 @@ def limits(r: Request) -> str | None:
         return "it takes as many queries as keys, and padding behind a text has queries alone"
     if torch.are_deterministic_algorithms_enabled():
         return "it adds gradients atomically, and deterministic algorithms are asked for"
-    return NO_FORWARD_MODE if in_forward_mode() else None
+    return None
 
 
 def memory(r: Request) -> int:
@@ -98,6 +98,7 @@ FLA = Backend(
     terms=(Transport, Drift),
     dtypes=(torch.bfloat16, torch.float16),
     devices=("cuda",),
+    transforms=False,
     limits=limits,
     memory=memory,
     price=lambda r: 2.0,  # not measured: before `transport`, which runs torch's operators

@@ -362,6 +362,7 @@ FLEX = Backend(
     any_mask=True,  # flex_limits refuses the others
     dtypes=(torch.float32, torch.bfloat16, torch.float16),
     devices=("cuda", "cpu"),
+    transforms=False,
     limits=flex_limits,
     memory=flex_memory,
     price=flex_price,

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, wide_item
+from longitude.attention.backends.base import Backend, no_second_derivatives, wide_item
 from longitude.attention.backends.routes import processor
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backward import backward
@@ -38,7 +38,7 @@ from longitude.attention.backends.table.decoding import decoding
 from longitude.attention.backends.table.forward import forward
 from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
-from longitude.attention.request import Request, band_of, in_forward_mode
+from longitude.attention.request import Request, band_of
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.c_compile import needs_operator
@@ -199,8 +199,6 @@ def total(parts: list[Tensor]) -> Tensor | None:
 
 
 def table_limits(r: Request) -> str | None:
-    if in_forward_mode():
-        return NO_FORWARD_MODE
     if any(isinstance(term, RowBias | PairBias) for term in r.terms):
         if formula(r) is None or not in_c(r):
             return "of biases of rows and pairs it takes those of counted keys and normalized offsets, alone, with a compiler"
@@ -263,6 +261,7 @@ TABLE = Backend(
     partial=table,
     terms=(OffsetBias, OffsetVectors, Drift, RowBias, PairBias),
     devices=("cpu",),
+    transforms=False,
     limits=table_limits,
     memory=table_memory,
     price=table_price,
@@ -397,3 +396,4 @@ def _autograd_backward(ctx, grad, grad_lse, _):
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)
+_attention_backward.register_autograd(no_second_derivatives)

@@ -25,12 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import Backend, recomputed, wide_item
+from longitude.attention.backends.base import Backend, wide_item
 from longitude.attention.backends.transport.cut import Cut
-from longitude.attention.request import Request, in_forward_mode
+from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
 from longitude.c_compile import needs_operator
+from longitude.derivatives import in_forward_mode, recomputed
 from longitude.positions.base import Drift, Transport
 
 

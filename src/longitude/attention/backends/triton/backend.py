@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import Backend
+from longitude.attention.backends.base import Backend, no_second_derivatives
 from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.backends.triton.launch import Inputs
-from longitude.attention.request import Request, in_forward_mode
+from longitude.attention.request import Request
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
 from longitude.c_compile import needs_operator
@@ -137,13 +137,12 @@ def _autograd_backward(ctx, grad, grad_lse):
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)
+_attention_backward.register_autograd(no_second_derivatives)
 
 
 # ---- what it takes -------------------------------------------------------------------------------------------------------
 def limits(r: Request) -> str | None:
     """Reasons that `Backend` cannot express."""
-    if in_forward_mode():
-        return "it has no derivatives in forward mode"
     if importlib.util.find_spec("triton") is None:
         return "it needs the package triton: pip install 'longitude[gpu]'"
     widths = r.q.shape[3], r.v.shape[3]
@@ -220,6 +219,7 @@ TRITON = Backend(
     any_mask=True,  # `refusal` says which
     dtypes=(torch.bfloat16, torch.float16),
     devices=("cuda",),
+    transforms=False,
     limits=limits,
     memory=memory,
     price=price,

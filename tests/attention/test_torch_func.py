@@ -1,0 +1,96 @@
+"""attend and the loss under torch.func: gradients, maps, second derivatives; what refuses by name; NaN that no look finds."""
+
+import math
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.derivatives import by_autograd, in_transform
+from longitude.models import loss
+from tests.support import close, random
+
+T5 = lg.encoding("t5", num_heads=4).double()
+TORCHS = pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:`torch.jit:DeprecationWarning")
+
+
+def attention(encoding, backend="auto"):
+    k, v = random(1, 4, 7, 8, seed=1), random(1, 4, 7, 8, seed=2)
+    return lambda q: lg.attend(q, k, v, encoding=encoding, backend=backend)
+
+
+@TORCHS
+@pytest.mark.parametrize("encoding", [None, T5, lg.Shaw(8, 3).double()], ids=["none", "t5", "shaw"])
+def test_gradients_and_jacobians(encoding):
+    q = random(1, 4, 7, 8)
+    leaf = q.clone().requires_grad_()
+    [want] = torch.autograd.grad(attention(encoding)(leaf).sin().sum(), leaf)
+    close(torch.func.grad(lambda q: attention(encoding)(q).sin().sum())(q), want)
+    exact, ours = attention(encoding, "reference"), attention(encoding)
+    rows = torch.func.jacrev(lambda q: exact(q)[0, :, :, 0])(q)
+    close(torch.func.jacfwd(lambda q: ours(q)[0, :, :, 0])(q), rows)
+
+
+@TORCHS
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(4), lg.FoX(8, 4).double()], ids=["none", "alibi", "fox"])
+def test_a_map_is_its_rows(encoding):
+    q, k, v, tokens = (random(3, 4, 7, 8, seed=n) for n in range(4))
+    x = tokens[:, 0]
+
+    def one(q, k, v, x):
+        context = None if encoding is None else encoding.context(x[None])[0]
+        return lg.attend(q[None], k[None], v[None], encoding=encoding, context=context)[0]
+
+    close(torch.func.vmap(one)(q, k, v, x), torch.stack([one(*row) for row in zip(q, k, v, x, strict=True)]))
+
+
+@TORCHS
+def test_scores_of_minus_infinity_give_nan_in_a_map_too():
+    """Zeros that torch's kernel makes of them are found without a look at the numbers."""
+    q, k, v = (random(2, 4, 7, 8, seed=n) for n in range(3))
+    k[1, :, :2] = -math.inf
+    got = torch.func.vmap(lambda *three: lg.attend(*(x[None] for x in three))[0])(q.abs(), k, v)
+    want = lg.attend(q.abs(), k, v, backend="reference")
+    assert want.isnan().any()
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_who_has_no_rule_says_so():
+    def named(q):
+        assert in_transform() and not by_autograd()
+        with pytest.raises(ValueError, match=r"autograd's alone, .*torch\.func; 'chunked' and 'reference' can"):
+            attention(T5, "table")(q)
+        return attention(T5, "chunked")(q).sum()
+
+    torch.func.grad(named)(random(1, 4, 7, 8))
+    assert by_autograd()
+
+
+def test_parts_of_several_lengths_and_of_a_loss(monkeypatch):
+    """What autograd makes again in backward."""
+    encoding = lg.Rotary(8, "half", scaling=lg.scaling.DynamicNTK(3, 8, follow="row"))
+    q = random(1, 4, 7, 8)
+    leaf = q.clone().requires_grad_()
+    [want] = torch.autograd.grad(attention(encoding)(leaf).sin().sum(), leaf)
+    close(torch.func.grad(lambda q: attention(encoding)(q).sin().sum())(q), want)
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", 20)
+    head, targets = random(10, 8, seed=1), torch.arange(7)[None]
+    of = lambda hidden: loss.next_token_loss(hidden, lambda x: x @ head.T, 10, targets)  # noqa: E731
+    leaf = random(1, 7, 8, seed=2).requires_grad_()
+    [want] = torch.autograd.grad(of(leaf), leaf)
+    close(torch.func.grad(of)(leaf.detach()), want)
+
+
+@pytest.mark.parametrize("encoding", [lg.ALiBi(4), T5], ids=["alibi", "t5"])
+def test_gradients_of_gradients_are_right_or_refused(encoding):
+    """Also where another path leads to the same leaf: never a part of them."""
+    found = {}
+    for backend in ("table", "chunked", "reference"):
+        leaf = random(1, 4, 7, 8).requires_grad_()
+        [first] = torch.autograd.grad((attention(encoding, backend)(leaf) * leaf).sum(), leaf, create_graph=True)
+        if backend == "table":
+            with pytest.raises(RuntimeError, match=r'gradients of gradients.*backend="reference" has them'):
+                torch.autograd.grad(first.sin().sum(), leaf)
+        else:
+            [found[backend]] = torch.autograd.grad(first.sin().sum(), leaf)
+    close(found["chunked"], found["reference"], 1e-10)
