@@ -10,6 +10,9 @@ from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.utils.checkpoint import checkpoint
 
+transforms_active = torch._C._are_functorch_transforms_active
+"""Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
+
 
 def in_forward_mode() -> bool:
     """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do."""
@@ -21,7 +24,7 @@ def in_transform() -> bool:
 
     It has no rules for gradients that an operator brings itself, nor for what is made again in backward.
     """
-    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or not transforms_active():
         return False
     return any(each.key() == TransformType.Grad for each in retrieve_all_functorch_interpreters())
 

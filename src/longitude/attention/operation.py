@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from longitude import c_compile
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
@@ -39,7 +40,7 @@ from longitude.attention.terms import (
     with_sinks,
     with_terms_around,
 )
-from longitude.derivatives import by_autograd
+from longitude.derivatives import transforms_active
 from longitude.errors import unknown
 from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
 from longitude.positions.composed import Composed, by_name, compose
@@ -245,7 +246,7 @@ def choose_once(r: Request, name: str) -> Backend:
         return BACKENDS["table"]
     q, k, v = r.q, r.k, r.v
     shapes_decide = name == "auto" and type(q) is Tensor and q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
-    if not shapes_decide or torch.compiler.is_compiling() or not by_autograd():
+    if not shapes_decide or torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
         return choose([r], name)
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
