@@ -19,7 +19,6 @@ KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 32, "max_lengt
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 PACKED = torch.tensor([[0] * 11 + [1] * 26, [3] * 25 + [2] * 12])
 PADDED = torch.tensor([[0] * 20 + [-1] * 17, [-1] * 9 + [2] * 28])
-QUICK = ("rope", "alibi", "t5", "fire", "shaw")
 Gap = tuple[str, float]
 
 
@@ -136,7 +135,13 @@ def exact_loss(
 
 
 def quick() -> Iterator[Gap]:
-    yield from attended(QUICK)
+    yield from attended(("rope", "t5"))
+    yield "model t5 packed", of_model(ours("t5"), packed=True)
+    yield "llama alibi packed", of_model(llama("alibi"), packed=True)
+
+
+def models() -> Iterator[Gap]:
+    yield from attended(("alibi", "fire", "shaw"))
     for label in ("rope", "alibi", "t5"):
         yield f"model {label}", of_model(ours(label), packed=False)
         yield f"model {label} packed", of_model(ours(label), packed=True)
@@ -161,6 +166,7 @@ def every() -> Iterator[Gap]:
                 raise
             yield f"refused {label}", 0.0
     yield from quick()
+    yield from models()
     yield "window model", of_model(ours("alibi", mixer={"name": "window", "size": 7}), packed=True)
 
 

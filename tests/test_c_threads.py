@@ -179,7 +179,7 @@ def second(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return str(copy)
 
 
-@pytest.mark.one_in(3)  # in a worker
+@pytest.mark.slow
 @pytest.mark.parametrize("when", WHEN)
 def test_a_second_runtime_changes_nothing(when: str, second: str, expected: str):
     run(OTHER + WHEN[when] + "\nassert all(map(torch.equal, got, torch.load(sys.argv[2])))", second, expected)
@@ -214,6 +214,7 @@ assert c_threads.why_alone() is None and all(map(torch.equal, ours(), got))
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("runtime", ["torch's", "a runtime that cannot end its threads"])
 def test_a_fork_after_use_does_not_hang(runtime: str):
     """Nor do torch's own operators, which hang without us: a child finds no threads, and starts its own."""

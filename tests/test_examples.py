@@ -174,7 +174,7 @@ def test_a_window_counts_once(skills: Any) -> None:
     close(skills.loss_of_windows(CausalLMOutput(logits=logits), labels), sum(rows) / 2)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 def test_a_skilled_checkpoint_is_trained(run: Any, skills: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "out"
     run("--skills", "--out", str(out), "--layers", "1", "--width", "32", "--steps", "5")

@@ -7,13 +7,14 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import longitude as lg
 from longitude.models.cache_names import cache_in, named
-from tests.ring_processes import LENGTH, every, heads, in_processes, llama, memory, ours, quick
+from tests.ring_processes import LENGTH, every, heads, in_processes, llama, memory, models, ours, quick
 
 
-def test_two_processes_are_one(tmp_path):
+@pytest.mark.parametrize(("work", "cases"), [(quick, 9), pytest.param(models, 24, marks=pytest.mark.slow)])
+def test_two_processes_are_one(work, cases, tmp_path):
     """Loss, output and gradients of attend, LongitudeForCausalLM and a stock Llama: rope, biases, packed, padded, recomputed."""
-    gaps = in_processes(2, quick, tmp_path)
-    assert len(gaps) == 30
+    gaps = in_processes(2, work, tmp_path)
+    assert len(gaps) == cases
     assert {name: gap for name, gap in gaps.items() if not gap < 1e-12} == {}
 
 

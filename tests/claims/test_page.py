@@ -60,6 +60,7 @@ def test_without_models_the_verdicts_are_the_same(root, kept):
     assert {path.name for path in (kept / "text").iterdir()} == {"study.json", "results.parquet", "documents.parquet"}
 
 
+@pytest.mark.slow
 def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbers(kept, tmp_path):
     found, verdicts = judged(kept)
     drawn = charts(verdicts, found)

@@ -37,6 +37,7 @@ def test_8b_at_128k(llama3) -> None:
     assert long.memory.cache == 2 * 2 * 32 * 8 * 128 * 131072  # keys and values, two bytes each
 
 
+@pytest.mark.slow
 def test_windows_are_those_that_are_read(llama3) -> None:
     """Sliding ones move by half, and retrieval adds a prompt for each question and depth."""
     [cost] = costs(MeasureConfig(lengths=(1024,), documents=3, methods=("sliding",)), (llama3,))

@@ -173,6 +173,7 @@ def test_narrow_numbers_are_rounded_as_by_torch(dtype: torch.dtype) -> None:
             torch.testing.assert_close(apply_rotary(x, table, layout), want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_queries_and_keys_of_one_call(route: str, layout: str) -> None:
     """Equal to two calls, in every memory that a projection may leave them in; a gradient of one alone, or of none."""

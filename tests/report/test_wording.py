@@ -42,6 +42,7 @@ def test_a_table_in_a_file_is_not_cut(capsys):
     assert row.split() == ["rope" * 30, "2.60"] and row.endswith("2.60") and sentence == "a [sentence] " * 20
 
 
+@pytest.mark.slow
 def test_drawing_is_loaded_when_something_is_drawn():
     code = "import sys, longitude.cli, longitude.study.runner, longitude.report.wording\n"
     code += 'print({"altair", "vl_convert", "longitude.report.page"} & set(sys.modules))'

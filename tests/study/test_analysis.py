@@ -134,6 +134,7 @@ def test_labels_are_compared_seed_by_seed(tmp_path):
     assert "b and c cannot be distinguished" in conclusion(run)
 
 
+@pytest.mark.slow
 def test_no_winner_in_noise(tmp_path):
     wins = 0
     for i in range(20):

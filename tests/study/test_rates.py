@@ -257,7 +257,7 @@ def whole(tmp_path_factory):
     return path
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("where", "name", "when"),
     [

@@ -142,10 +142,10 @@ def killed(patched, kill: str, config, trial: Trial, data) -> None:
         patches.setattr(where, name, dying(getattr(where, name), when, die))
         with pytest.raises(Killed):
             TrialRun(config, trial, data).run()
-    assert trial.status.status in ("not run", "running")
+    assert trial.status.status in ("not run", "running", "trained")
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
     trial = trial_at(tmp_path, "rope", 1, TINY)
@@ -154,7 +154,7 @@ def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path,
     assert_same(trial, unkilled)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
 @pytest.mark.parametrize("positions", ["contiguous", "randomized", "skipped"])
 @pytest.mark.parametrize("task", ["text", "reverse"])

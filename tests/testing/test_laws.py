@@ -142,9 +142,10 @@ TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
 """What traces takes seconds: in the quick tier of these encodings only."""
 IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients dropout nan_and_inf "
-    "unused_parameters grad_modes extreme_inputs refused_calls"
+    "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
+    "shared_tables random_calls prompt_lookup batch_invariance restarted_positions cache_operations"
 ).split()
-"""Laws that take longest: each is quick for every other subject, and each subject meets every other of them."""
+"""Laws that take longest: each is quick for every third subject, and each subject meets every third of them."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
 IN_CHUNKS = ("rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
 """Variants whose caches hold raw keys or a stream."""
@@ -152,7 +153,7 @@ IN_CHUNKS = ("rope raw keys", "rope by row", "rope by row, two lists", "path + f
 
 def is_slow(battery, name, law):
     own = list(MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES).index(name)
-    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 2:
+    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 3:
         return True
     if battery is mixers:
         return name in MIXER_VARIANTS or law == "compiled_training"

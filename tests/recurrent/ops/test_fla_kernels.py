@@ -210,7 +210,8 @@ def test_the_delta_rule_by_their_kernels(interpreted, by_channel):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's; and theirs, that float32 is slow
-@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("padded", [True, False])
 def test_rwkv7_by_their_kernel(interpreted, padded):
     """Of three chunks; keys and values of other widths, a state and padding, or neither; decays down to e^-30."""
     torch.manual_seed(0)

@@ -41,7 +41,7 @@ HEADS = [(2, 2), (4, 2), (4, 1), (6, 3)]
 LONG = [(333, 333, 250), (700, 431, 330), (431, 699, 600), (697, 697, 681)]
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("band", BANDS)
 @pytest.mark.parametrize("kinds", SETS, **named)
 def test_equals_every_pair_written_out(kinds, band):
@@ -136,12 +136,12 @@ def test_double_backward_raises():
 
 
 # ---- other dtypes ------------------------------------------------------------------------------------------------------
-WIDTHS = [(), *([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64" else [])]
+WIDTHS = [*([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64" else []), ()]
 
 
 @needs_compiler
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", WIDTHS, ids=" ".join)
 def test_every_width_of_vectors(options, dtype, monkeypatch):
     """Of the loops in C."""

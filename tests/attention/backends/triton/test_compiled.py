@@ -33,6 +33,7 @@ CHIPS = "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"
 QUICK = "sm_86"  # the least shared memory; the slow test has all of them
 
 
+@pytest.mark.slow
 def test_for_one_chip(tmp_path):
     found = compiled(tmp_path, "--chips", QUICK.removeprefix("sm_"), "--widths", "64", "--adds", "table")
     kernels = "forward", "backward_queries", "backward_keys", "rotate"

@@ -121,6 +121,7 @@ def steps(code: str, tmp_path: Path) -> dict[str, int]:
     return dict(map(json.loads, done.stdout.splitlines()))
 
 
+@pytest.mark.slow
 def test_sizes_are_no_other_kernels(tmp_path):
     """Triton makes a kernel for a number that is 1, and for multiples of 16, of its own: a length more would be a compilation."""
     found = steps(QUICK, tmp_path)
