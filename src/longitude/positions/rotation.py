@@ -194,17 +194,19 @@ def rotate_in_one_pass(
     run: Callable[..., None], tensors: tuple[Tensor, ...], table: RotaryTable, layout: str
 ) -> tuple[Tensor, ...]:
     """All tensors in one call, which takes its arguments as rotate.c's struct Call."""
-    tensors = tuple(x if x.stride(3) == 1 else x.contiguous() for x in tensors)
-    out = tuple(empty_like_heads(x) for x in tensors)
-    (cos, sin), (B, _, L, _) = (t.contiguous() for t in table), tensors[0].shape
+    (cos, sin), (B, _, L, _) = table, tensors[0].shape
+    cos, sin = cos.contiguous(), sin.contiguous()
     pairs, each = cos.shape[-1], cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
-    threads = torch.get_num_threads() if sum(x.numel() for x in tensors) >= WORTH_THREADS else 1
+    threads = torch.get_num_threads() if sum([x.numel() for x in tensors]) >= WORTH_THREADS else 1
     call = [cos.data_ptr(), sin.data_ptr(), B, L, pairs, each, layout == "half", threads, len(tensors)]
-    for x, y in zip(tensors, out, strict=True):
-        heads = x.shape[1], x.shape[3] - 2 * pairs, *x.stride()[:3], *y.stride()[:3]
-        call += [x.data_ptr(), y.data_ptr(), *heads]
+    read, out = [], []
+    for x in tensors:
+        read.append(x := x if x.stride(3) == 1 else x.contiguous())
+        out.append(y := empty_like_heads(x))
+        (_, heads, _, width), (xb, xh, xl, _), (yb, yh, yl, _) = x.shape, x.stride(), y.stride()
+        call += [x.data_ptr(), y.data_ptr(), heads, width - 2 * pairs, xb, xh, xl, yb, yh, yl]
     run(words(call))
-    return out
+    return tuple(out)
 
 
 def empty_like_heads(x: Tensor) -> Tensor:
