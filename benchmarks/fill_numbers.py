@@ -44,6 +44,7 @@ PROCESSORS = {
     "AMD EPYC": "AMD Zen 5, AVX-512",
     "AMD EPYC (family 25, model 17)": "AMD Zen 4, AVX-512",
     "AMD EPYC (family 25, model 1)": "AMD Zen 3, AVX2",
+    "Intel(R) Xeon(R) Processor (family 6, model 207)": "Intel Emerald Rapids, AVX-512 and AMX",
 }
 """What the results' own words for a processor mean; the first is of before families were recorded."""
 
@@ -81,8 +82,8 @@ def promises(found: dict[str, Any]) -> str:
 
 def every_machine(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Processor -> the newest result of it: `found`, the newest of all, last."""
-    paths = sorted((RESULTS / "machines").glob("*.json"))
-    every = [*(json.loads(path.read_text(encoding="utf-8")) for path in paths), found]
+    before = [json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS / "machines").glob("*.json")]
+    every = [*sorted(before, key=lambda one: one["made"]), found]
     return {PROCESSORS.get(cpu := one["machine"]["cpu"], cpu): one for one in every}
 
 
