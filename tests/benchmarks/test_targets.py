@@ -30,7 +30,7 @@ QUICK = [target for target in targets.TARGETS if not target.environment and not 
 SLOW = ("training", "recurren")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "target",
     [

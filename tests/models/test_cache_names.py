@@ -56,7 +56,7 @@ def test_two_caches_are_refused(kind, build, ids):
 
 
 @both
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", [LongitudeForCausalLM, LongitudeModel])
 @torch.no_grad()
 def test_a_compiled_step_takes_both(name, kind, build, ids):

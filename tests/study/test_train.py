@@ -154,7 +154,7 @@ def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path,
     assert_same(trial, unkilled)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
 @pytest.mark.parametrize("positions", ["contiguous", "randomized", "skipped"])
 @pytest.mark.parametrize("task", ["text", "reverse"])
