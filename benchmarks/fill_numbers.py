@@ -83,8 +83,12 @@ def promises(found: dict[str, Any]) -> str:
 def every_machine(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Processor -> the newest result of it: `found`, the newest of all, last."""
     before = [json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS / "machines").glob("*.json")]
-    every = [*sorted(before, key=lambda one: one["made"]), found]
-    return {PROCESSORS.get(cpu := one["machine"]["cpu"], cpu): one for one in every}
+    every: dict[str, dict[str, Any]] = {}
+    for one in [*sorted(before, key=lambda one: one["made"]), found]:
+        name = PROCESSORS.get(cpu := one["machine"]["cpu"], cpu)
+        every.pop(name, None)  # measured again: it stands where it is newest
+        every[name] = one
+    return every
 
 
 def machines(found: dict[str, Any]) -> str:

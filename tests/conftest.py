@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m is read
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """@pytest.mark.one_in(n): each n-th case of the test is quick, the others are slow. Where n has no divisor in common with the
-    lengths of the grid's sides, each value of each side is met."""
+    lengths of the grid's sides, and there are n times as many cases as values of a side, each value of it is met."""
     cases: Counter[str] = Counter()
     for item in items:
         if (mark := item.get_closest_marker("one_in")) is not None:

@@ -165,6 +165,7 @@ REFUSED = {
     "lengths": ((Q, Q, Q[:, :, :4]), {}, r"same B, D and Lk, .*v \[2, 4, 4, 8\]"),
     "batches": ((Q[:1], Q, Q), {}, r"q \[1, 4, 5, 8\]"),
     "empty": ((Q[:, :, :0], Q, Q), {}, r"no empty dimension, got q \[2, 4, 0, 8\]"),
+    "no heads": ((Q[:, :0],) * 3, {}, r"no empty dimension, got q \[2, 0, 5, 8\]"),
     "scale": ((Q, Q, Q), {"scale": "big"}, r"scale: expected a finite number or None for head_dim\*\*-0.5, got 'big'"),
     "dropout": ((Q, Q, Q), {"dropout": 1.0}, "0 <= dropout < 1, got 1.0"),
     "backend": ((Q, Q, Q), {"backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'.*lg.explain"),

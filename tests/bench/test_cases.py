@@ -10,9 +10,6 @@ from longitude.bench.cases import AttentionShape, Inputs, ours, plain
 from longitude.bench.clock import Spread, interleaved
 from longitude.bench.peers import PEERS, installed
 
-# What x-transformers does when it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 SMALL = AttentionShape(2, 4, 2, 8, 17)
 
 

@@ -15,9 +15,6 @@ from longitude.bench.rows import FAILED, Row
 from longitude.runs.memory import can_measure_peak
 from longitude.runs.progress import Progress
 
-# What x-transformers does when it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 TINY = {"lengths": (12, 17), "heads": 4, "kv_heads": 2, "head_dim": 8, "repeats": 1, "threads": 1, "no_memory": True}
 
 

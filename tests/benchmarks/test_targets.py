@@ -22,9 +22,6 @@ from longitude.bench.peers import ROTATIONS, installed
 from longitude.bench.rows import Row
 from target import Session, Target
 
-# What x-transformers does when it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 SESSION = Session(threads=1, repeats=1, memory=False, peers=False, shrink=256)
 QUICK = [target for target in targets.TARGETS if not target.environment and not target.name.startswith("graphs")]
 SLOW = ("training", "recurren")

@@ -27,8 +27,14 @@ from tests.support import refused_calls
 OTHER_BASE = {"rope_theta": 500_000.0}
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize(("law", "name"), [(law, name) for law, names in models.BROKEN.items() for name in names])
+@pytest.mark.parametrize(
+    ("law", "name"),
+    [
+        pytest.param(law, name, marks=() if name in models.REASONS else pytest.mark.slow)
+        for law, names in models.BROKEN.items()
+        for name in names
+    ],
+)
 def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
     results = check(models.BROKEN[law][name](), reference=models.REFERENCES.get(name, lambda: None)())
     assert list(results) == list(laws())

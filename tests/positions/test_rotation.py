@@ -204,6 +204,19 @@ def test_tables_of_another_length_are_refused(layout: str) -> None:
             rope.queries_and_keys(*pair, table)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_batches_and_no_heads(route: str, layout: str) -> None:
+    """Of queries than of keys: each is rotated as alone, and C reads neither beyond its end."""
+    rope = lg.Rotary(8, layout)
+    table = rope.prepare(torch.arange(5))
+    for q_batch, k_batch in ((64, 1), (1, 3)):
+        q, k = torch.randn(q_batch, 2, 5, 8), torch.randn(k_batch, 1, 5, 8)
+        for got, x in zip(rope.queries_and_keys(q, k, table), (q, k), strict=True):
+            close(got, rotate_by_formula(x, table, layout), 1e-6)
+    for none in (torch.randn(2, 0, 5, 8), torch.randn(2, 5, 0, 8).transpose(1, 2)):
+        assert rope.queries_and_keys(none, none, table)[0].shape == (2, 0, 5, 8)
+
+
 def test_a_subclass_keeps_its_own_rotation() -> None:
     class Keyless(lg.Rotary):
         def keys(self, k: torch.Tensor, prepared: RotaryTable) -> torch.Tensor:

@@ -141,7 +141,7 @@ WIDE = {
 TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
 """What traces takes seconds: in the quick tier of these encodings only."""
 IN_TURNS = (
-    "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients dropout nan_and_inf "
+    "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
     "shared_tables random_calls prompt_lookup batch_invariance restarted_positions cache_operations"
 ).split()

@@ -240,7 +240,7 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"expected q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] with the same B, D and Lk, "
             f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         )
-    if q.shape[1] % k.shape[1]:
+    if k.shape[1] and q.shape[1] % k.shape[1]:
         raise ValueError(f"expected heads of k and v to divide those of q, got {k.shape[1]} and {q.shape[1]}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         raise ValueError(

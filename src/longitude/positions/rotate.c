@@ -67,7 +67,7 @@ static void block(const Call *call, const Heads *t, num b, num h, num end, num f
 }
 
 enum { TOKENS = 128 };
-INLINE num together(const Heads *t) { return t->xh < t->xl ? t->heads : 4; }
+INLINE num together(const Heads *t) { return t->heads && t->xh < t->xl ? t->heads : 4; }
 INLINE num blocks_of(const Call *call, const Heads *t) {
   return call->B * ((call->L + TOKENS - 1) / TOKENS) * ((t->heads + together(t) - 1) / together(t));
 }

@@ -183,7 +183,6 @@ with torch.no_grad():
 needs_compiler = [
     pytest.mark.slow,
     pytest.mark.skipif(not READY, reason="FlexAttention's CPU kernel needs g++ and AVX2"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # torch's compiler
 ]
 TOKEN = torch.arange(300)
 COMPILED = {

@@ -53,7 +53,6 @@ def test_derivatives_of_second_order_are_right_or_refused(name, form):
         close(found["chunked"], found["recurrent"], 1e-7)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch's own, of its forward derivatives
 @pytest.mark.parametrize("name", _formulas())
 def test_transforms_take_the_formula(name):
     """torch.func's gradients, maps and derivatives carried forward, where the loop in C has no rules for them."""

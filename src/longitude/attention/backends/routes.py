@@ -31,9 +31,9 @@ _repeated: Routes | None = None
 @lru_cache
 def processor() -> str:
     """Its type in the table: the instructions of torch's kernels, and whether it multiplies matrices of bfloat16 itself."""
-    cpuinfo = Path("/proc/cpuinfo")
-    matrices = " amx" if cpuinfo.is_file() and "amx_bf16" in cpuinfo.read_text() else ""
-    return torch.backends.cpu.get_cpu_capability().lower() + matrices
+    vectors, cpuinfo = torch.backends.cpu.get_cpu_capability().lower(), Path("/proc/cpuinfo")
+    matrices = vectors == "avx512" and cpuinfo.is_file() and "amx_bf16" in cpuinfo.read_text()
+    return vectors + " amx" * matrices
 
 
 def is_on() -> bool:

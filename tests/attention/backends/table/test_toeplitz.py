@@ -140,7 +140,7 @@ WIDTHS = [*([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64"
 
 
 @needs_compiler
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", WIDTHS, ids=" ".join)
 def test_every_width_of_vectors(options, dtype, monkeypatch):

@@ -73,7 +73,7 @@ def step(name):
     print(json.dumps([name, len(made)]), flush=True)
 
 """
-QUICK = """
+SIZES = """
 attend("table", 64, 64)
 step("training")
 for rows, keys, heads, kv_heads, batch, own in ((1, 1, 1, 1, 1, False), (1, 515, 4, 4, 3, True), (37, 101, 6, 2, 2, False)):
@@ -124,7 +124,7 @@ def steps(code: str, tmp_path: Path) -> dict[str, int]:
 @pytest.mark.slow
 def test_sizes_are_no_other_kernels(tmp_path):
     """Triton makes a kernel for a number that is 1, and for multiples of 16, of its own: a length more would be a compilation."""
-    found = steps(QUICK, tmp_path)
+    found = steps(SIZES, tmp_path)
     assert found == {"training": 3, "other sizes": 3, "rotation": 4, "other rotations": 4, "pairs": 5}
 
 
