@@ -16,6 +16,7 @@ from longitude.checkpoints.positions import last_position
 from longitude.measure import Row
 from longitude.measure.retrieval import TASKS, effective_length, heat_map, run, scores_by_length
 from longitude.measure.retrieval.measurement import answer, plan
+from longitude.measure.retrieval.tasks import LANDMARKS
 from tests.measure.conftest import build
 
 TOKENS = byte_tokenizer()
@@ -25,6 +26,9 @@ def solve(text: str) -> list[str]:
     """The answer to a prompt of any task, read from nothing but the prompt; "unknown" for what is not there."""
     if text.endswith("What is the pass key? The pass key is"):
         return re.findall(r"The pass key is (\d+)\. Remember it\.", text) or ["unknown"]
+    if asked := re.search(r"Which character has been to ([^?]*)\? Only answer", text):
+        lines = re.findall(r"Actually, (\w+) lives next to (.*?)\.", text)
+        return [name for name, landmark in lines if asked[1] in LANDMARKS[landmark]] or ["unknown"]
     if asked := re.search(r"What (?:is|are all) the special magic numbers? for ([^?]*) mentioned in the", text):
         keys = re.split(r", and |, ", asked[1])
         found = [number for key in keys for number in re.findall(rf"magic numbers for {key} is: (\d+)\.", text)]

@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
     "before any trial begins": (runner, "_gather", 1, INTERRUPT),
     "before trial.json is written": (run_trial, "write_json", "trial.json", FULL),
     "as status.json takes its name": (os, "replace", "status.json", INTERRUPT),
-    "while the model is built": (run_trial, "build_model", 1, ERROR),
+    "while the model is built": (train, "build_model", 1, ERROR),
     "at the first step": (LossLog, "append", 1, INTERRUPT),
     "while a loss is logged": (LossLog, "append", 4, FULL),
     "while the weights of a checkpoint are saved": (torch, "save", 3, FULL),

@@ -34,7 +34,9 @@ def by_formula(scores: Tensor, allowed: Tensor, logits: Tensor) -> Tensor:
     """Logits [..., columns] read at the sum of the gates of scores [..., keys] from a key on, between two columns linearly."""
     gates = torch.sigmoid(scores).masked_fill(~allowed, 0.0)
     counted = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=logits.shape[-1] - 1)
+    del gates  # each of these is as large as the scores
     index = counted.detach().nan_to_num(0.0)  # NaN is no index; lerp passes it on
-    low = index.floor()
-    below, above = (logits.gather(-1, column.long()) for column in (low, index.ceil()))
-    return torch.lerp(below, above, counted - low)
+    weight = counted - index.floor()
+    below = logits.gather(-1, index.floor().long())
+    above = logits.gather(-1, index.ceil().long())
+    return torch.lerp(below, above, weight)

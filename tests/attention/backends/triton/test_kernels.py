@@ -347,7 +347,7 @@ def test_strided_inputs():
 @pytest.mark.parametrize("dims", [(0, 1, 2), *(pytest.param((dim,), marks=pytest.mark.slow) for dim in range(3))])
 def test_shared_inputs_and_gradients(dims):
     """Of strides of 0: one sequence, head or token for all of them."""
-    r, _ = FEW(20, 20, names="t5")
+    r, _ = problem(20, 20, names="t5", heads=2)
     x = backend.inputs_of(r)
     x = x._replace(table=x.table.detach())
     one = {name: getattr(x, name).detach() for name in "qkv"}
