@@ -76,7 +76,6 @@ def attended(labels: tuple[str, ...]) -> Iterator[Gap]:
         yield f"attend {label}", of_attend(label, None, lg.Causal())
         yield f"attend {label} packed", of_attend(label, PACKED, lg.Causal())
         yield f"attend {label} padded window", of_attend(label, PADDED, lg.Window(9))
-    yield "attend alibi both directions", of_attend("alibi", PACKED, lg.NoMask())
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -134,24 +133,28 @@ def exact_loss(
     return total / ((shift_labels != -100).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
+def of_llama(label: str | None) -> Iterator[Gap]:
+    yield f"llama {label}", of_model(llama(label), packed=False)
+    yield f"llama {label} packed", of_model(llama(label), packed=True)
+
+
 def quick() -> Iterator[Gap]:
     yield from attended(("rope", "t5"))
-    yield "model t5 packed", of_model(ours("t5"), packed=True)
-    yield "llama alibi packed", of_model(llama("alibi"), packed=True)
+    yield "attend alibi both directions", of_attend("alibi", PACKED, lg.NoMask())
+    checkpointed = ours("t5")
+    checkpointed.gradient_checkpointing_enable()
+    yield "model t5 packed, recomputed", of_model(checkpointed, packed=True)
+    yield from of_llama("alibi")
 
 
-def models() -> Iterator[Gap]:
+def more() -> Iterator[Gap]:
     yield from attended(("alibi", "fire", "shaw"))
     for label in ("rope", "alibi", "t5"):
         yield f"model {label}", of_model(ours(label), packed=False)
         yield f"model {label} packed", of_model(ours(label), packed=True)
     yield "model t5 padded", of_model(ours("t5"), packed=False, padded=True)
-    checkpointed = ours("t5")
-    checkpointed.gradient_checkpointing_enable()
-    yield "model t5 packed, recomputed", of_model(checkpointed, packed=True)
-    for label in (None, "alibi", "t5"):
-        yield f"llama {label}", of_model(llama(label), packed=False)
-        yield f"llama {label} packed", of_model(llama(label), packed=True)
+    for label in (None, "t5"):
+        yield from of_llama(label)
 
 
 def every() -> Iterator[Gap]:
@@ -166,7 +169,7 @@ def every() -> Iterator[Gap]:
                 raise
             yield f"refused {label}", 0.0
     yield from quick()
-    yield from models()
+    yield from more()
     yield "window model", of_model(ours("alibi", mixer={"name": "window", "size": 7}), packed=True)
 
 

@@ -7,10 +7,10 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import longitude as lg
 from longitude.models.cache_names import cache_in, named
-from tests.ring_processes import LENGTH, every, heads, in_processes, llama, memory, models, ours, quick
+from tests.ring_processes import LENGTH, every, heads, in_processes, llama, memory, more, ours, quick
 
 
-@pytest.mark.parametrize(("work", "cases"), [(quick, 9), pytest.param(models, 24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("work", "cases"), [(quick, 10), pytest.param(more, 20, marks=pytest.mark.slow)])
 def test_two_processes_are_one(work, cases, tmp_path):
     """Loss, output and gradients of attend, LongitudeForCausalLM and a stock Llama: rope, biases, packed, padded, recomputed."""
     gaps = in_processes(2, work, tmp_path)

@@ -237,9 +237,8 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", ["contiguous", "skipped"])
-@pytest.mark.parametrize("label", [name for name in [*list_encodings(), *ALONE] if name not in ("abacus", "coupled")])
+@pytest.mark.parametrize("label", [*checked(tiny(encodings=("all",))).encodings, *ALONE])
 def test_everything_registered_goes_through_a_study(label, positions, tmp_path, numbers):
-    """But encodings of digits, which texts do not write from the least one on."""
     config = tiny(encodings=(label,), positions=positions, test_lengths=(16, 48), hidden=32, heads=4)
     [(_, status)] = run(config, tmp_path)[0].trials
     rows = read_rows(tmp_path / "results.parquet").query("method == 'non-overlapping'")

@@ -70,9 +70,10 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
     if not traced and layout == "interleaved" and not torch.is_grad_enabled() and sum(x.numel() for x in tensors) < FEW:
         return tuple(one_by_one(tensors, table, layout, rotate_neighbours))  # a generated token: each call counts
     learned = table.cos.requires_grad or table.sin.requires_grad
-    alike = all(x.shape[0] == tensors[0].shape[0] for x in tensors)  # one call of C has one batch
-    if traced or learned or not alike or not all(fits(x, table.cos) for x in tensors):
+    if traced or learned or not all(fits(x, table.cos) for x in tensors):
         return tuple(one_by_one(tensors, table, layout, rotate_by_formula))
+    if any(x.shape[0] != tensors[0].shape[0] for x in tensors):  # a pass has one batch
+        return tuple(apply_rotary(x, table, layout) for x in tensors)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or forward_ad._current_level >= 0
     return (Rotation.apply if recorded else unrecorded)((table, layout), *tensors)
 
@@ -200,9 +201,10 @@ def rotate_in_one_pass(
     pairs, each = cos.shape[-1], cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
     threads = torch.get_num_threads() if sum([x.numel() for x in tensors]) >= WORTH_THREADS else 1
     call = [cos.data_ptr(), sin.data_ptr(), B, L, pairs, each, layout == "half", threads, len(tensors)]
-    read, out = [], []  # a copy lives until C has read it
+    kept, out = [], []
     for x in tensors:
-        read.append(x := x if x.stride(3) == 1 else x.contiguous())
+        if x.stride(3) != 1:
+            kept.append(x := x.contiguous())  # until rotate.c has read it
         out.append(y := empty_like_heads(x))
         (_, heads, _, width), (xb, xh, xl, _), (yb, yh, yl, _) = x.shape, x.stride(), y.stride()
         call += [x.data_ptr(), y.data_ptr(), heads, width - 2 * pairs, xb, xh, xl, yb, yh, yl]

@@ -33,7 +33,7 @@ def processor() -> str:
     """Its type in the table: the instructions of torch's kernels, and whether it multiplies matrices of bfloat16 itself."""
     vectors, cpuinfo = torch.backends.cpu.get_cpu_capability().lower(), Path("/proc/cpuinfo")
     matrices = vectors == "avx512" and cpuinfo.is_file() and "amx_bf16" in cpuinfo.read_text()
-    return vectors + " amx" * matrices
+    return "avx512 amx" if matrices else vectors
 
 
 def is_on() -> bool:
