@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
+from torch._C._functorch import TransformType, get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._library.autograd import make_autograd_impl
 from torch._library.custom_ops import CustomOpDef
@@ -55,6 +55,18 @@ def refuse_tangents(operator: CustomOpDef) -> None:
 
     for key in ("AutogradCPU", "AutogradCUDA"):
         operator._lib.impl(operator._name, guarded, key, with_keyset=True)
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether a choice may depend on their numbers: not while a compiler traces, nor of calls that torch.func.vmap makes one."""
+    return not torch.compiler.is_compiling() and not any(is_functorch_wrapped_tensor(x) for x in tensors)
+
+
+def numbers_of(x: Tensor) -> Tensor:
+    """The plain tensor of all calls that torch.func.vmap makes one, for checks that hold for each of their numbers."""
+    while not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x
 
 
 def by_autograd() -> bool:

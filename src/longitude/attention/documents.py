@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from longitude.c_compile import in_memory
+from longitude.derivatives import readable
 from longitude.positions.coordinates import Positions, explicit
 
 BEGINS = "longitude_begins"
@@ -61,12 +63,18 @@ def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
     documents = documents.long()
     real = documents >= 0
     before = documents
-    if torch.compiler.is_compiling() or not bool(real.all()):  # padding has the number of the nearest token before it
+    if not readable(real) or not bool(real.all()):  # padding has the number of the nearest token before it
         order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
         nearest = torch.where(real, order, -1).cummax(1).values
         before = documents.gather(1, nearest.clamp(min=0)).masked_fill(nearest < 0, -1)
     begins = F.pad((before[:, 1:] != before[:, :-1]) & (before[:, :-1] >= 0), (1, 0))
     return begins.cumsum(1).masked_fill(~real, -1), begins
+
+
+def padding_of(documents: Int[Tensor, "B Lk"], length: int) -> Bool[Tensor, "B L 1"] | None:
+    """Which of the last tokens are padding; None where none is, as far as can be known for free."""
+    padding = (documents[:, documents.shape[1] - length :] < 0)[..., None]
+    return padding if not in_memory(padding) or bool(padding.any()) else None
 
 
 def last_position(

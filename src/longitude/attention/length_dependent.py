@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longitude.attention.regions import RegionCut, cut_by_region
 from longitude.attention.request import Request, part_of, transformed
-from longitude.derivatives import recomputed
+from longitude.derivatives import readable, recomputed
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
 
@@ -123,6 +123,11 @@ def _runs(
             yield *everything, length
             return
     places = explicit(q_positions, r.rows, r.q.device)
+    if not readable(places, *([last] if isinstance(last, Tensor) else [])):
+        raise ValueError(
+            "positions: expected an int to count from, because tables of this encoding follow the length, which tensors do not "
+            "tell in a compiler's graph nor under torch.func.vmap; or a scaling with follow='declared'"
+        )
     places = places.amax(-1) if places.dim() == 3 else places
     lengths = encoding.length_at(*torch.broadcast_tensors(places, torch.as_tensor(last, device=places.device)))
     lengths = lengths if lengths.dim() == 2 else lengths[None]

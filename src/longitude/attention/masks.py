@@ -5,6 +5,7 @@ Order is a token's place in its stream: keys have 0 .. Lk-1, and queries are the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
@@ -368,6 +369,14 @@ def require_mask(mask: object) -> None:
             "Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |, "
             f"got {kind_of(mask)}{hint}"
         )
+
+
+def tensors_of(masks: Sequence[Mask]) -> Iterator[Tensor]:
+    """All tensors of masks, and of those that they join."""
+    for mask in masks:
+        inner = mask.masks if isinstance(mask, _Joined) else ()
+        yield from tensors_of(inner)
+        yield from (x for x in vars(mask).values() if isinstance(x, Tensor))
 
 
 def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:

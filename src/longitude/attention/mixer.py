@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from longitude.attention.cache_guard import unchanged_if_refused
+from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -123,11 +124,11 @@ class Mixer(nn.Module):
             ValueError: For what does not fit, and for what this mixer cannot do.
         """
         if inputs is not None:
-            return self.mix_tokens(x, inputs)
+            return without_padding(self.mix_tokens(x, inputs), inputs)
         composed = None if encoding is None else compose(encoding)
         with unchanged_if_refused(cache):
             inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
-            return self.mix_tokens(x, inputs)
+            return without_padding(self.mix_tokens(x, inputs), inputs)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """What a mixer is: `forward`, with all but x in one object."""
@@ -204,6 +205,16 @@ class Mixer(nn.Module):
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "
                     f"{', '.join(sorted(able))}"
                 )
+
+
+def without_padding(mixed: Any, inputs: MixerInputs) -> Any:
+    """What a mixer returns, zeros for padding, so that no gradient of these, whatever it is, reaches other tokens."""
+    if inputs.documents is None:
+        return mixed
+    out, *weights = mixed if isinstance(mixed, tuple) else (mixed,)
+    padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(inputs.documents, out.shape[1]))
+    out = out if padding is None else out.masked_fill(padding, 0.0)
+    return (out, *weights) if weights else out
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude import c_compile
-from longitude.attention.backends import BACKENDS, Backend, refuses, routes
+from longitude.attention.apart import apart
+from longitude.attention.backends import BACKENDS, Backend, hides_by_weight, refuses, routes
 from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import AllOf, Causal, Mask, require_causal
@@ -294,6 +295,13 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
             return answer(backend, r)
     if r.factors is not None:
         r = multiplied(r)
+    if hides_by_weight(backend, r):
+        return apart(r, partial(answer_at_once, backend))
+    return answer_at_once(backend, r)
+
+
+def answer_at_once(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
+    """The same of finite numbers."""
     if r.sinks is not None and not backend.sinks:
         assert backend.partial is not None
         out, lse = with_sinks(*backend.partial(replace(r, sinks=None, lse=True)), r.sinks)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, one_or, require_among, validate_tokens
+from longitude.derivatives import numbers_of, readable
 from longitude.errors import check_sizes
 
 
@@ -35,7 +36,7 @@ class Prefix(Mask):
         length = self.length
         if isinstance(length, Tensor):
             ok = length.dim() == 1 and length.dtype in (torch.int64, torch.int32)
-            ok = ok and (torch.compiler.is_compiling() or bool((length >= 0).all()))
+            ok = ok and (torch.compiler.is_compiling() or bool((numbers_of(length) >= 0).all()))
         else:
             ok = isinstance(length, int) and not isinstance(length, bool) and length >= 0
         if not ok:
@@ -101,7 +102,7 @@ class Global(Mask):
                 raise ValueError(f"{expected}, got {tokens!r}") from None
         if tokens.dim() != 1 and (tokens.dtype != torch.bool or tokens.dim() != 2) or tokens.is_floating_point():
             raise ValueError(f"{expected}, got {kind_of(tokens)}")
-        if tokens.dtype != torch.bool and not torch.compiler.is_compiling() and bool((tokens < 0).any()):
+        if tokens.dtype != torch.bool and not torch.compiler.is_compiling() and bool((numbers_of(tokens) < 0).any()):
             raise ValueError(f"Global: expected places of 0 or more, got {tokens.tolist()}")
         object.__setattr__(self, "tokens", tokens)
 
@@ -120,7 +121,7 @@ class Global(Mask):
         require_among("Global", rows, keys)
         if self.tokens.dtype == torch.bool:
             validate_tokens("Global(tokens)", self.tokens, batch, keys)
-        elif not torch.compiler.is_compiling() and bool((self.tokens >= keys).any()):
+        elif not torch.compiler.is_compiling() and bool((numbers_of(self.tokens) >= keys).any()):
             raise ValueError(f"Global: expected places below {keys}, the number of keys, got {int(self.tokens.max())}")
 
     def of(self, batch: slice | list[int]) -> Mask:
@@ -287,7 +288,7 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
         raise ValueError(f"mask: expected {shape}, or a mask such as lg.Causal(), got {kind_of(given)}")
     if seen.is_floating_point():
         hidden = seen <= torch.finfo(seen.dtype).min / 4
-        other = (~hidden & (seen != 0)).any()
+        other = numbers_of(~hidden & (seen != 0)).any()
         if torch.compiler.is_compiling():
             torch._assert_async(~other, "mask: expected bool, or 0 and -inf")  # pyright: ignore[reportPrivateImportUsage]
         elif bool(other):
@@ -299,7 +300,7 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
     elif seen.dtype != torch.bool:
         raise ValueError(f"mask: expected {shape}, got {kind_of(given)}")
     pairs = Pairs(seen, keys - rows, 0)
-    if torch.compiler.is_compiling():  # whether it is causal is not known
+    if not readable(seen):  # whether it is causal is not known
         return pairs
     ahead = torch.ones(rows, keys, dtype=torch.bool, device=seen.device).triu(keys - rows + 1)
     return pairs if bool((seen & ahead).any()) else Causal() & pairs

@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.find_spans import Span, find_spans
-from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
+from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask, tensors_of
 from longitude.attention.patterns import Ago
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.derivatives import readable
 from longitude.positions.base import Drift, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit
@@ -52,6 +53,8 @@ class AllowedPairs:
         """Sequences of the batch that share their spans, with these spans; or why there are none."""
         if torch.compiler.is_compiling():
             return "where padding and documents begin is not known while compiling"
+        if not readable(*tensors_of(self.beyond_band)):
+            return "where padding and documents begin is not known under torch.func.vmap"
         if self.found is None:
             queries, keys = range(self.q_order, self.q_order + self.rows), range(self.k_order, self.k_order + self.keys)
             self.found = find_spans(self.beyond_band, self.batch, queries, keys, self.band)
@@ -308,7 +311,7 @@ def following(first: Tensor, length: int) -> Tensor:
 
 def as_int(positions: Positions) -> Positions:
     """The int that positions [L] or [B, L] count up from in every row, where reading them is free; else themselves."""
-    if isinstance(positions, int) or positions.dim() > 2 or not positions.is_cpu or torch.compiler.is_compiling():
+    if isinstance(positions, int) or positions.dim() > 2 or not positions.is_cpu or not readable(positions):
         return positions
     first = int(positions.flatten()[0])
     counted = positions == torch.arange(first, first + positions.shape[-1])

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longitude.attention.backends.base import BACKENDS, Backend, refuses
+from longitude.attention.apart import apart
+from longitude.attention.backends.base import BACKENDS, Backend, hides_by_weight, refuses
 from longitude.attention.masks import Mask
 from longitude.attention.merge import merge_attention
 from longitude.attention.request import Request, part_of
@@ -85,10 +86,11 @@ class _Call:
             raise ValueError(
                 f"backend {self.name!r} cannot: {why}; of a SequenceSlice 'auto' takes what can, part by part"
             )
-        partial = min(able, key=lambda backend: backend.price(part)).partial
+        chosen = min(able, key=lambda backend: backend.price(part))
+        partial = chosen.partial
         assert partial is not None
         with torch.autocast(part.q.device.type, enabled=False):
-            return partial(part)
+            return apart(part, partial) if hides_by_weight(chosen, part) else partial(part)
 
     def around(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Whose keys and values, and these: first the own ones, then those of each process before, as they come round."""

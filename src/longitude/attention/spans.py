@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longitude.attention.request import Request, band_of
 from longitude.attention.zero_gradients import with_zero_gradients
+from longitude.derivatives import readable
 
 Cut = list[tuple[slice | list[int], slice, Request]]
 """Sequences of the batch, rows of their queries, and their request."""
@@ -88,7 +89,7 @@ def steady(r: Request) -> Request | None:
     """
     if r.contiguous:
         return r
-    if torch.compiler.is_compiling():
+    if not readable(*(p for p in (r.q_positions, r.k_positions) if isinstance(p, Tensor))):
         return None
     q, k = (p if p.dim() == 2 else p[None] for p in r.places())
     counting = all(bool((p - p[:, :1] == torch.arange(p.shape[1], device=p.device)).all()) for p in (q, k))

@@ -12,6 +12,7 @@ from longitude.attention.documents import begins_of, require_number_per_token, r
 from longitude.attention.masks import Causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
 from longitude.attention.request import following
+from longitude.derivatives import readable
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, canonical, explicit
 
@@ -90,6 +91,7 @@ class StateMixer(Mixer):
         tables = inputs.tables
         if encoding.transforms and tables is None:
             tables = encoding.prepare(every, None, x.dtype)
+        x = x if valid is None else x.masked_fill(~valid[..., None], 0.0)
         state = None if cache is None else cache.read(name)
         own = StateInputs(reset, valid, every, encoding, tables, inputs.documents, cache is not None)
         out, state = self.mix(x, state, own)
@@ -129,7 +131,7 @@ def _found(
 def document_flags(documents: Int[Tensor, "B Lk"], past: int = 0) -> tuple[Tensor | None, Tensor | None]:
     """Reset and valid of the tokens from `past` on, [B, L] each; None where no token begins a document, or none is padding."""
     reset, valid = begins_of(documents)[:, past:], documents[:, past:] >= 0
-    return (reset, valid) if torch.compiler.is_compiling() else without_trivial(reset, valid)
+    return without_trivial(reset, valid) if readable(documents) else (reset, valid)
 
 
 def without_trivial(reset: Tensor | None, valid: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

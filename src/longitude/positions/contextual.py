@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import check_flags, check_positive, check_sizes
+from longitude.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import wide
@@ -56,7 +57,8 @@ class FoX(Encoding):
     """FoX, a forget gate per head: score(i, j) += G_i - G_j, G_t = sum_{l<=t} ln f_l, f_t = sigmoid(w_h . x_t + b_h).
 
     Each head decays at a rate computed from the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G in
-    float64 where the device has it, because differences of long sums show their rounding; the carry is the last G.
+    float64 where the device has it, because differences of long sums show their rounding; the carry is the last G, and the
+    number of its document.
 
     Args:
         dim: width of the tokens.
@@ -97,9 +99,22 @@ class FoX(Encoding):
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         _require_width("FoX", x, self.forget.in_features)
         log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
-        level = running_sum(log_f.transpose(1, 2).to(wide(x.device)))
-        level = level if carry is None else level + carry
-        return {"forgotten": level}, level[..., -1:]
+        log_f = log_f.transpose(1, 2).to(wide(x.device))
+        if documents is None:
+            level = running_sum(log_f)
+            level = level if carry is None else level + carry[0]
+            return {"forgotten": level}, (level[..., -1:], level.new_zeros(len(level), 1, dtype=torch.long))
+        level, last = (log_f.new_zeros(*log_f.shape[:2], 1), documents[:, :1].long()) if carry is None else carry
+        # Padding forgets nothing, and is of the document before it; what was carried stands in front, as a token.
+        real = F.pad(documents >= 0, (1, 0), value=True)
+        order = torch.arange(real.shape[1], device=x.device)
+        nearest = torch.where(real, order, 0).cummax(1).values
+        ids = torch.cat([last, documents.long()], 1).gather(1, nearest)
+        every = torch.cat([level, log_f], 2).masked_fill(~real[:, None], 0.0)
+        bad = not_finite([every], 2)
+        level = sum_by_doubling(every.masked_fill(bad[:, None], 0.0), ids[:, None])
+        level = level.masked_fill(lost_after(bad, ids)[:, None], math.nan)[..., 1:]
+        return {"forgotten": level}, (level[..., -1:], ids[:, -1:])
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return (Drift(context["forgotten"], scaled=self.scale_gate),)
@@ -112,11 +127,14 @@ def running_sum(x: Tensor) -> Tensor:
     return sum_by_doubling(x)
 
 
-def sum_by_doubling(x: Tensor) -> Tensor:
-    """The same by sums over 2, 4, 8, ... tokens."""
+def sum_by_doubling(x: Tensor, documents: Tensor | None = None) -> Tensor:
+    """The same by sums over 2, 4, 8, ... tokens; of each document by itself, so that none has a share in another's gradient."""
     step = 1
     while step < x.shape[-1]:
-        x = x + F.pad(x[..., :-step], (step, 0))
+        before = x[..., :-step]
+        if documents is not None:
+            before = before.where(documents[..., :-step] == documents[..., step:], 0.0)
+        x = x + F.pad(before, (step, 0))
         step *= 2
     return x
 
@@ -191,7 +209,7 @@ class PaTH(Encoding):
         mixed = torch.zeros_like(new)
         for t in range(self.kernel):
             same_document = (ids[:, t : t + length] == documents)[..., None]
-            mixed = mixed + self.taps[t] * stream[:, t : t + length] * same_document
+            mixed = mixed + self.taps[t] * stream[:, t : t + length].where(same_document, 0)
         w = F.silu(mixed).to(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         w = w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6)
         b = 2 * torch.sigmoid(self.strength(x).to(wider)).transpose(1, 2)

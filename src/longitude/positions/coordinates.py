@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.c_compile import needs_operator
+from longitude.derivatives import numbers_of
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
 """Integer coordinates; an int p means contiguous from p. Where an encoding has several axes, one number is for all of them."""
@@ -72,6 +73,7 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
     """
     if positions.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{who}: expected integer positions, got {positions.dtype}; scale angles, not positions")
+    positions = numbers_of(positions)
     valid = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
     bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
     if torch.compiler.is_compiling() or positions.device.type != "cpu":

@@ -14,6 +14,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
+from longitude.not_finite import of_tokens
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
@@ -72,9 +73,13 @@ def gated_delta_rule(
     writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
     decay = g if g.dim() == 4 else g[..., None]
 
-    def kernel(_: Sequence[Tensor], log_decay: Tensor) -> Result | None:
-        share = beta if valid is None else beta.where(valid[:, None], 0)
-        return delta_by_kernel(q, k, v, log_decay, share, state) if serve(q, v, mode, reset) else None
+    def kernel(
+        _: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
+    ) -> Result | None:
+        if not serve(q, v, mode, reset):
+            return None
+        reads, writes, share = (x if valid is None else x.where(of_tokens(valid, x, 2), 0) for x in (q, k, beta))
+        return delta_by_kernel(reads, writes, v, log_decay, share, state)
 
     options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
     scaled = q.to(exact) * q.shape[-1] ** -0.5

@@ -14,6 +14,7 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_sizes
 from longitude.recurrent.base import softplus
 from longitude.recurrent.mamba2 import Mamba2Block
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decays_by_head
 
@@ -84,13 +85,14 @@ def log_linear(
     levels = state[1].shape[1] if isinstance(state, tuple) and state[-1].dim() == 5 else 0
     shapes = {"seen": (batch,), "states": (batch, levels, heads, q.shape[-1], width)}
     require_state("log_linear", state, shapes)
+    states = [] if state is None else [state[1]]
+    (q, k, v, log_decay, scales), states, back = apart(2, (q, k, v, log_decay, scales), states, reset, valid)
     real = q.new_ones(batch, length, dtype=torch.bool) if valid is None else valid
     reset = torch.zeros_like(real) if reset is None else reset
-    k, log_decay = k.where(real[:, None, :, None], 0), log_decay.where(real[:, None], 0)
     if state is None:
         before = LogLinearState(real.new_zeros(batch, dtype=torch.long), v.new_zeros(*shapes["states"], dtype=dtype))
     else:
-        before = LogLinearState(*state)
+        before = LogLinearState(state[0], *states)
     known = int(before.seen.max()) if levels else 0  # without a state, sizes depend on lengths alone
     size = {"parallel": length, "recurrent": 1}.get(mode, min(chunk_size, length))
     out = []
@@ -102,7 +104,8 @@ def log_linear(
             flags = reset[:, here], real[:, here]
             part, before = _chunk(q_, k_, v_, log_w, own, before, flags, known.bit_length())
             out.append(part)
-    return torch.cat(out, 2).to(v.dtype), before
+    whole, [after] = back(torch.cat(out, 2).to(v.dtype), [before.states])
+    return whole, LogLinearState(before.seen, after)
 
 
 def _chunk(

@@ -13,6 +13,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
@@ -82,6 +83,9 @@ def selective_scan(
     require_flags("selective_scan", batch, length, reset=reset, valid=valid)
     require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
     dtype = state_dtype(u)
+    given = [u, delta, B, C] if z is None else [u, delta, B, C, z]
+    (u, delta, B, C, *gate), states, back = apart(-1, given, [] if state is None else [state], reset, valid)
+    z = gate[0] if gate else None
     with torch.autocast(u.device.type, enabled=False):
         # Tokens in front and channels last, [B, L, C], as matrices of tokens have them.
         tokens, dt = (x.mT.to(dtype).contiguous() for x in (u, delta))
@@ -93,7 +97,7 @@ def selective_scan(
             dt = dt * valid[..., None]
         B, C = ((x if x.dim() == 4 else x[:, None]).to(dtype).permute(0, 3, 1, 2) for x in (B, C))  # [B, L, G, N]
         A = A.to(dtype).unflatten(0, (groups, -1)).mT  # [G, N, P], P = C / G
-        h = A.new_zeros(batch, *A.shape) if state is None else state.to(dtype).unflatten(1, (groups, -1)).mT
+        h = states[0].to(dtype).unflatten(1, (groups, -1)).mT if states else A.new_zeros(batch, *A.shape)
         dt, dtx = (x.unflatten(2, (groups, -1)) for x in (dt, dt * tokens))
         keep = None if reset is None else reset.logical_not()
         if mode == "recurrent":
@@ -108,7 +112,8 @@ def selective_scan(
             y = y + tokens * D.to(dtype)
         if z is not None:
             y = y * F.silu(z.mT.to(dtype))
-    return y.mT.to(u.dtype), h.mT.flatten(1, 2)
+    y, [h] = back(y.mT.to(u.dtype), [h.mT.flatten(1, 2)])
+    return y, h
 
 
 # dt, dtx [B, L, G, P], A [G, N, P], B, C [B, L, G, N], h [B, G, N, P], keep [B, L] -> y [B, L, G, P], h

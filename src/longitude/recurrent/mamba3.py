@@ -16,6 +16,7 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes, unknown
 from longitude.positions.rotation import Angles, rotate_by_formula
 from longitude.recurrent.base import RecurrentMixer, fill_step_bias, softplus
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 from longitude.recurrent.ops.short_conv import previous
@@ -92,10 +93,11 @@ def mamba3(
     require_state(
         "mamba3", state, {"angle": (batch, heads, pairs), "last": last, "matrix": (batch, heads, keys, width)}
     )
-    before = None if state is None else Mamba3State(*state)
+    tokens, states, back = apart(2, (q, k, v, log_decay, step, share, speed), state or (), reset, valid)
+    q, k, v, log_decay, step, share, speed = tokens
+    before = Mamba3State(*states) if states else None
     exact = state_dtype(v)
     turn = step.to(exact)[..., None] * speed.to(exact)
-    turn = turn if valid is None else turn.where(valid[:, None, :, None], 0)
     angle = since_begin(turn, reset, None if before is None else before.angle.to(exact))
     table = Angles(
         *(F.pad(f, (0, keys // 2 - pairs), value=rest) for f, rest in ((angle.cos(), 1.0), (angle.sin(), 0.0)))
@@ -108,12 +110,13 @@ def mamba3(
     k_before, v_before = split_heads(earlier, heads).split([keys, width], -1)
     own = (share * step).to(exact)[..., None] * k
     other = ((1 - share) * step * log_decay.exp()).to(exact)[..., None] * k_before
-    options = {"mode": mode, "chunk_size": chunk_size, "reset": reset, "valid": valid}
+    options: Any = {"mode": mode, "chunk_size": chunk_size, "reset": reset, "valid": valid, "finite": True}
     decay, matrix = log_decay[..., None], None if before is None else before.matrix
     out, matrix = decayed("mamba3", q, own, v.to(exact), decay, state=matrix, **options)
     more, other_matrix = decayed("mamba3", q, other, v_before, decay, **options)
     after = torch.remainder(angle[:, :, -1], 2 * math.pi)
-    return (out + more).to(v.dtype), Mamba3State(after, last_pair, matrix + other_matrix)
+    out, states = back((out + more).to(v.dtype), (after, last_pair, matrix + other_matrix))
+    return out, Mamba3State(*states)
 
 
 def since_begin(

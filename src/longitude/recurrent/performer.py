@@ -17,6 +17,7 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
 from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -81,6 +82,8 @@ def performer(
     require_state("performer", state, shapes)
     require_flags("performer", batch, length, reset=reset, valid=valid)
     dtype = state_dtype(v)
+    (q, k, v), states, back = apart(2, (q, k, v), state or (), reset, valid)
+    state = tuple(states) or None  # type: ignore[assignment]
     with torch.autocast(v.device.type, enabled=False):
         to_q, to_k = (exponents(x.to(dtype), projection.to(dtype)) for x in (q, k))
         to_k = to_k if valid is None else to_k.masked_fill(~valid[:, None, :, None], LOWEST)
@@ -96,11 +99,12 @@ def performer(
         joined = None if state is None else torch.cat([state[0].to(dtype), state[1].to(dtype)[..., None]], -1)
         out, joined = decayed(
             "performer", phi_q, phi_k, values, log_decay[..., None],
-            mode=mode, chunk_size=chunk_size, state=joined, reset=reset, valid=valid,
+            mode=mode, chunk_size=chunk_size, state=joined, reset=reset, valid=valid, finite=True,
         )  # fmt: skip
         out, total = out[..., :-1], out[..., -1:]
         out = out / total.masked_fill(total == 0, 1)  # padding before the first key
-    return out.to(v.dtype), (joined[..., :-1], joined[..., -1], largest[..., -1].clone())
+    out, after = back(out.to(v.dtype), (joined[..., :-1], joined[..., -1], largest[..., -1].clone()))
+    return out, tuple(after)  # type: ignore[return-value]
 
 
 def exponents(x: Float[Tensor, "B H L D"], projection: Float[Tensor, "*H m D"]) -> Float[Tensor, "B H L m"]:

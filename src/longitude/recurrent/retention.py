@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
+from longitude.derivatives import numbers_of
 from longitude.errors import check_positive, check_sizes
 from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
@@ -77,7 +78,7 @@ def log_gamma(
     decay = torch.as_tensor(decay, device=device).to(exact)
     if decay.shape != (num_heads,):
         raise ValueError(f"decay: retention expected [{num_heads}], one for each head, got {list(decay.shape)}")
-    if not torch.compiler.is_compiling() and not bool(((decay > 0) & (decay <= 1)).all()):
+    if not torch.compiler.is_compiling() and not bool(numbers_of((decay > 0) & (decay <= 1)).all()):
         raise ValueError(f"decay: retention expected numbers above 0 and at most 1, got {decay.tolist()}")
     return decay.log()
 

@@ -15,6 +15,7 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.attention.zero_gradients import with_zero_gradients
 from longitude.errors import check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices, linear_scan
@@ -71,12 +72,14 @@ def rwkv4(
     require_flags("rwkv4", batch, length, reset=reset, valid=valid)
     require_state("rwkv4", state, dict.fromkeys(("numerator", "denominator", "max"), (batch, channels)))
     dtype = state_dtype(key)
+    (key, value), states, back = apart(1, (key, value), state or (), reset, valid)
     k, v, u, w = key.to(dtype), value.to(dtype), time_first.to(dtype), time_decay.to(dtype).exp()
-    sums = empty_sums(k[:, 0]) if state is None else Sums(*(x.to(dtype) for x in state))
+    sums = Sums(*(x.to(dtype) for x in states)) if states else empty_sums(k[:, 0])
     tokens = Sums(v, torch.ones_like(v), k)
     if mode == "chunked" and usable("wkv.c", k):
         out, after = WkvLoop.apply(w, u, k, v, flags_of(reset, valid), torch.stack(sums))
-        return out.to(key.dtype), after.unbind()
+        out, after = back(out.to(key.dtype), after.unbind())
+        return out, tuple(after)
     clock = k.new_ones(1, length, 1) if valid is None else valid[..., None].to(dtype)
     tokens = tokens if valid is None else tokens.unless(~valid[..., None])
     reset = None if reset is None else reset[..., None]
@@ -88,7 +91,8 @@ def rwkv4(
     else:
         before, sums = _steps(row, sums)
     out = join(before.unless(reset), Sums(v, torch.ones_like(v), u + k))
-    return (out.numerator / out.denominator).to(key.dtype), tuple(sums)
+    out, after = back((out.numerator / out.denominator).to(key.dtype), sums)
+    return out, tuple(after)
 
 
 class Sums(NamedTuple):

@@ -67,8 +67,12 @@ def rwkv7(
     tokens = {"r": r, "log_w": log_w, "k": k, "kappa": kappa, "a": a}
     require_tokens("rwkv7", **{name: (x, "B H L K") for name, x in tokens.items()}, v=(v, "B H L V"))
 
-    def kernel(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
-        return rwkv7_by_kernel(r, log_decay, keys[0], v, kappa, keys[1], state) if serve(r, v, mode, reset) else None
+    def kernel(
+        queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
+    ) -> Result | None:
+        if not serve(r, v, mode, reset):
+            return None
+        return rwkv7_by_kernel(queries[0], log_decay, keys[0], v, queries[1], keys[1], state)
 
     options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
     return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, kernel=kernel, **options)

@@ -14,6 +14,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_sizes, unknown
 from longitude.recurrent.base import RecurrentMixer, fill
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices, linear_scan, scan_chunks
@@ -75,13 +76,14 @@ def s4d(
     require_flags("s4d", batch, length, reset=reset, valid=valid)
     require_state("s4d", state, {"state": (batch, *A.shape)})
     dtype = state_dtype(u)
+    [u], states, back = apart(2, [u], [] if state is None else [state], reset, valid)
     with torch.autocast(u.device.type, enabled=False):
         x = u.to(dtype)
         A, C = (v.to(torch.promote_types(dtype, torch.complex32)) for v in (A, C))
         z = A * log_dt.to(dtype).exp()[:, None]
         B = _phi(z) * log_dt.to(dtype).exp()[:, None]
         r = z.exp()
-        h = A.new_zeros(batch, *A.shape) if state is None else state.to(A.dtype)
+        h = states[0].to(A.dtype) if states else A.new_zeros(batch, *A.shape)
         if mode == "recurrent":
             y, h = _steps(x, r, B, C, h, reset, valid)
         elif mode == "chunked" and usable("diagonal.c", x):
@@ -96,7 +98,8 @@ def s4d(
             y, h = _chunked(x, r, B, C, h, chunk_size)
         if D is not None:
             y = y + x * D.to(dtype)[:, None]
-    return y.to(u.dtype), h
+    y, [h] = back(y.to(u.dtype), [h])
+    return y, h
 
 
 def _phi(z: Tensor) -> Tensor:

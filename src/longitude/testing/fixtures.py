@@ -201,6 +201,19 @@ def close(what: str, got: Tensor | Named, want: Tensor | Named, threshold: float
         close(f"{what}, {name}", got[name], want[name], threshold)
 
 
+@contextmanager
+def without_loops() -> Iterator[None]:
+    """Recurrences in torch's operators, as where no loop in C can be compiled."""
+    from longitude.recurrent.ops import c_loops
+
+    before = c_loops.loops
+    c_loops.loops = lambda name, dtype: None
+    try:
+        yield
+    finally:
+        c_loops.loops = before
+
+
 def refused(what: str, call: Callable[[], Any], *words: str) -> str:
     """The message of the ValueError that call() must raise: it has all of `words` in it."""
     try:

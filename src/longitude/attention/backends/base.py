@@ -42,6 +42,8 @@ class Backend:
         partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse, and sinks.
         sinks: whether it applies the sinks of a request itself; otherwise they are made of what `partial` returns.
         transforms: whether torch.func takes gradients through it, and derivatives are carried forward; autograd always does.
+        by_weight: of a backend with any_mask: whether it hides this request's keys by weights of 0 instead of leaving them out.
+            Then it gets finite numbers only, because 0 * NaN is NaN.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Backend:
     partial: Callable[[Request], tuple[Tensor, Tensor]] | None = None
     sinks: bool = False
     transforms: bool = True
+    by_weight: Callable[[Request], bool] = lambda r: True
 
 
 BACKENDS: dict[str, Backend] = {}
@@ -112,6 +115,11 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
+
+
+def hides_by_weight(backend: Backend, r: Request) -> bool:
+    """Whether it multiplies keys that the mask hides, other than by causality and windows, by 0."""
+    return len(r.beyond_band) > 0 and backend.any_mask and r.pairs.shared is None and backend.by_weight(r)
 
 
 def no_second_derivatives(*_: Any) -> NoReturn:

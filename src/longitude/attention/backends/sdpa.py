@@ -197,4 +197,5 @@ SDPA = Backend(
     limits=sdpa_limits,
     memory=sdpa_memory,
     price=sdpa_price,
+    by_weight=lambda r: not sdpa_by_spans(r),
 )

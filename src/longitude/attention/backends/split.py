@@ -9,12 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
-from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
+from longitude.attention.apart import apart
+from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, hides_by_weight, refuses
+from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window, tensors_of
 from longitude.attention.merge import merge_attention
 from longitude.attention.patterns import Ago, Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
+from longitude.derivatives import readable
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, Term
 
 
@@ -53,7 +55,11 @@ def cheapest(r: Request) -> Backend:
 def run_region(r: Request) -> tuple[Tensor, Tensor | None]:
     """A region by the cheapest backend: its output, and its logsumexp where wanted."""
     chosen = cheapest(r)
-    return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
+
+    def run(r: Request) -> tuple[Tensor, Tensor | None]:
+        return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
+
+    return apart(r, run) if hides_by_weight(chosen, r) else run(r)
 
 
 def largest(r: Request) -> Request:
@@ -235,8 +241,8 @@ def split_limits(r: Request) -> str | None:
     found = pattern(r)
     if found is None:
         return "the mask has no prefix, no dilated window and no global tokens joined to a local mask"
-    if torch.compiler.is_compiling():
-        return "where the mask's tokens are is not known while compiling"
+    if not readable(*tensors_of(r.beyond_band)):
+        return "where the mask's tokens are is not known while compiling, nor under torch.func.vmap"
     if isinstance(found, AnyOf) and all(isinstance(m, Global) for m in members(found)):
         return "global tokens need a local mask joined to them by |"
     if isinstance(found, Dilated):
@@ -275,4 +281,5 @@ SPLIT = Backend(
     limits=split_limits,
     memory=split_memory,
     price=split_price,
+    by_weight=lambda r: False,  # its regions say it each
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
+from longitude.attention.documents import padding_of, require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import AllOf, Documents, Mask, Padding, require_causal, require_mask
 from longitude.attention.mixer import MixerInputs
@@ -37,9 +37,9 @@ class Call:
     """A checked call: what `Mixer.forward` was given, with defaults filled in.
 
     mask: with documents and padding in it; positions of x, and of its queries alone; past: tokens in the cache; length: of x;
-    remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone; kept: whether
-    layers share what they find, which a compiler's free lengths do not allow; alike: whether their requests differ in
-    nothing but q, k and v, so that without gradients the first layer's serves all.
+    remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone; padding
+    [B, L, 1] of x, None: none; kept: whether layers share what they find, which a compiler's free lengths do not allow; alike:
+    whether their requests differ in nothing but q, k and v, so that without gradients the first layer's serves all.
     """
 
     mask: Mask
@@ -49,6 +49,7 @@ class Call:
     length: int
     remembered: int
     documents: Tensor | None
+    padding: Tensor | None
     kept: bool
     alike: bool
     found: dict[tuple[int, int, int], AllowedPairs] = field(default_factory=dict)
@@ -92,6 +93,8 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     call: Call = inputs.once(
         ("call", encoding, mask, past, dim, x.shape), lambda: _checked(x, dim, encoding, mask, inputs, past, remembered)
     )
+    if call.padding is not None:  # zeros, whatever it held
+        x = x.masked_fill(call.padding, 0.0)
     if cache is not None and past and not encoding.stable_keys:
         now = later(newest(cache.positions, cache.held), newest(call.positions, call.length))
         require_same_past(encoding, cache.max_position, now)
@@ -135,7 +138,8 @@ def _checked(
     own = None if documents is None else documents[:, past:]
     kept = not torch.compiler.is_compiling()
     alike = kept and encoding.stable_keys and not encoding.reads_tokens and not torch.is_autocast_enabled(x.device.type)
-    return Call(mask, positions, q_positions, past, length, remembered, own, kept, alike)
+    padding = None if documents is None else padding_of(documents, length)
+    return Call(mask, positions, q_positions, past, length, remembered, own, padding, kept, alike)
 
 
 def attended(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.zero_gradients import with_zero_gradients
 from longitude.errors import check_sizes
+from longitude.not_finite import all_finite, gradients_apart, lost_after, not_finite, of_tokens
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
@@ -165,6 +167,28 @@ def over_chosen(
         weights, _ = weighted(scores, seen[:, :, None].expand_as(scores), rule.dropout)
         out.append((weights @ values[:, :, None, past]).flatten(1, 2))
     return torch.cat(out, 2)
+
+
+def finite(
+    tokens: Tokens,
+    q: Float[Tensor, "B H L D"],
+    rotated: Float[Tensor, "B H L D"],
+    k: Float[Tensor, "B h N D"],
+    v: Float[Tensor, "B h N D"],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Bool[Tensor, "B L"] | None]:
+    """The same with zeros for tokens that are not finite, and which queries are such tokens or behind one in their document.
+
+    None: all are finite. Blocks and chosen tokens are hidden by weights of 0, which keep no NaN out.
+    """
+    if all_finite(q, k, v):
+        return q, rotated, k, v, None
+    length, bad = q.shape[2], not_finite([k, v], 2)
+    of_queries = bad[:, -length:] | not_finite([q, rotated], 2)
+    bad = torch.cat([bad[:, :-length], of_queries], 1)
+    lost = lost_after(bad & (tokens.document >= 0), tokens.document.expand_as(bad))[:, -length:]
+    q, rotated = (x.masked_fill(of_tokens(of_queries, x, 2), 0.0) for x in (q, rotated))
+    k, v = (x.masked_fill(of_tokens(bad, x, 2), 0.0) for x in (k, v))
+    return q, rotated, k, v, lost
 
 
 class Summary(nn.Module):
@@ -336,6 +360,7 @@ class NativeSparseAttention(Mixer):
             k_positions = cache.positions
         wide = torch.promote_types(k.dtype, torch.float32)
         tokens = inputs.once(("sparse", call.keys), lambda: Tokens.of(inputs.documents, call.keys, x.device))
+        q, rotated, k, v, lost = finite(tokens, q, rotated, k, v)
         of_blocks, (fine_k, fine_v), of_window = zip(k.chunk(3, 1), v.chunk(3, 1), strict=True)
         rule, modules = self.rule(), (self.key_summary, self.value_summary)
         with torch.autocast(x.device.type, enabled=False):
@@ -351,8 +376,12 @@ class NativeSparseAttention(Mixer):
         qkv = rotated.to(k.dtype), *of_window
         near, _ = attended(self, qkv, call, encoding, {}, k_positions, self.scale, False)
         gates = self.g_proj(x).to(wide).sigmoid().unflatten(-1, (self.num_heads, 3)).transpose(1, 2)
+        gates = gates if lost is None else gates.masked_fill(of_tokens(lost, gates, 2), 0.0)
         to_coarse, to_fine, to_near = gates[..., None].unbind(-2)
         out = to_coarse * coarse + to_fine * fine + to_near * near.to(wide)
+        if inputs.documents is not None:
+            [out] = gradients_apart((out,), q, 2)
+        out = out if lost is None else out.masked_fill(of_tokens(lost, out, 2), math.nan)
         out = with_zero_gradients(
             out, [p for module in modules for p in module.parameters()]
         )  # few tokens fill no block

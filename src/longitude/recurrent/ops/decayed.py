@@ -47,8 +47,11 @@ def decayed(
 ) -> Result:
     """-> outputs and the state after the last token; options as `matrix_state.run` has them."""
 
-    def kernel(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
-        return decayed_by_kernel(q, keys[0], v, log_decay, bonus, state) if serve(q, v, mode, reset) else None
+    def kernel(
+        queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
+    ) -> Result | None:
+        taken = serve(queries[0], v, mode, reset)
+        return decayed_by_kernel(queries[0], keys[0], v, log_decay, bonus, state) if taken else None
 
     u = None if bonus is None else bonus.to(state_dtype(v)).unflatten(0, (q.shape[1], -1))[..., None, :]
     options |= {"mode": mode, "reset": reset, "state": state, "kernel": kernel}

@@ -16,7 +16,7 @@ that only states go from chunk to chunk. Decays are products of w between two to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from longitude.recurrent.ops.c_loops import DeltaLoop, usable
 from longitude.recurrent.ops.checks import state_dtype
 from longitude.recurrent.ops.decayed import before_decay, by_halves, channel_decays, decays_by_channel, decays_by_head
-from longitude.recurrent.ops.matrix_state import Result, run
+from longitude.recurrent.ops.matrix_state import Kernel, Result, run
 
 
 def delta(
@@ -40,7 +40,7 @@ def delta(
     *,
     b: Float[Tensor, "B H L K"] | None = None,
     early: bool = False,
-    kernel: Callable[[Sequence[Tensor], Tensor], Result | None] | None = None,
+    kernel: Kernel | None = None,
     **options: Any,
 ) -> Result:
     """-> outputs and the state after the last token; options as `matrix_state.run` has them.
@@ -49,17 +49,19 @@ def delta(
     """
     dtype, loop = state_dtype(v), options.get("mode", "chunked") == "chunked" and early == (b is not None)
 
-    def kernels(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
+    def kernels(
+        queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
+    ) -> Result | None:
         """`kernel`, where it takes the call; delta.c, where it is compiled."""
-        if kernel is not None and (found := kernel(keys, log_decay)) is not None:
+        if kernel is not None and (found := kernel(queries, keys, v, log_decay, state)) is not None:
             return found
         if not loop or not usable("delta.c", v if v.dtype == dtype else v.new_empty(0, dtype=dtype)):
             return None
-        (batch, heads, _, width), state, reset = v.shape, options.get("state"), options.get("reset")
+        (batch, heads, _, width), reset = v.shape, options.get("reset")
         first = v.new_zeros(batch, heads, k.shape[-1], width, dtype=dtype) if state is None else state.to(dtype)
         keep = None if reset is None else reset.logical_not().to(torch.uint8)
         written, removed = keys[0], None if b is None else keys[1]
-        tokens = (None if x is None else x.to(dtype) for x in (q, r, written, removed, v, log_decay))
+        tokens = (None if x is None else x.to(dtype) for x in (*queries, written, removed, v, log_decay))
         out, last = DeltaLoop.apply(*tokens, keep, first)
         return out.to(v.dtype), last
 

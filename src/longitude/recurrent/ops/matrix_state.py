@@ -9,10 +9,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices
 
 Result = tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]
+
+
+Kernel = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor, Tensor | None], Result | None]
+"""Queries, keys, v, log_decay and state -> the result; None where it does not take the call."""
 
 
 class Formula(Protocol):
@@ -40,22 +45,32 @@ def run(
     state: Float[Tensor, "B H K V"] | None = None,
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
-    kernel: Callable[[Sequence[Tensor], Tensor], Result | None] = lambda keys, log_decay: None,
+    finite: bool = False,
+    kernel: Kernel | None = None,
 ) -> Result:
     """-> outputs in v's dtype, and the state after the last token, float32 or wider: the dtype of all computations here.
 
     queries read the state, keys write into it; each of their G heads serves H / G heads of values. log_decay: log w <= 0, by head
     (last dimension 1) or by channel of the keys. reset: True for tokens that begin a document. valid: False for padding, which
-    leaves the state unchanged. kernel: what may compute the result itself, from keys and decays without padding.
+    leaves the state unchanged. finite: whether the caller has taken out what is not finite. kernel: what may compute the result
+    itself, of numbers without padding.
     """
     require_mode(who, mode, chunk_size)
     (batch, heads, length, width), groups, key_dim = v.shape, queries[0].shape[1], queries[0].shape[-1]
     require_state(who, state, {"state": (batch, heads, key_dim, width)})
     require_flags(who, batch, length, reset=reset, valid=valid)
     if valid is not None:
-        *keys, log_decay = (x.where(valid[:, None, :, None], 0) for x in (*keys, log_decay))
-    if (found := kernel(keys, log_decay)) is not None:
-        return found
+        log_decay = log_decay.where(valid[:, None, :, None], 0)
+    given, states = [*queries, *keys, v], [] if state is None else [state]
+    given += (
+        [log_decay] if log_decay.shape[2] == length and len(log_decay) == batch else []
+    )  # else a number for all tokens
+    given, states, back = apart(2, given, states, None if finite else reset, valid)
+    queries, keys, v, log_decay = _parted(given, len(queries), len(keys), log_decay)
+    state = states[0] if states else None
+    if kernel is not None and (found := kernel(queries, keys, v, log_decay, state)) is not None:
+        out, (after,) = back(found[0], found[1:])
+        return out, after
     dtype = state_dtype(v)
     with torch.autocast(v.device.type, enabled=False):
         # Heads as [G, R]: R heads of values share what one head of queries computes.
@@ -73,4 +88,13 @@ def run(
                 out, s = formula.chunks(size, *part, reset=reset_here, state=s)
                 parts.append(out)
             out = parts[0] if len(parts) == 1 else torch.cat(parts, 3)
-    return out.flatten(1, 2).to(v.dtype), s.flatten(1, 2)
+    out, (after,) = back(out.flatten(1, 2).to(v.dtype), [s.flatten(1, 2)])
+    return out, after
+
+
+def _parted(
+    tokens: Sequence[Tensor], queries: int, keys: int, log_decay: Tensor
+) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor]:
+    """As many queries, as many keys, values, and decays where there are some of each token."""
+    v, *decays = tokens[queries + keys :]
+    return tokens[:queries], tokens[queries : queries + keys], v, decays[0] if decays else log_decay

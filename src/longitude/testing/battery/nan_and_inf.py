@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 
 import torch
 from torch import Tensor
 
+from longitude.attention.backends import BACKENDS
+from longitude.attention.documents import places_of
+from longitude.attention.masks import Documents, Mask, Padding
 from longitude.attention.operation import attend
-from longitude.testing.attend_calls import Call, calls_with_every_mask
+from longitude.attention.request import is_band
+from longitude.testing.attend_calls import SLOW, Call, calls_with_every_mask
+from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
 from longitude.testing.examples import DIM, Example, MixerExample
-from longitude.testing.fixtures import LayerStack, Named, close, heads_and_tokens, learned_of, numbers
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+from longitude.testing.fixtures import (
+    LayerStack,
+    Named,
+    close,
+    heads_and_tokens,
+    learned_of,
+    numbers,
+    with_gradients,
+    without_loops,
+)
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, shared_law
 
 QUICK = ("causal", "documents by row", "global")
 LENGTH, AT = 11, 5
@@ -26,9 +41,10 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
     """A NaN shows in the output of every query that attends to it, on every backend, and in no other sequence.
 
-    In a query, key or value; an infinity leaves other sequences alone, too. (Within a sequence a mask hides by a weight of 0, and
-    0 * NaN is NaN: what a query must not see may taint it, as in torch's own attention.) A NaN in a token that context reads, or
-    in a learned number, shows in every output that depends on it. kinds: of masks; None: all.
+    In a query, key or value; an infinity leaves other sequences alone, too. Nor does it show where a mask of documents, padding
+    or any pairs hides it. (Causality and windows hide by a weight of 0, and 0 * NaN is NaN: what comes later in a document may
+    taint a query, as in torch's own attention.) A NaN in a token that context reads, or in a learned number, shows in every
+    output that depends on it. kinds: of masks; None: all.
     """
     encoding, tensors = build(), heads_and_tokens(LENGTH, LENGTH)
     token = torch.arange(LENGTH)
@@ -38,16 +54,35 @@ def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUI
         for name in "qkv":
             dependent = (allowed.any(-1) & (token == AT)) if name == "q" else allowed[:, :, AT].clone()
             dependent[1] = False  # the other sequence
+            near = _near(case.mask, dependent, name == "q")
             for value in (math.nan, math.inf):
                 for backend in backends:
                     here = f"backend {backend}, mask {kind}, {value} in {name} of token {AT}"
-                    _require_lost(here, _lost(case, name, value, backend), dependent & (value != value))
+                    lost = _lost(case, name, value, backend)
+                    _require_lost(here, lost, dependent & (value != value))
+                    if bool((far := lost & ~near).any()):
+                        raise LawBroken(
+                            f"{here}: outputs at {far.nonzero().tolist()} are not finite, from which it is hidden"
+                        )
         if encoding.reads_tokens:
             want = _lost(case, "x", math.nan, "reference")
             for backend in ("reference", *backends):
                 _require_lost(f"backend {backend}, mask {kind}, NaN in x", _lost(case, "x", math.nan, backend), want)
     _in_a_parameter(build, tensors)
     _in_whole_tokens(build, tensors)
+
+
+def _near(mask: Mask, dependent: Tensor, of_query: bool) -> Tensor:
+    """Which outputs [B, L] it may reach: those that depend on it, and within its document, where it is no padding, all."""
+    around = [m for m in mask.parts() if not is_band(m)]
+    if of_query or not all(isinstance(m, Documents | Padding) for m in around):
+        return dependent
+    near = torch.ones_like(dependent)
+    for m in around:
+        numbers = m.numbers.expand(near.shape)
+        near = near & (numbers == numbers[:, AT, None] if isinstance(m, Documents) else numbers[:, AT, None].bool())
+    near[1] = False
+    return near
 
 
 def _lost(case: Call, name: str, value: float, backend: str) -> Tensor:
@@ -124,6 +159,76 @@ def _spoiled(module: torch.nn.Module, whole: bool = False) -> Iterator[str]:
         p.view(-1)[: None if whole else 1] = math.nan
         yield name
         p.copy_(kept)
+
+
+BETWEEN = torch.tensor([[0] * 5 + [1] * 4 + [-1] + [2] * 7 + [-1] * 2, [-1] * 3 + [0] * 4 + [1] * 6 + [2] * 6])
+BEHIND = torch.tensor([[0] * 6 + [1] * 4 + [2] * 7 + [-1] * 2, [0] * 7 + [1] * 6 + [2] * 6])
+"""Documents with padding in front and between, and those that backends cut out one by one."""
+
+
+@shared_law(threshold=1e-9, needs=CACHES)
+def nan_in_documents(build: MixerExample) -> None:
+    """NaN and infinities in one document, or at padding, reach no output and no gradient of any other document's tokens.
+
+    Whatever the loss makes of them, also where a gradient alone is not finite; and of padding no gradient of a parameter. In
+    every form, on every backend (of an encoding), with the loops in C and without; whole, and token by token with a cache.
+    """
+    of_encoding = isinstance(build.encoding, Example)
+    backends = [name for name in BACKENDS if name not in SLOW] if of_encoding else []
+    values = NOT_FINITE  # the others in the first form alone
+    for words, options in build.forms((5,), backends).items():
+        for loops in (nullcontext, without_loops) if build.has("mode") else (nullcontext,):
+            for documents in (BETWEEN, BEHIND) if of_encoding else (BETWEEN,):
+                with loops(), suppress(*[ValueError] * of_encoding):  # of a backend that does not take it
+                    _stays_in_its_document(
+                        f"{words}, {loops.__name__}", LayerStack(build, **options), documents, values
+                    )
+                    values = NOT_FINITE[:1]
+
+
+def _stays_in_its_document(here: str, net: LayerStack, documents: Tensor, values: tuple[float, ...]) -> None:
+    clean = _everything(net, x := numbers(*documents.shape, DIM), documents)
+    second, padding = documents == 1, documents < 0
+    bad = second & (second.cumsum(1) == 2)  # a token in the middle of each
+    for value in values:
+        what = f"{value} in a document, {here}"
+        found = _everything(net, x.masked_fill(bad[..., None], value), documents)
+        _same_elsewhere(what, found, clean, ~(second | padding))
+        if not net.mixer.saturates and any(bool(found[n][bad].isfinite().all(-1).any()) for n in ("output", SINGLE)):
+            raise LawBroken(f"{what}: its own output is finite")
+        what = f"{value} at padding, {here}"
+        found = _everything(net, x.masked_fill(padding[..., None], value), documents)
+        _same_elsewhere(what, found, clean, ~padding)
+        for name in clean.keys() - {"output", "gradient of x", SINGLE}:
+            close(f"{what}, {name}", found[name], clean[name])
+    found = _everything(net, x, documents, bad)
+    _same_elsewhere(f"a gradient of NaN, {here}", found, clean, ~(second | padding))
+
+
+def _same_elsewhere(what: str, found: Named, clean: Named, others: Tensor) -> None:
+    for name in ("output", "gradient of x", SINGLE):
+        close(f"{what}, {name}", found[name][others], clean[name][others])
+
+
+SINGLE = "token by token"
+
+
+def _everything(net: LayerStack, x: Tensor, documents: Tensor, lost: Tensor | None = None) -> Named:
+    """Outputs, gradients of a loss that is not linear, those of parameters where padding has no share in it; and with a cache.
+
+    lost: tokens whose share in the loss is NaN.
+    """
+    positions = places_of(documents).clamp(min=0)
+    direction, real = numbers(*x.shape, seed=9), (documents >= 0)[..., None]
+    if lost is not None:
+        direction = direction.masked_fill(lost[..., None], math.nan)
+    x = x.detach().requires_grad_()
+    out = net(x, positions, documents)
+    [of_x] = torch.autograd.grad((out.sin() * direction).sum(), x, retain_graph=True)
+    of_parameters = with_gradients(lambda: out, learned_of(net), direction=direction * real)
+    with torch.no_grad():
+        single = net.in_chunks(x, range(x.shape[1] + 1), lambda a, b: positions[:, a:b], documents)
+    return {**of_parameters, "output": out.detach(), "gradient of x": of_x, SINGLE: single}
 
 
 @MIXER_LAWS.law(name="nan_and_inf", threshold=1e-5)

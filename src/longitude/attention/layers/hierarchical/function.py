@@ -26,6 +26,7 @@ from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import as_int, validate
 from longitude.attention.state_mixer import StateInputs, document_flags, without_trivial
+from longitude.derivatives import readable
 from longitude.errors import check_flags, check_sizes, unknown
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -134,7 +135,7 @@ def attend_tokens(
     """The output for q, k, v as projected, and the state after these tokens where it is to be cached."""
     batch, length = q.shape[0], q.shape[2]
     encoding, reset, valid = inputs.encoding, inputs.reset, inputs.valid
-    compiling = in_a_compiler()
+    compiling = in_a_compiler(inputs)
     rotated = encoding.keys(k, inputs.tables) if encoding.transforms else None
     q = encoding.queries(q, inputs.tables) if encoding.transforms else q
     tokens = Tokens(q, k, rotated, v, gate, inputs.one_axis("hierarchical attention").view(-1, length))
@@ -166,8 +167,9 @@ def attend_tokens(
         return out.transpose(1, 2), state
 
 
-def in_a_compiler() -> bool:
-    return torch.compiler.is_compiling()
+def in_a_compiler(inputs: StateInputs) -> bool:
+    """Whether where documents end is not known."""
+    return not readable(*(x for x in (inputs.documents, inputs.reset, inputs.valid) if x is not None))
 
 
 def traced(rule: Rule, tokens: Tokens, encoding: Composed, documents: Int[Tensor, "B L"]) -> Tensor:

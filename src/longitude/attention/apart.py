@@ -1,0 +1,83 @@
+"""Attention whose mask hides numbers that are not finite: they reach the queries that attend to them, and no others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from longitude.attention.request import Request
+from longitude.c_compile import in_memory
+from longitude.derivatives import in_forward_mode
+from longitude.not_finite import all_finite, gradients_apart, not_finite, of_tokens
+from longitude.positions.base import Drift, Term, Transport
+
+PAIRS = 2**22
+"""Pairs of queries and keys whose mask is made at once."""
+Answer = tuple[Tensor, Any]
+
+
+def apart(r: Request, run: Callable[[Request], Answer]) -> Answer:
+    """What `run` returns, NaN for queries that attend to a token which is not finite, and for no others.
+
+    run: of a backend that hides by weights of 0. Where numbers can be looked at, nothing else is done while they
+    are finite; without derivatives the output shows it, which is smaller than the keys.
+    """
+    columns = [x for term in r.terms for x in columns_of(term)]
+    if in_memory(r.q, r.k, r.v):
+        given = r.q, r.k, r.v, *columns
+        if in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in (*given, *r.learned))):
+            if all_finite(*given):
+                return gradients_apart(run(r), r.q, 2)  # type: ignore[return-value]
+        elif all_finite((answer := run(r))[0]):
+            return answer
+    bad_keys, bad_queries, terms = not_finite([r.k, r.v], 2), not_finite([r.q], 2), []
+    for term in r.terms:
+        if own := columns_of(term):
+            bad = not_finite(own, 2)
+            first = term.first if isinstance(term, Transport) else 0
+            bad_keys = bad_keys | in_order(bad, r.k_tokens() - first)
+            bad_queries = bad_queries | in_order(bad, r.q_tokens() - first)
+            term = without(term, bad)
+        terms.append(term)
+    q = r.q.masked_fill(of_tokens(bad_queries, r.q, 2), 0.0)
+    k, v = (x.masked_fill(of_tokens(bad_keys, x, 2), 0.0) for x in (r.k, r.v))
+    clean = replace(r, q=q, k=k, v=v, terms=tuple(terms))
+    lost = bad_queries | attending(r, bad_keys)
+    answer = gradients_apart(run(clean), r.q, 2)
+    return tuple(x if x is None else x.masked_fill(of_tokens(lost, x, 2), math.nan) for x in answer)  # type: ignore[return-value]
+
+
+def attending(r: Request, keys: Bool[Tensor, "B Lk"]) -> Bool[Tensor, "B Lq"]:
+    """Which queries attend to any of these keys."""
+    queries, every = r.q_tokens(), r.k_tokens()
+    few = r.rows if torch.compiler.is_compiling() else max(1, PAIRS // keys.numel())
+    blocks = [(r.mask.allowed(block, every) & keys[:, None, None]).any(-1) for block in queries.split(few)]
+    return torch.cat(blocks, -1)[:, 0]
+
+
+def columns_of(term: Term) -> tuple[Tensor, ...]:
+    """Its numbers for each token of the stream, or of the last ones."""
+    match term:
+        case Drift(level):
+            return (level,)
+        case Transport(w, b):
+            return w, b
+    return ()
+
+
+def without(term: Term, bad: Bool[Tensor, "B T"]) -> Term:
+    """The term with zeros for these tokens."""
+    names = {"level"} if isinstance(term, Drift) else {"w", "b"}
+    columns = {name: getattr(term, name) for name in names}
+    return replace(term, **{name: x.masked_fill(of_tokens(bad, x, 2), 0.0) for name, x in columns.items()})
+
+
+def in_order(flags: Bool[Tensor, "B T"], place: Tensor) -> Bool[Tensor, "B n"]:
+    """The flags at these places; False before the first."""
+    return flags[:, place.clamp(min=0)] & (place >= 0)
