@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import TransformType, get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._library.autograd import make_autograd_impl
 from torch._library.custom_ops import CustomOpDef
@@ -59,7 +59,16 @@ def refuse_tangents(operator: CustomOpDef) -> None:
 
 def readable(*tensors: Tensor) -> bool:
     """Whether a choice may depend on their numbers: not while a compiler traces, nor of calls that torch.func.vmap makes one."""
-    return not torch.compiler.is_compiling() and not any(is_functorch_wrapped_tensor(x) for x in tensors)
+    return not torch.compiler.is_compiling() and not any(map(is_mapped, tensors))
+
+
+def is_mapped(x: Tensor) -> bool:
+    """Whether torch.func.vmap holds it for several calls, under other transforms too."""
+    while is_functorch_wrapped_tensor(x):
+        if is_batchedtensor(x):
+            return True
+        x = get_unwrapped(x)
+    return False
 
 
 def numbers_of(x: Tensor) -> Tensor:

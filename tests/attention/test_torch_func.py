@@ -44,6 +44,43 @@ def test_a_map_is_its_rows(encoding):
     close(torch.func.vmap(one)(q, k, v, x), torch.stack([one(*row) for row in zip(q, k, v, x, strict=True)]))
 
 
+ROWS = torch.arange(3)[:, None]
+TOKEN = torch.arange(7).expand(3, 7)
+GIVEN = {
+    "documents": (TOKEN // (ROWS + 2), lambda ids: {"mask": lg.Causal() & lg.Documents(ids)}),
+    "padding": (ROWS <= TOKEN, lambda valid: {"mask": lg.Causal() & lg.Padding(valid)}),
+    "chunks": (TOKEN % (ROWS + 4), lambda places: {"mask": lg.Causal() & lg.Chunks(2, places)}),
+    "prefix": (ROWS[:, 0], lambda length: {"mask": lg.Prefix(length[None])}),
+    "global": (ROWS == TOKEN, lambda tokens: {"mask": (lg.Window(2) | lg.Global(tokens)) & lg.Causal()}),
+    "order": ((TOKEN * (ROWS + 2)) % 7, lambda order: {"mask": lg.Causal(order)}),
+    "tensor": ((TOKEN * 3 + ROWS)[:, None] % 4 <= TOKEN[:, :, None], lambda seen: {"mask": seen}),
+    "positions": (TOKEN * (ROWS + 1), lambda places: {"q_positions": places, "k_positions": places}),
+}
+
+
+@TORCHS
+@pytest.mark.parametrize("encoding", [None, T5, lg.SSMax(4).double()], ids=["none", "t5", "ssmax"])
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_map_over_masks_and_positions_is_its_rows(given, encoding):
+    numbers, options = GIVEN[given]
+
+    def one(q, k, v, numbers):
+        return lg.attend(q[None], k[None], v[None], encoding=encoding, **options(numbers))[0]
+
+    rows = (*(random(3, 4, 7, 8, seed=n) for n in range(3)), numbers)
+    close(torch.func.vmap(one)(*rows), torch.stack([one(*row) for row in zip(*rows, strict=True)]))
+
+
+@TORCHS
+def test_a_map_over_positions_that_tables_follow_is_refused_in_words():
+    """And numbers that are wrong in one of the rows."""
+    follows = lg.Rotary(8, "half", scaling=lg.scaling.DynamicNTK(3, 4, follow="row"))
+    for encoding, places in ((follows, TOKEN), (None, TOKEN - ROWS)):
+        q = random(3, 1, 4, 7, 8)
+        with pytest.raises(ValueError, match="positions"):
+            torch.func.vmap(lambda q, at: lg.attend(q, q, q, encoding=encoding, k_positions=at))(q, places)  # noqa: B023
+
+
 @TORCHS
 def test_scores_of_minus_infinity_give_nan_in_a_map_too():
     """Zeros that torch's kernel makes of them are found without a look at the numbers."""

@@ -193,16 +193,27 @@ broken(
     lg.FoX,
     context=context_of(lambda x, *rest: (x.detach() if torch.compiler.is_compiling() else x, *rest)),
 )
+broken(
+    "SumsOverDocuments",
+    "nan_in_documents",
+    lg.FoX,
+    context=context_of(lambda x, carry, docs: (x, carry, None)),
+)
 broken("ForgetsCarry", "chunks", lg.FoX, context=context_of(lambda x, carry, docs: (x, None, docs)))
 broken("MixesRows", "batch_invariance", lg.FoX, context=context_of(lambda x, *rest: (x - x.mean(0), *rest)))
-broken("SeesTheFuture", "causality", lg.FoX, context=context_of(lambda x, *rest: (x + x.mean(1, keepdim=True), *rest)))
+broken(
+    "SeesTheFuture",
+    "causality padding",
+    lg.FoX,
+    context=context_of(lambda x, *rest: (x + x.mean(1, keepdim=True), *rest)),
+)
 broken("HidesItsState", "prompt_lookup", lg.FoX, carries=False)
 broken("SaysNothingOfTheFuture", "permutation", lg.CoPE, causal_only=False)
 broken("HalfSums", "far_positions", lg.FoX, context=half_sums)
 broken("CountsByItself", "refused_calls", lg.FoX, carries=False, context=counts_by_itself)
 broken(
     "MixesDocuments",
-    "packed_documents padding",
+    "packed_documents",
     lg.PaTH,
     context=context_of(lambda x, carry, docs: (x, carry, None if docs is None else docs * 0), lg.PaTH),
 )

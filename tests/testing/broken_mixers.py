@@ -14,6 +14,7 @@ from longitude.attention.masks import Causal, Documents, Padding
 from longitude.attention.state_cache import StateLayer
 from longitude.errors import check_sizes
 from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_state, state_dtype
 from longitude.recurrent.ops.short_conv import previous
 from tests.testing.broken_encodings import collected
@@ -58,6 +59,12 @@ class Decay(RecurrentMixer):
         return self.out(torch.sigmoid(self.gate(u)) * h.to(x.dtype)), (sums, tail)
 
     def scan(self, v, sums, reset, valid):
+        [v], sums, back = apart(1, [v], [] if sums is None else [sums], reset, valid)
+        h, sums = self.scan_numbers(v, sums[0] if sums else None, reset, valid)
+        h, [sums] = back(h, [sums])
+        return h, sums
+
+    def scan_numbers(self, v, sums, reset, valid):
         batch, length, _ = v.shape
         sums = torch.zeros_like(v[:, 0]) if sums is None else sums
         reset = torch.zeros(batch, length, dtype=torch.bool) if reset is None else reset
@@ -217,6 +224,7 @@ def loses_nan_of_its_rates(self, *given):
     return Decay.chunk(self, *given)
 
 
+broken("EndsDocumentsByZeros", "nan_in_documents", scan=lambda self, *given: self.scan_numbers(*given))
 broken("DecaysOnPadding", "padding", scan=decays_on_padding)
 broken("WrongInOneForm", "forms", chunk=wrong_in_one_form)
 broken("LosesNaNOfItsRates", "nan_and_inf", chunk=loses_nan_of_its_rates)

@@ -144,7 +144,7 @@ IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
     "shared_tables random_calls queries_without_keys masks_as_tensors "
-    "prompt_lookup batch_invariance restarted_positions cache_operations"
+    "nan_in_documents prompt_lookup batch_invariance restarted_positions cache_operations"
 ).split()
 """Laws that take longest: each is quick for every third subject, and each subject meets every third of them."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, one_or, require_among, validate_tokens
-from longitude.derivatives import numbers_of, readable
+from longitude.derivatives import numbers_of
 from longitude.errors import check_sizes
 
 
@@ -300,7 +300,7 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
     elif seen.dtype != torch.bool:
         raise ValueError(f"mask: expected {shape}, got {kind_of(given)}")
     pairs = Pairs(seen, keys - rows, 0)
-    if not readable(seen):  # whether it is causal is not known
+    if torch.compiler.is_compiling():  # whether it is causal is not known
         return pairs
     ahead = torch.ones(rows, keys, dtype=torch.bool, device=seen.device).triu(keys - rows + 1)
-    return pairs if bool((seen & ahead).any()) else Causal() & pairs
+    return pairs if bool(numbers_of(seen & ahead).any()) else Causal() & pairs

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs, StateMixer
+from longitude.derivatives import readable
 from longitude.errors import check_sizes
 from longitude.recurrent.ops.checks import require_state, state_dtype
 
@@ -55,7 +56,7 @@ class GatedMixer(StateMixer):
         require_state(type(self).__name__, state, dict.fromkeys(("h", "c")[: self.carried], (len(x), self.inner)))
         state = tuple(x.new_zeros(len(x), self.inner) for _ in range(self.carried)) if state is None else state
         state = tuple(part.to(x.dtype) for part in state)
-        if inputs.reset is None and inputs.valid is None and not torch.compiler.is_compiling():
+        if inputs.reset is None and inputs.valid is None and readable(x):  # torch maps none of its layers
             h, state = self.run(x, tuple(part[None].contiguous() for part in state))
         else:
             h, state = self._steps(x, state, inputs.reset, inputs.valid)

@@ -18,7 +18,10 @@ SLOW_OR_OLD = "There is a performance drop|`torch.jit"
 
 @shared_law(threshold=1e-9)
 def transforms(build: MixerExample, length: int = 9) -> None:
-    """torch.func.grad, vmap(grad) over the rows of a batch, and jvp give what autograd gives for each sequence alone."""
+    """torch.func.grad, vmap(grad) over the rows of a batch, and jvp give what autograd gives for each sequence alone.
+
+    vmap over rows that have their own documents gives what each gives.
+    """
     net, x, direction = LayerStack(build), numbers(3, length, DIM), numbers(length, DIM, seed=9)
     learned = {name: p.detach() for name, p in learned_of(net).items()}
 
@@ -34,6 +37,9 @@ def transforms(build: MixerExample, length: int = 9) -> None:
         close("grad of the input", grad(loss, argnums=1)(learned, x[0]), want[0]["gradient of x"][0])
         together = vmap(grad(loss), (None, 0))(learned, x)
         forward = jvp(lambda learned: loss(learned, x[0]), (learned,), (tangents,))[1]
+        documents = torch.stack([torch.arange(length) // (n + 2) - n % 2 for n in range(3)])
+        mapped = vmap(lambda sequence, documents: net(sequence[None], 0, documents[None])[0])(x, documents)
+        close("vmap over documents", mapped, net(x, 0, documents))
     for n, each in enumerate(by_row):
         close(f"vmap(grad), sequence {n}", {name: rows[n] for name, rows in together.items()}, each)
     along = [(tangents[name] * by_row[0][name]).sum() for name in learned]
