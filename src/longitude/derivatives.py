@@ -18,7 +18,13 @@ transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
 
 
-@torch.compiler.assume_constant_result
+def asked_while_tracing(function: Any) -> Any:
+    """Decorator: torch.compiler.assume_constant_result, which would load the compiler (2 s) for those who never compile."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@asked_while_tracing
 def in_forward_mode() -> bool:
     """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do.
 
@@ -27,7 +33,7 @@ def in_forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result
+@asked_while_tracing
 def in_transform() -> bool:
     """Whether torch.func takes gradients: grad, vjp, jacrev; in a graph, too.
 

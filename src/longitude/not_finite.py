@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.c_compile import in_memory
-from longitude.derivatives import in_forward_mode, transforms_active
+from longitude.derivatives import asked_while_tracing, in_forward_mode, transforms_active
+
+Outs = TypeVar("Outs", bound=tuple[Tensor | None, ...])
 
 
 def all_finite(*tensors: Tensor) -> bool:
@@ -43,7 +45,7 @@ def of_tokens(flags: Bool[Tensor, "B L"], x: Tensor, axis: int) -> Bool[Tensor, 
     return flags.view(shape)
 
 
-def gradients_apart(outs: tuple[Tensor | None, ...], like: Tensor, axis: int) -> tuple[Tensor | None, ...]:
+def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:
     """The same tensors. In backward a token whose gradient is not finite has none in them, and NaN as that of `like`.
 
     So it reaches the token itself, and no other by a product with 0. axis: of the tokens, in all of these. Not in forward mode,
@@ -54,10 +56,10 @@ def gradients_apart(outs: tuple[Tensor | None, ...], like: Tensor, axis: int) ->
     if not wanted or in_forward_mode() or (torch.compiler.is_compiling() and transforms_traced()):
         return outs
     kept = iter(_GradientsApart.apply(axis, like, *given))
-    return tuple(None if x is None else next(kept) for x in outs)
+    return tuple(None if x is None else next(kept) for x in outs)  # type: ignore[return-value]
 
 
-@torch.compiler.assume_constant_result
+@asked_while_tracing
 def transforms_traced() -> bool:
     """`transforms_active`, for a compiler that traces."""
     return transforms_active()

@@ -8,7 +8,18 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 import longitude as lg
-from longitude.recurrent import orthogonal_features, performer, retention, rwkv4, rwkv6, rwkv7, s4d, selective_scan, ssd
+from longitude.recurrent import (
+    gated_delta_rule,
+    orthogonal_features,
+    performer,
+    retention,
+    rwkv4,
+    rwkv6,
+    rwkv7,
+    s4d,
+    selective_scan,
+    ssd,
+)
 from tests.support import random, refused_calls
 
 EXACT = torch.float64
@@ -127,6 +138,54 @@ def test_forms_agree(case, flags):
     wanted = everything(function, inputs, state, mode="recurrent", **options)
     for mode, chunk_size in (("parallel", 64), ("chunked", 1), ("chunked", 8), ("chunked", 200)):
         assert_same(everything(function, inputs, state, mode=mode, chunk_size=chunk_size, **options), wanted)
+
+
+NEXT = torch.tensor([0] * 6 + [1] + [0] * 8).bool().expand(BATCH, 15)
+"""Documents of 6 and 9 tokens."""
+
+
+@pytest.mark.parametrize("where", ["document", "padding", "state"])
+@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
+def test_what_is_not_finite_stays_where_it_is(case, mode, where):
+    """In one number of each input: outputs, state and gradients of the other document are those without it."""
+    function, inputs, axes = case(15, 1.0)
+    _, state = function(*case(3, 1.0)[1])
+    valid = (torch.arange(15) != 4).expand(BATCH, 15) if where == "padding" else None
+    options = {"mode": mode, "chunk_size": 4, "reset": NEXT, "valid": valid}
+
+    def found(inputs, state) -> list[Tensor]:
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out, after = function(*inputs, state=state, **options)
+        second = torch.arange(15) != 4 if where == "padding" else slice(6, None)
+        grads = torch.autograd.grad(tokens_first(out, function).sin().sum(), inputs)
+        own = [g.movedim(axis, 1)[:, second] for g, axis in zip(grads, axes, strict=True) if axis is not None]
+        return [tokens_first(out, function)[:, second], *listed(after), *own]
+
+    wanted = found(inputs, state)
+    if where == "state":
+        spoiled = [torch.where(torch.ones_like(x, dtype=torch.bool), torch.nan, x) for x in listed(state)]
+        assert_same(found(inputs, spoiled[0] if isinstance(state, Tensor) else tuple(spoiled)), wanted)
+        return
+    for n, axis in enumerate(axes):
+        if axis is not None:
+            for value in (torch.nan, torch.inf):
+                x = inputs[n].clone()
+                x.movedim(axis, 1)[0, 4, ..., 0] = value
+                assert_same(found([*inputs[:n], x, *inputs[n + 1 :]], state), wanted)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
+def test_a_document_that_overflows_takes_no_other_along(form, mode):
+    """Of finite numbers: keys that are too long for the delta rule."""
+    q, k = random(2, BATCH, HEADS, 15, KEYS).float()
+    v, g = random(BATCH, HEADS, 15, VALUES, seed=1).float(), torch.zeros(BATCH, HEADS, 15)
+    beta = torch.ones(BATCH, HEADS, 15)
+    options = {"mode": mode, "chunk_size": 10, "reset": NEXT}
+    want, _ = gated_delta_rule(q, k, v, g, beta, **options)
+    k[:, :, :6] *= 1e10
+    out, _ = gated_delta_rule(q, k, v, g, beta, **options)
+    assert not out[:, :, :6].isfinite().all()
+    torch.testing.assert_close(out[:, :, 6:], want[:, :, 6:], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("channels", [1, 15, 16, 17, 40])

@@ -104,6 +104,7 @@ MIXER_VARIANTS = {
     "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "s4d inv": of("s4d", init="inv"),
     "mamba2, groups": of("mamba2", groups=2, head_dim=8),
+    "mamba3, heavy tail": of("mamba3", decay_activation="heavy_tail"),
 }
 ENCODING_EXAMPLES = {**{name: testing.example(name) for name in lg.list_encodings()}, **VARIANTS}
 MIXER_EXAMPLES = {**{name: mixers.example(name) for name in lg.list_mixers()}, **MIXER_VARIANTS}

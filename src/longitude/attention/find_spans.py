@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import Documents, Mask, Padding, Reach
+from longitude.attention.masks import AllOf, AnyOf, Documents, Mask, Padding, Reach
 from longitude.attention.patterns import Chunks
 
 
@@ -90,3 +90,10 @@ def _trimmed(document: range, k_from: int, k_to: int, queries: range, band: Reac
 
 def _changes(x: Tensor) -> list[int]:
     return (torch.nonzero(x[1:] != x[:-1]).flatten() + 1).tolist()
+
+
+def tensors_of(masks: Sequence[Mask]) -> Iterator[Tensor]:
+    """All tensors of masks, and of those that they join."""
+    for mask in masks:
+        yield from tensors_of(mask.masks if isinstance(mask, AllOf | AnyOf) else ())
+        yield from (x for x in vars(mask).values() if isinstance(x, Tensor))

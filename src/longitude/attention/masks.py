@@ -5,7 +5,6 @@ Order is a token's place in its stream: keys have 0 .. Lk-1, and queries are the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
@@ -200,7 +199,8 @@ class _PerToken(Mask):
 class Documents(_PerToken):
     """Tokens attend to tokens with the same number only, wherever those are.
 
-    (`documents=` of a layer differs: there each run of one number is a document.)
+    (`documents=` of a layer differs: there each run of one number is a document.) NaN or infinity in one document reaches no
+    output and no gradient of another document's tokens.
 
     Args:
         ids: Integers [Lk] or [B, Lk], of the keys; queries are the last of them.
@@ -369,14 +369,6 @@ def require_mask(mask: object) -> None:
             "Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |, "
             f"got {kind_of(mask)}{hint}"
         )
-
-
-def tensors_of(masks: Sequence[Mask]) -> Iterator[Tensor]:
-    """All tensors of masks, and of those that they join."""
-    for mask in masks:
-        inner = mask.masks if isinstance(mask, _Joined) else ()
-        yield from tensors_of(inner)
-        yield from (x for x in vars(mask).values() if isinstance(x, Tensor))
 
 
 def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:

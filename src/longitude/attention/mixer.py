@@ -109,7 +109,8 @@ class Mixer(nn.Module):
             mask: Which keys a query attends to, by order. Recurrences take Causal() only.
             positions: Of x: an int to count from, [L] or [B, L]; None continues the cache.
             documents: A number per token, cached ones included, [B, Lk]. A run of one number is a document, tokens attend to
-                their own document only, and a negative number is padding, to which no token attends.
+                their own document only, and a negative number is padding, to which no token attends, and whose output is zeros.
+                NaN or infinity in one document, or at padding, reaches no output and no gradient of another document's tokens.
             cache: The layer that `cache_layer()` makes. It keeps this call's tokens, and x attends to those before.
             memory: The layer's input at an earlier segment [B, M, dim], to which x attends and through which no gradient
                 flows (Dai et al. 2019); positions and documents are then of both together.

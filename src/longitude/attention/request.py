@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.find_spans import Span, find_spans
-from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask, tensors_of
+from longitude.attention.find_spans import Span, find_spans, tensors_of
+from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.attention.patterns import Ago
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.derivatives import readable

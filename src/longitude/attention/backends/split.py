@@ -11,7 +11,8 @@ from torch import Tensor
 
 from longitude.attention.apart import apart
 from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, hides_by_weight, refuses
-from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window, tensors_of
+from longitude.attention.find_spans import tensors_of
+from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
 from longitude.attention.merge import merge_attention
 from longitude.attention.patterns import Ago, Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request

@@ -170,15 +170,11 @@ def over_chosen(
 
 
 def finite(
-    tokens: Tokens,
-    q: Float[Tensor, "B H L D"],
-    rotated: Float[Tensor, "B H L D"],
-    k: Float[Tensor, "B h N D"],
-    v: Float[Tensor, "B h N D"],
+    tokens: Tokens, q: Tensor, rotated: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Bool[Tensor, "B L"] | None]:
-    """The same with zeros for tokens that are not finite, and which queries are such tokens or behind one in their document.
+    """Queries [B, H, L, D], keys and values [B, h, N, D], zeros for tokens that are not finite, which weights of 0 do not hide.
 
-    None: all are finite. Blocks and chosen tokens are hidden by weights of 0, which keep no NaN out.
+    And which queries are such tokens, or behind one in their document; None: all are finite.
     """
     if all_finite(q, k, v):
         return q, rotated, k, v, None

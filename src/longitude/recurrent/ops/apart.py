@@ -46,7 +46,7 @@ def apart(
 
     def back(out: Tensor, after: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         if reset is not None:  # else one document, which what is not finite runs through by itself
-            [out] = gradients_apart((out,), like, axis)  # type: ignore[assignment]
+            [out] = gradients_apart((out,), like, axis)
         if lost is not None:
             last = lost[:, -1]
             after = [torch.where(last.view(-1, *[1] * (x.dim() - 1)), math.nan, x) for x in after]  # some are complex

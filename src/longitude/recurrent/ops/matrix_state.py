@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from longitude.c_compile import in_memory
+from longitude.not_finite import all_finite
 from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices
@@ -78,18 +80,26 @@ def run(
         s = v.new_zeros(batch, heads, key_dim, width, dtype=dtype) if state is None else state.to(dtype)
         s = s.unflatten(1, (groups, -1))
         reset = None if reset is None else reset[:, None, None]
-        if mode == "recurrent" or length == 1:
-            out, s = formula.steps(*tokens, reset=reset, state=s)
-        else:
-            parts = []
-            for here, size in chunk_slices(length, length if mode == "parallel" else min(chunk_size, length)):
-                part = [x if x.shape[3] == 1 else x[:, :, :, here] for x in tokens]  # one decay for all tokens
-                reset_here = None if reset is None else reset[..., here]
-                out, s = formula.chunks(size, *part, reset=reset_here, state=s)
-                parts.append(out)
-            out = parts[0] if len(parts) == 1 else torch.cat(parts, 3)
-    out, (after,) = back(out.flatten(1, 2).to(v.dtype), [s.flatten(1, 2)])
+        size = 1 if mode == "recurrent" else length if mode == "parallel" else min(chunk_size, length)
+        out, after = (
+            _in_chunks(formula, size, tokens, reset, s) if size > 1 else formula.steps(*tokens, reset=reset, state=s)
+        )
+        if size > 1 and reset is not None and in_memory(out) and not all_finite(out, after):
+            # A document whose sums overflow takes others along: chunks end it by a factor of 0, and 0 * inf is NaN.
+            out, after = formula.steps(*tokens, reset=reset, state=s)
+    out, (after,) = back(out.flatten(1, 2).to(v.dtype), [after.flatten(1, 2)])
     return out, after
+
+
+def _in_chunks(
+    formula: Formula, most: int, tokens: Sequence[Tensor], reset: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    parts = []
+    for here, size in chunk_slices(tokens[0].shape[3], most):
+        part = [x if x.shape[3] == 1 else x[:, :, :, here] for x in tokens]  # one decay for all tokens
+        out, state = formula.chunks(size, *part, reset=None if reset is None else reset[..., here], state=state)
+        parts.append(out)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 3), state
 
 
 def _parted(
