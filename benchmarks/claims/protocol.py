@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from longitude import plugins
 from longitude.runs.files import read_json
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.plan import checked
@@ -16,6 +17,9 @@ SERIES = "claims"
 """The folder of the presets of the studies."""
 FILE = "series.json"
 """In the folder of a series: the options that were given for all of its studies."""
+MISTAKES = Path(__file__).parents[1] / "mistakes.py"
+MISTAKEN = {"extension": ("linear-floor", "ntk-book")}
+"""Methods of that plugin, by the study that is measured with them, too."""
 SCHEMA = 1
 """Of that file."""
 OPTIONS = (
@@ -30,8 +34,12 @@ MAY_BE_MORE = ("encodings", "seeds", "test_lengths", "methods")
 
 
 def preset_of(name: str, options: Mapping[str, Any]) -> StudyConfig:
-    """What a study of the series asks today, checked."""
-    return checked(replace(of_preset(f"{SERIES}/{name}"), **options))
+    """What a study of the series asks today, checked; with the methods of plugins that claims read."""
+    config = of_preset(f"{SERIES}/{name}")
+    if name in MISTAKEN:
+        plugins.load(MISTAKES)
+        config = replace(config, methods=(*config.methods, *MISTAKEN[name]))
+    return checked(replace(config, **options))
 
 
 def given_options(root: Path) -> dict[str, Any]:

@@ -149,8 +149,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
             except ValueError as error:
                 raise ValueError(f"{option(name)}: {error}") from error
     for method in config.methods:
-        if method not in task.methods:
-            raise unknown("method", method, task.methods, "`longitude study --help` explains them.")
+        if method not in task.valid_methods():
+            raise unknown("method", method, task.valid_methods(), "`longitude study --help` explains them.")
     if config.stride is not None and "sliding" not in config.methods:
         raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
     if config.positions == "contiguous" and config.position_range is not None:

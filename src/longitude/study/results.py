@@ -153,8 +153,13 @@ class Run:
 
     @property
     def methods(self) -> list[str]:
-        """Methods with one value per length that were measured; the first is the one that the study concludes from."""
-        return [method for method in self.task.methods if method in self.config.methods and method != BY_POSITION]
+        """Methods with one value per length that were measured; the first is the one that the study concludes from.
+
+        Those of plugins come last, whether they are loaded here or not.
+        """
+        known = self.task.methods
+        order = sorted(self.config.methods, key=lambda each: known.index(each) if each in known else len(known))
+        return [method for method in order if method != BY_POSITION]
 
     @property
     def reference(self) -> int:

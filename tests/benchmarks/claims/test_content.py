@@ -13,8 +13,8 @@ import pytest
 
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, list_claims
 from claims.evidence import Evidence, Measured, NotRun
+from claims.protocol import preset_of
 from longitude.study.criterion import Effective
-from longitude.study.presets import of_preset
 from longitude.study.results import Sums
 
 LENGTHS = (128, 256, 512, 1024, 2048)
@@ -168,7 +168,7 @@ def test_verdicts(claim, world, verdict):
 @pytest.mark.parametrize("claim", RUN, ids=lambda claim: claim.name)
 def test_what_a_claim_reads_is_in_its_preset(claim):
     for each in (each for statement in (*claim.statements, *claim.varied) for each in statement.reads):
-        config = of_preset(f"claims/{each.study}")
+        config = preset_of(each.study, {})
         assert each.label in config.encodings and each.length in config.test_lengths
         assert each.method is None or each.method in config.methods
 

@@ -100,6 +100,10 @@ class Task(ABC):
         """The class that is trained."""
         return getattr(models, self.model_class)
 
+    def valid_methods(self) -> tuple[str, ...]:
+        """`methods`, and those that plugins add."""
+        return self.methods
+
     def vocabulary(self, config: StudyConfig) -> Mapping[str, int]:
         """`tokens`, with the size of a --tokenizer. ValueError where there is none such."""
         return self.tokens if config.tokenizer == BYTE else {"vocab_size": reader(config.tokenizer).vocabulary}

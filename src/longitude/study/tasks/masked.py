@@ -46,6 +46,9 @@ class Masked(Text):
         "steps": 800,
     }
 
+    def valid_methods(self) -> tuple[str, ...]:
+        return self.methods  # schemes extend decoders
+
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
         return MaskedWindows(Windows(data.training, config.train_length, count, seed, sampler_of(config)))
