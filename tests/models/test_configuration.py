@@ -215,3 +215,17 @@ def test_rotation_goes_where_it_can(build, ids):
     fill(model)(x, labels=x).loss.backward()
     assert len(model.model.encodings) == 1 and all(p.grad is not None for p in model.parameters())
     assert build("sinusoidal", mixer="mamba")(x).logits.isfinite().all()
+
+
+def test_a_learned_table_is_scaled_as_the_embeddings_it_is_added_to():
+    """Adam moves each number by the learning rate: a table beside embeddings that are multiplied by s must be as well."""
+    config = LongitudeConfig(
+        vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, encoding="learned"
+    )
+    assert config.encoding["embedding_scale"] == config.embedding_scale == 4.0
+    model = LongitudeForCausalLM(config).double()
+    [table] = [p for name, p in model.named_parameters() if name.endswith("table")]
+    ids = torch.tensor([[3, 7, 7, 1, 0]])
+    first = model.model(ids, output_hidden_states=True).hidden_states[0]
+    torch.testing.assert_close(first, 4 * (model.model.embed_tokens(ids) + table[:5]))
+    assert lg.Learned(max_length=4, dim=16).embedding_scale == 1  # as in the paper

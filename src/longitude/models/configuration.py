@@ -280,7 +280,7 @@ class LongitudeConfig(PreTrainedConfig):
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'encoding: expected a name, {{"name": name, **options}} or a list of them, got {spec!r}')
         defaults = getattr(ENCODINGS[name], "model_defaults", {})
-        known = {**self.sizes, **self.encoding_shapes(layer)}
+        known: dict[str, Any] = {**self.sizes, **self.encoding_shapes(layer), "embedding_scale": self.embedding_scale}
         if self.max_position_embeddings is not None:
             known["max_length"] = self.max_position_embeddings
         full = resolved(name, {**defaults, **options}, **known)
