@@ -133,7 +133,7 @@ class Learned(AtInput):
         align: with "interpolate", position p reads row p (M-1)/(length-1) for "end" (the last position reads the last row),
             or p M/length, at most M-1, for "start".
         embedding_scale: s, above 0. By what the model multiplies its token embeddings, which then multiplies P alike: rows
-            learn at the same pace as the embeddings that they are added to. 1 in the papers, whose models multiply neither.
+            learn at the same pace as the embeddings that they are added to. None: as the model does; 1 without one.
 
     Source:
         Gehring et al. 2017, arXiv 1705.03122, https://arxiv.org/abs/1705.03122
