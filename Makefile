@@ -25,7 +25,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test quick test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api freeze-api notebooks laws docs dist dist-test clean new-torch
+.PHONY: help install study report checkpoint test quick test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -110,7 +110,10 @@ numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into READM
 	$(BIN)/python benchmarks/draw_machines.py
 
 claims: $(VENV)/study.stamp ## make docs/claims.md and its charts from benchmarks/results/claims; ARGS=--check compares
-	$(BIN)/python docs/make_claims.py $(ARGS)
+	PYTHONPATH=benchmarks $(BIN)/python docs/make_claims.py $(ARGS)
+
+verdicts: $(VENV)/study.stamp ## print the verdicts of the claims; ARGS="runs/claims --run" runs their studies first (hours; --plan says how many)
+	PYTHONPATH=benchmarks $(BIN)/python -m claims $(ARGS)
 
 api: $(VENV)/study.stamp ## make docs/api.md, the page of every public name, from the docstrings
 	$(BIN)/python docs/make_api.py

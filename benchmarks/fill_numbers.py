@@ -318,9 +318,9 @@ def keep_claims(name: str, run: Path) -> list[Path]:
 
     ValueError for one that was run with other options than its preset has.
     """
-    from longitude.claims.evidence import KEPT
-    from longitude.claims.protocol import SERIES, differs, preset_of
-    from longitude.claims.series import list_studies
+    from claims.evidence import KEPT
+    from claims.protocol import SERIES, differs, preset_of
+    from claims.series import list_studies
     from longitude.study.kept import keep as keep_study
     from longitude.study.results import read_run
 

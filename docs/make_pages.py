@@ -12,9 +12,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import make_laws
+from claims.base import list_claims
 from fill_numbers import newest, property_cells
 from longitude.attention.mixer import MIXERS
-from longitude.claims.base import list_claims
 from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
 from longitude.report.figure import WIDTH, Figure, save

@@ -20,7 +20,6 @@ FEATURES = {
     "a scheme of extension": "positions/scaling",
     "a picture": "study/pictures",
     "a verb": "cli",
-    "a claim": "claims",
 }
 
 

@@ -1,6 +1,6 @@
 """Claims that were not run, each with what it would take. Times are of two cores."""
 
-from longitude.claims.base import Claim, register
+from claims.base import Claim, register
 
 register(
     Claim(

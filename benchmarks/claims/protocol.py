@@ -14,7 +14,7 @@ from longitude.study.record import closed
 from longitude.study.train import recipe
 
 SERIES = "claims"
-"""The name of the preset, and the folder of the presets of its studies."""
+"""The folder of the presets of the studies."""
 FILE = "series.json"
 """In the folder of a series: the options that were given for all of its studies."""
 SCHEMA = 1
@@ -44,7 +44,7 @@ def given_options(root: Path) -> dict[str, Any]:
     if whole.get("schema") != SCHEMA or not isinstance(whole.get("options"), dict) or {*whole["options"]} - {*OPTIONS}:
         raise ValueError(
             f"{root / FILE}: expected schema {SCHEMA} and options among {', '.join(OPTIONS)}, got {found}; it is another "
-            "release's, or was edited: restore it, or name another --out"
+            "release's, or was edited: restore it, or name another folder"
         )
     found = whole["options"]
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}

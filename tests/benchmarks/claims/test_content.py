@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, list_claims
-from longitude.claims.evidence import Evidence, Measured, NotRun
+from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, list_claims
+from claims.evidence import Evidence, Measured, NotRun
 from longitude.study.criterion import Effective
 from longitude.study.presets import of_preset
 from longitude.study.results import Sums

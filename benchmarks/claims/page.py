@@ -4,15 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
-from longitude.claims.evidence import Evidence, NotRun
-from longitude.claims.protocol import SERIES
-from longitude.claims.series import list_studies
+from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
+from claims.evidence import Evidence, NotRun
+from claims.protocol import SERIES
+from claims.series import list_studies
 from longitude.report.figure import Figure
 from longitude.report.wording import count, legible
-from longitude.runs.files import read_json
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.config import option
 from longitude.study.pictures.by_length import by_length
@@ -28,10 +27,9 @@ SHOWN = (
 )  # fmt: skip
 """Options of a study that the page lists."""
 INTRODUCTION = Path(__file__).with_name("introduction.md")
-MADE = """Made by `make claims` from the results in `benchmarks/results/claims/`; a test compares. `--claims NAME` runs the
-studies of one claim, `--plan` says how long it takes, and `longitude report runs/claims` prints the verdicts of what was run."""
-PLAN = "plan.json"
-"""In the folder of results: what `longitude study --preset claims --plan --json` printed, for studies that were not run."""
+MADE = """`make claims` makes this page from the results in `benchmarks/results/claims/`, and a test compares. `make verdicts`
+prints the verdicts; with `ARGS="runs/claims --run --only NAME"` it runs the studies of one claim first, and with `--plan` it
+says how long they take."""
 
 
 class Chart(NamedTuple):
@@ -153,22 +151,14 @@ def _chart(name: str, chart: Chart) -> str:
 
 # ---- a study ---------------------------------------------------------------------------------------------------------
 def _study(name: str, evidence: Evidence) -> str:
+    head = f"### Study {name}\n\n{about(f'{SERIES}/{name}')}"
     try:
         run = evidence.run(name)
     except NotRun:
-        return f"### Study {name}\n\n{about(f'{SERIES}/{name}')}\n\n{_not_run(name, evidence)}"
+        return f"{head}\n\nNot run: `longitude study --preset {SERIES}/{name}`, with `--plan` how long it takes."
     options = legible({key: value for key, value in asdict(run.config).items() if key in SHOWN and value is not None})
     facts = as_markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
-    return f"### Study {name}\n\n{about(f'{SERIES}/{name}')}\n\n{_when(run)}\n\n{facts}"
-
-
-def _not_run(name: str, evidence: Evidence) -> str:
-    command = f"`longitude study --preset {SERIES}/{name}`"
-    plans: list[dict[str, Any]] = read_json(evidence.root / PLAN) or []
-    for time in plans:
-        if time["study"] == name:
-            return f"Not run: {count(time['models'], 'model')}, about {time['seconds'] / 60:.0f} minutes one by one ({command})."
-    return f"Not run: {command}, with `--plan` how long it takes."
+    return f"{head}\n\n{_when(run)}\n\n{facts}"
 
 
 def _when(run: Run) -> str:

@@ -1,16 +1,17 @@
-"""`longitude study --preset claims`: small studies in place of its own, one after the other."""
+"""`python -m claims --run`: small studies in place of its own, one after the other."""
 
 import json
 
 import pytest
 
-from longitude.claims import base, series
-from longitude.claims.base import Claim
-from longitude.claims.evidence import Measured
-from longitude.claims.protocol import given_options
-from longitude.claims.series import list_studies
-from longitude.claims.statements import holds
-from longitude.cli import main
+from claims import base, series
+from claims.__main__ import main
+from claims.base import Claim
+from claims.evidence import Measured
+from claims.protocol import given_options
+from claims.series import list_studies
+from claims.statements import holds
+from longitude.cli import main as longitude
 from longitude.study import presets
 from longitude.study.kept import keep
 from longitude.study.results import read_run
@@ -58,7 +59,7 @@ def small(tmp_path, monkeypatch):
 
 
 def run(*options):
-    return main(["study", "--preset", "claims", "--workers", "1", *options])
+    return main(["runs/claims", "--run", "--workers", "1", *options])
 
 
 def test_studies_come_in_the_order_of_the_claims_that_read_them():
@@ -79,21 +80,21 @@ def test_every_study_has_a_folder_and_the_verdicts_end_it(tmp_path, capsys):
     assert "one." in found.out and "not run" in found.out  # three reads nothing
     assert "about" in found.err and "study second, 1 of 3" in found.err and "from a few steps here" in found.err
     before = {path: path.stat().st_mtime_ns for path in root.rglob("model.safetensors")}
-    assert run("--claims", "two") == 0
+    assert run("--only", "two") == 0
     found = capsys.readouterr()
     assert "two." in found.out and "one." not in found.out and "study first, 1 of 1" in found.err
     assert {path: path.stat().st_mtime_ns for path in root.rglob("model.safetensors")} == before
 
 
 def test_options_apply_to_all_and_stay(tmp_path, capsys):
-    assert run("--claims", "one", "two", "--steps", "2", "--seeds", "0") == 0
+    assert run("--only", "one", "two", "--steps", "2", "--seeds", "0") == 0
     root = tmp_path / "runs" / "claims"
     for name in ("first", "second"):
         options = json.loads((root / name / "study.json").read_text())["configuration"]
         assert (options["steps"], options["seeds"]) == (2, [0])
     assert not (root / "unread").exists()
     capsys.readouterr()
-    assert main(["report", "runs/claims"]) == 0
+    assert main(["runs/claims"]) == 0
     assert "cannot tell" in capsys.readouterr().out  # one seed
     assert run("--steps", "4") == 2
     assert "was begun with --steps 2, not 4" in capsys.readouterr().err
@@ -102,18 +103,20 @@ def test_options_apply_to_all_and_stay(tmp_path, capsys):
 
 
 def test_a_preset_that_was_edited_is_refused_before_anything_runs(tmp_path, small, monkeypatch, capsys):
-    assert run("--claims", "two") == 0
+    assert run("--only", "two") == 0
     (small / "first.toml").write_text(PRESET.format(labels='"none"').replace("hidden = 8", "hidden = 16"))
     capsys.readouterr()
     assert run() == 2
     error = capsys.readouterr().err
     assert "runs/claims/first was run with --hidden 8, not 16 as --preset claims/first has it now" in error
     assert "--fresh" in error and not (tmp_path / "runs" / "claims" / "second").exists()
-    assert main(["report", "runs/claims"]) == 2
+    assert main(["runs/claims"]) == 2
     assert "another protocol: they were run with --hidden 8, not 16" in capsys.readouterr().err
     monkeypatch.setattr("longitude.cli.study.show", lambda run, json: 0)
-    assert main(["study", "--preset", "claims/first", "--out", "runs/claims/first", "--fresh", "--workers", "1"]) == 0
-    assert run("--claims", "two") == 0
+    assert (
+        longitude(["study", "--preset", "claims/first", "--out", "runs/claims/first", "--fresh", "--workers", "1"]) == 0
+    )
+    assert run("--only", "two") == 0
 
 
 def test_a_study_that_fails_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
@@ -133,9 +136,9 @@ def test_a_study_that_fails_does_not_stop_the_next(tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--claims", "on"), "unknown claim 'on': did you mean 'one'?"),
-        (("--claims", "three"), "no study is read"),
-        (("--encodings", "rope"), "--encodings is each study's own in --preset claims"),
+        (("--only", "on"), "unknown claim 'on': did you mean 'one'?"),
+        (("--only", "three"), "no study is read"),
+        (("--encodings", "rope"), "--encodings is each study's own"),
         (("--test-lengths", "8"), "--test-lengths is each study's own"),
         (("--steps", "0"), "--steps must be at least 1"),
     ],
@@ -145,9 +148,8 @@ def test_what_is_refused(options, words, tmp_path, capsys):
     assert words in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
-def test_claims_are_of_their_preset(capsys):
-    assert main(["study", "--claims", "one"]) == 2
-    assert "--claims is of --preset claims" in capsys.readouterr().err
+def test_committed_results_are_never_run_over(capsys):
+    assert main(["--run"]) == 2 and "committed results" in capsys.readouterr().err
 
 
 def test_a_plan_says_how_long_each_takes_and_runs_nothing(tmp_path, capsys):
@@ -159,7 +161,7 @@ def test_a_plan_says_how_long_each_takes_and_runs_nothing(tmp_path, capsys):
 
 
 def test_committed_seconds_are_scaled_by_steps_and_by_what_is_left(tmp_path, capsys):
-    assert run("--claims", "two") == 0
+    assert run("--only", "two") == 0
     root, kept = tmp_path / "runs" / "claims", tmp_path / "kept"
     keep(read_run(root / "first"), kept / "first")
     study = json.loads((kept / "first" / "study.json").read_text())
@@ -169,13 +171,20 @@ def test_committed_seconds_are_scaled_by_steps_and_by_what_is_left(tmp_path, cap
     capsys.readouterr()
 
     def seconds(*options):
-        assert run("--claims", "two", "--plan", "--json", *options) == 0
+        assert run("--only", "two", "--plan", "--json", *options) == 0
         [time] = json.loads(capsys.readouterr().out)
         return time["models"], time["seconds"], time["source"]
 
     assert seconds() == (0, 0, "done")
     assert seconds("--fresh", "--steps", "6") == (2, 2 * 64, "as committed")
     assert seconds("--seeds", "0", "1", "2") == (1, 34, "as committed")
+
+
+def test_a_study_whose_start_is_not_there_yet_is_planned(small, tmp_path):
+    (small / "second.toml").write_text(PRESET.format(labels='"alibi"') + 'start = "unread:none"')
+    [_, member] = series.members(tmp_path / "runs", ["one"], {})
+    time = series.time_of(member, False, lambda *now: None)
+    assert (time.models, time.study) == (2, "second") and time.seconds > 0
 
 
 @pytest.mark.parametrize(

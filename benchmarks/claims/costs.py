@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from longitude.claims.base import Outcome, Statement
-from longitude.claims.evidence import Evidence, NotRun
+from claims.base import Outcome, Statement
+from claims.evidence import Evidence, NotRun
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR
 
 Row = dict[str, Any]

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longitude.claims.protocol import SERIES, differs, given_options, preset_of
+from claims.protocol import SERIES, differs, given_options, preset_of
 from longitude.runs.files import read_json
 from longitude.study.analysis import CRITERIA
 from longitude.study.config import StudyConfig
@@ -13,7 +13,7 @@ from longitude.study.kept import ROWS, is_kept, read_kept
 from longitude.study.record import read_study
 from longitude.study.results import Run, Sums, read_run
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 """Of the benches, in a checkout of the repository."""
 KEPT = RESULTS / "claims"
 """Of the studies of the series, there."""

@@ -6,11 +6,12 @@ from contextlib import nullcontext
 import pytest
 
 import make_claims
-from longitude.claims import protocol
-from longitude.claims.base import list_claims
-from longitude.claims.evidence import KEPT, Evidence
-from longitude.claims.page import charts, page
-from longitude.cli import main
+from claims import protocol
+from claims.__main__ import main
+from claims.base import list_claims
+from claims.evidence import KEPT, Evidence
+from claims.page import charts, page
+from longitude.cli import main as longitude
 from longitude.study.kept import is_kept, keep, read_kept
 from longitude.study.results import read_run
 from tests.study.conftest import write_run
@@ -127,17 +128,17 @@ def test_results_of_an_older_schema_or_recipe_are_refused_by_name(kept):
 
 
 def test_a_line_for_each_statement(kept, capsys):
-    assert main(["report", str(kept), "--csv"]) == 0
+    assert main([str(kept), "--csv"]) == 0
     csv = capsys.readouterr().out
     assert csv.startswith("claim,verdict,statement,") and "alibi-holds" in csv
 
 
 @pytest.mark.slow
 def test_reports_of_claims(kept, capsys):
-    assert main(["report", str(kept), "--markdown"]) == 0
+    assert main([str(kept), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("# Claims of the literature")
-    assert main(["report", str(kept), "--json"]) == 0
+    assert main([str(kept), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == sum(len(claim.statements) + len(claim.varied) for claim in list_claims())
-    assert main(["report", str(kept / "text")]) == 0  # prints, and writes nothing
+    assert longitude(["report", str(kept / "text")]) == 0  # prints, and writes nothing
     assert "report:" not in capsys.readouterr().out and len([*(kept / "text").iterdir()]) == 3

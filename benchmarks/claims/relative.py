@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from longitude.claims.base import Claim, register
-from longitude.claims.costs import seconds_below
-from longitude.claims.evidence import Measured
-from longitude.claims.extrapolation import HERE, text
-from longitude.claims.statements import loss_at_most, loss_below, token_time
+from claims.base import Claim, register
+from claims.costs import seconds_below
+from claims.evidence import Measured
+from claims.extrapolation import HERE, text
+from claims.statements import loss_at_most, loss_below, token_time
 
 MOST = 0.05
 """Most of the quality: a loss within 5 %, a quarter of what a study lets a label lag that has learned (20 %)."""

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from longitude.claims.base import Claim, register
-from longitude.claims.evidence import Measured
-from longitude.claims.statements import loss_below, loss_within
+from claims.base import Claim, register
+from claims.evidence import Measured
+from claims.statements import loss_below, loss_within
 
 extension, fine_tuned = partial(Measured, "extension"), partial(Measured, "fine-tuned")
 LENGTHS = (256, 512, 1024)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from longitude.claims import statements
-from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
-from longitude.claims.evidence import Evidence, Measured
-from longitude.claims.verdicts import seeds_to_decide, verdict_of, what_decides
+from claims import statements
+from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
+from claims.evidence import Evidence, Measured
+from claims.verdicts import seeds_to_decide, verdict_of, what_decides
 from longitude.measure.intervals import Interval
 from longitude.study.config import StudyConfig
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, estimated

@@ -1,4 +1,4 @@
-"""The studies that claims are judged on, one after the other: `longitude study --preset claims`.
+"""The studies that claims are judged on, one after the other.
 
 Each is an ordinary study, of the preset claims/NAME, in a folder of its own. Options that are given apply to all of them;
 series.json keeps them, so that a verdict is drawn with the options that its studies were run with.
@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple, cast
 
-from longitude.claims.base import claims_of, list_claims
-from longitude.claims.evidence import KEPT
-from longitude.claims.protocol import (
+from claims.base import claims_of, list_claims
+from claims.evidence import KEPT
+from claims.protocol import (
     ELSEWHERE,
     FILE,
     OPTIONS,
@@ -72,7 +72,7 @@ def members(root: Path, claims: Sequence[str], options: Mapping[str, Any], fresh
     for name in options:
         if name not in OPTIONS:
             raise ValueError(
-                f"{option(name)} is each study's own in --preset {SERIES}; leave it out, or run one study alone: --preset "
+                f"{option(name)} is each study's own; leave it out, or run one study alone: longitude study --preset "
                 f"{SERIES}/NAME, of {', '.join(list_studies())}"
             )
     names = list_studies()
@@ -80,7 +80,7 @@ def members(root: Path, claims: Sequence[str], options: Mapping[str, Any], fresh
         read = {study for claim in claims_of(claims) for study in claim.studies}
         names = [name for name in names if name in read]
         if not names:
-            raise ValueError(f"--claims {listed(claims)}: no study is read; docs/claims.md says what it would take")
+            raise ValueError(f"--only {listed(claims)}: no study is read; docs/claims.md says what it would take")
     if not fresh:
         _require_same_options(root, options)
     found = [_member(root, name, options) for name in _after_their_starts(names)]
@@ -132,7 +132,7 @@ def _require_same_options(root: Path, options: Mapping[str, Any]) -> None:
         if name not in (*ELSEWHERE, "seeds") and before.get(name) != options.get(name):
             was, now = (in_words(each.get(name)) for each in (before, options))
             raise ValueError(
-                f"{root} was begun with {option(name)} {was}, not {now}; give the same options, or name another --out"
+                f"{root} was begun with {option(name)} {was}, not {now}; give the same options, or name another folder"
             )
 
 

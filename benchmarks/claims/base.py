@@ -6,7 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
-from longitude.claims.evidence import Evidence, Measured, NotRun
+from claims.evidence import Evidence, Measured, NotRun
 from longitude.errors import unknown
 from longitude.study.estimates import HOLDS, LOST, Estimate
 
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence about models that were measured, and how it is judged; longitude.claims.statements has the kinds.
+    """A sentence about models that were measured, and how it is judged; claims.statements has the kinds.
 
     Attributes:
         words: The statement, without numbers.
@@ -119,9 +119,10 @@ def register(claim: Claim) -> Claim:
 
 def list_claims() -> list[Claim]:
     """Every claim, by number: those of the files of this package."""
-    package = import_module(__package__ or "longitude.claims")
+    package = import_module("claims")
     for module in iter_modules(package.__path__):
-        import_module(f"{package.__name__}.{module.name}")
+        if module.name != "__main__":
+            import_module(f"claims.{module.name}")
     return sorted(CLAIMS.values(), key=lambda claim: (int(claim.number.rstrip("abcdefg")), claim.number))
 
 

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from longitude.claims.base import Claim, register
-from longitude.claims.evidence import Measured
-from longitude.claims.statements import any_of, breaks, holds, loss_below, loss_within, reaches_further
+from claims.base import Claim, register
+from claims.evidence import Measured
+from claims.statements import any_of, breaks, holds, loss_below, loss_within, reaches_further
 
 text, early, longer, base = (partial(Measured, study) for study in ("text", "early", "text-longer", "base"))
 LENGTHS = (256, 512, 1024, 2048)

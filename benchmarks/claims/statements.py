@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from longitude.claims.base import Outcome, Statement
-from longitude.claims.evidence import Evidence, Measured, NotRun
-from longitude.claims.verdicts import Form, Range, in_words, verdict_of, what_decides
+from claims.base import Outcome, Statement
+from claims.evidence import Evidence, Measured, NotRun
+from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
 from longitude.report.wording import percent
 from longitude.study.answers import AnswerCriterion, share
 from longitude.study.criterion import Effective

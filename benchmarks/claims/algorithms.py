@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from longitude.claims.base import Claim, register
-from longitude.claims.costs import seconds_below
-from longitude.claims.evidence import Measured
-from longitude.claims.statements import accuracy_above, accuracy_below, more_accurate, token_time
+from claims.base import Claim, register
+from claims.costs import seconds_below
+from claims.evidence import Measured
+from claims.statements import accuracy_above, accuracy_below, more_accurate, token_time
 from longitude.study.answers import SOLVED
 
 copy, randomized, recall = (partial(Measured, study) for study in ("copy", "copy-randomized", "recall"))
