@@ -32,10 +32,12 @@ def time_below(bench: str, a: Row, b: Row, **both: Any) -> Statement:
         if any(len(each) != 1 for each in rows):
             raise NotRun(f"the newest result of `make bench{bench and '-'}{bench}` has not both rows")
         [x], [y] = rows
-        against = x["against"] if x["against"] == y["against"] and x["ratio"] is not None else None
-        of = "ratio" if against else "seconds"
-        number = f"{_value(x, of)} against {_value(y, of)}" + (
-            f" (time over {against} in the same turns)" if against else ""
+        if x["against"] == y.get("name"):  # x was timed in turns with y itself
+            y = y | {"against": x["against"], "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
+        same = "name" in x and x["against"] == y["against"]  # ratios of a token are to another context of its own label
+        of = "ratio" if same and x["ratio"] is not None else "seconds"
+        number = f"{_value(x, of)} against {_value(y, of)}" + f" (time over {x['against']} in the same turns)" * (
+            of == "ratio"
         )
         remark = (
             f"median and quartiles over turns, {found['machine']['cpu']}, {found['made'][:10]}; one machine: not tested"
