@@ -10,7 +10,6 @@ from longitude.runs.files import read_json
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.plan import checked
 from longitude.study.presets import of_preset
-from longitude.study.record import closed
 from longitude.study.train import recipe
 
 SERIES = "claims"
@@ -57,14 +56,12 @@ def differs(config: StudyConfig, study: Mapping[str, Any]) -> str | None:
         config: What it would be, checked.
         study: Its study.json.
     """
-    if why := closed(study):
-        return f"a release that {why}, not this one"
     was, now = asdict(StudyConfig.of(study["configuration"])), asdict(config)
     for name, value in now.items():
         if name not in (*ELSEWHERE, *MAY_BE_MORE) and was[name] != value:
             return f"{option(name)} {in_words(was[name])}, not {in_words(value)}"
     before, today = study["recipe"], json.loads(json.dumps(recipe(config)))
-    for name in {**before, **today} if before else ():
+    for name in {**before, **today}:
         if before.get(name) != today.get(name):
             return f"{name} {in_words(before.get(name))}, not {in_words(today.get(name))}"
     return None

@@ -140,25 +140,6 @@ def test_a_character_that_a_shell_or_a_file_system_changes_is_refused(character)
     assert repr(character) in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (
-            "rope:scaling=yarn(factor=2,original_max_length=16),base=5",
-            "rope:scaling=yarn,factor=2,original_max_length=16,base=5",
-        ),
-        ("mrope:sections=2/1/1", "mrope:sections=2,1,1"),
-        ("rope:scaling=linear()", "rope:scaling=linear"),
-    ],
-)
-def test_the_spelling_of_before_is_refused_with_that_of_today(old, new):
-    with pytest.raises(ValueError, match=f"which no shell changes: write {re.escape(new)}$"):
-        parse_label(old)
-    assert parse_label(new)
-    with pytest.raises(ValueError, match=r"which no shell changes: leave it out$"):
-        parse_label(old + ";")
-
-
 def test_no_shell_changes_a_label():
     label = "rope:scaling=yarn,factor=1.5,original_max_length=16,base=-5e+5+t5:max_distance=32+window:size=8"
     for shell in filter(shutil.which, ("sh", "bash", "zsh", "dash")):

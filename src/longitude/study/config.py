@@ -98,8 +98,7 @@ class StudyConfig:
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
         """The configuration of a study.json. An option that came later is at its default, as it was then."""
-        named = renamed(saved)
-        known: dict[str, Any] = {name: named[name] for name in cls.__dataclass_fields__ if name in named}
+        known: dict[str, Any] = {name: saved[name] for name in cls.__dataclass_fields__ if name in saved}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**known)
 
@@ -117,16 +116,6 @@ class StudyConfig:
     def training_tokens(self) -> int:
         """Targets that a model of `steps` steps is trained on."""
         return self.steps * self.batch_size * self.train_length
-
-
-def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their names of today: of --data and --learning-rates there was one."""
-    options = dict(options)
-    if "learning_rate" in options:
-        options["learning_rates"] = [options.pop("learning_rate")]
-    if isinstance(options.get("data"), str):
-        options["data"] = [options["data"]]
-    return options
 
 
 # ---- checks that `longitude bench` has, too ---------------------------------------------------------------------------

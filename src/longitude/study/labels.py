@@ -115,17 +115,10 @@ def parse_encoding(label: str) -> list[Spec]:
 def require_characters(label: str) -> None:
     """ValueError for a label with a character that is none of a label's."""
     if (found := FOREIGN.search(label)) is not None:
-        written = plain_label(label)
-        remedy = "leave it out" if FOREIGN.search(written) else f"write {written}"
         raise ValueError(
             f"{label!r} has {found[0]!r} at its character {found.start() + 1}; a label is made of letters, digits and "
-            f"_ . - + : = , which no shell changes: {remedy}"
+            f"_ . - + : = , which no shell changes: leave it out"
         )
-
-
-def plain_label(label: str) -> str:
-    """A label without the parentheses and slashes with which schemes and lists were written before the first release."""
-    return label.replace("()", "").replace("(", ",").replace(")", "").replace("/", ",")
 
 
 def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:

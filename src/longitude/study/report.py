@@ -314,14 +314,13 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
         time.append(("time in all", f"{seconds.sum().sum() / 60:.1f} minutes"))
     amount, number = _amount(run)
     machine = {name: value for name, value in study["machine"].items() if value is not None}
-    recipe = study["recipe"] or {"recipe": "not recorded: the study is older"}
     plugins = {
         each["name"]: ", ".join(value for key, value in each.items() if key != "name")
         for each in study.get("plugins", [])
     }
     whole = [
         ("Models and training", [*legible(asdict(run.config)), (f"{amount} per model", number)]),
-        ("Recipe", legible(recipe)),
+        ("Recipe", legible(study["recipe"])),
         ("Examples" if run.task.generated else "Text", legible(data)),
         *([("Plugins", legible(plugins))] if plugins else []),
         ("Machine and time", [*legible(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
