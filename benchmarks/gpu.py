@@ -39,8 +39,8 @@ COMPILING = 90
 """Seconds of compilations where no GPU is."""
 AHEAD = 45
 """Seconds in which kernels are compiled, all at once."""
-PARTS = {"checks": 50, "attention": 150, "rotation": 30, "decode": 60, "flex": 300}
-"""Seconds of each, at most, in this order; laws have their own, and FlexAttention, which compiles, has what is left."""
+PARTS = {"checks": 50, "attention": 150, "rotation": 30, "decode": 60}
+"""Seconds of each, at most, in this order; laws have their own."""
 TARGETS = {
     "the same bits twice": 1.0,
     "ALiBi, T5, KERPLE, forward": 0.90,
@@ -116,8 +116,8 @@ def cells(part: str, device: str) -> Iterator[Any]:
     machine.prepare()
     device_name = torch.cuda.get_device_name() if device == "cuda" else "H200"
     name = next((known for known in gpu_paper.MEMORY if known in device_name), None)  # of others there is no paper
-    if part in ("attention", "flex"):
-        return (gpu_cells.attention_cells if part == "attention" else gpu_cells.flex_cells)(machine, name)
+    if part == "attention":
+        return gpu_cells.attention_cells(machine, name)
     return {"checks": gpu_cells.checks, "rotation": gpu_cells.rotation_cells, "decode": gpu_cells.decoding_cells}[part](
         machine
     )
@@ -340,7 +340,7 @@ def main() -> int:
     def left(most: float) -> float:
         return min(most, 60 * asked.minutes - 10 - (time.monotonic() - start))
 
-    if not asked.interpret and {"checks", "attention", "flex"} & {*asked.parts}:
+    if not asked.interpret and {"checks", "attention"} & {*asked.parts}:
         compile_ahead(asked, results, left(AHEAD))
     for part in asked.parts:
         begun = time.monotonic()

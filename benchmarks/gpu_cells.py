@@ -171,30 +171,25 @@ def compile_one(machine: Machine, name: str, head_dim: int) -> None:
     machine.wait()
 
 
-def attention(
-    machine: Machine, shape: Shape, name: str, backward: bool, ways: tuple[str, ...], chip: str | None
-) -> Measured:
-    """Milliseconds of torch's flash attention, and of others."""
+def attention(machine: Machine, shape: Shape, name: str, backward: bool, chip: str | None) -> Measured:
+    """Milliseconds of torch's flash attention, cuDNN's and ours."""
     problem = Problem(machine, shape, name)
     earnest = machine.earnest
     calls = {
         "flash": (partial(problem.torchs, SDPBackend.FLASH_ATTENTION if earnest else None), False),
         "cudnn": (partial(problem.torchs, SDPBackend.CUDNN_ATTENTION if earnest else None), False),
         "triton": (partial(problem.ours, "triton"), True),
-        "flex": (partial(problem.ours, "flex" if earnest else "chunked"), True),
     }
-    steps = {way: problem.step(calls[way][0], backward, calls[way][1]) for way in ways}
+    steps = {way: problem.step(call, backward, ours) for way, (call, ours) in calls.items()}
     ms, notes = machine.milliseconds(steps)
     plain = Shape(shape.length, shape.head_dim, tokens=shape.tokens, width=shape.width)
     work = {way: gpu_paper.flops(plain if way in ("flash", "cudnn") else shape, backward) for way in ms}
-    own, expected = ways[-1], None
-    if chip and own == "triton":
-        expected = gpu_paper.expected(shape, gpu_paper.ADDS[name], backward, chip)["ratio"]
+    expected = gpu_paper.expected(shape, gpu_paper.ADDS[name], backward, chip)["ratio"] if chip else None
     return {
         "ms": ms,
         "tflops": {way: work[way] / time / 1e9 for way, time in ms.items()},
         "ratio": {way: ms["flash"] / time for way, time in ms.items()} if "flash" in ms else {},
-        "score": ms["flash"] * shape.share / ms[own] if {"flash", own} <= ms.keys() else None,
+        "score": ms["flash"] * shape.share / ms["triton"] if {"flash", "triton"} <= ms.keys() else None,
         "expected": expected,
         "notes": notes,
     }
@@ -210,7 +205,6 @@ def target_of(name: str, masked: bool, length: int, backward: bool) -> str | Non
 
 
 def attention_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
-    ways = "flash", "cudnn", "triton"
     masked = [("alibi", text, mask) for text, mask in gpu_paper.MASKED.items()]
     for length in machine.lengths:
         cases = [(name, "", {}) for name in ENCODINGS] + (masked if length == 16384 else [])
@@ -220,21 +214,8 @@ def attention_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
                 for passed, backward in PASSES.items():
                     about = {"part": "attention", "encoding": name, "mask": text, "length": length, "head_dim": head_dim,
                              "passed": passed}  # fmt: skip
-                    yield Cell(about, partial(attention, machine, shape, name, backward, ways, chip),
+                    yield Cell(about, partial(attention, machine, shape, name, backward, chip),
                                target_of(name, bool(mask), length, backward))  # fmt: skip
-
-
-def flex_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
-    """Torch's own attention with a bias, which has to compile each."""
-    masked = [("alibi", text, mask) for text, mask in gpu_paper.MASKED.items()]
-    for length, cases in ((8192, [(name, "", {}) for name in ENCODINGS]), (16384, masked)):
-        for name, text, mask in cases:
-            for head_dim in machine.head_dims:
-                for passed, backward in PASSES.items():
-                    about = {"part": "flex", "encoding": name, "mask": text, "length": length, "head_dim": head_dim,
-                             "passed": passed}  # fmt: skip
-                    shape = machine.shape(length, head_dim, **mask)
-                    yield Cell(about, partial(attention, machine, shape, name, backward, ("flash", "flex"), chip))
 
 
 # ---- the same bits twice, and memory -----------------------------------------------------------------------------------
