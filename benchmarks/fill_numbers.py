@@ -17,7 +17,7 @@ extending       schemes of extension over three seeds: results/DATE-extending.js
 retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
-gpu-expected    what they should take, on paper: DATE-gpu-expected.json (benchmarks/gpu_paper.py --json)
+gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios, gpu-times: its ratios and milliseconds
 study, study-*  what a study prints: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
 """
 
@@ -34,10 +34,13 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+import markdown_tables
+from markdown_tables import markdown
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FILES = {"bench": "", "bench-machines": "", "bench-mixers": "-mixers"}
+FILES = {"bench": "", "bench-machines": "", "bench-mixers": "-mixers", "gpu-ratios": "-gpu", "gpu-times": "-gpu"}
 """Block -> how the name of its file ends, where that is not the block's own name."""
 WIDTH = 100
 PROCESSORS = {
@@ -58,10 +61,6 @@ def newest(name: str) -> Path | None:
     """The newest result of a block; None where there is none."""
     dated = "[0-9]" * 4 + "-[0-9][0-9]" * 2
     return max(RESULTS.glob(dated + ending(name)), default=None)
-
-
-def markdown(headings: list[str], lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *lines])
 
 
 # ---- one function per kind of result -----------------------------------------------------------------------------------
@@ -232,45 +231,11 @@ def printed(found: dict[str, Any]) -> str:
     )
 
 
-def gpu_kernels(found: list[dict[str, Any]]) -> str:
-    """By chip and kernel the most registers of a thread and KiB of shared memory, over head_dims and what is added to scores."""
-    kernels, lines = list(dict.fromkeys(row["kernel"] for row in found)), []
-    for chip in dict.fromkeys(row["chip"] for row in found):
-        cells = []
-        for kernel in kernels:
-            rows = [row for row in found if (row["chip"], row["kernel"]) == (chip, kernel)]
-            registers, shared, spilled = (max(row[name] for row in rows) for name in ("registers", "shared", "spilled"))
-            cells.append(f"{registers}, {shared / 1024:.0f} KiB" + (f", {spilled} bytes spilled" if spilled else ""))
-        lines.append([f"`{chip}`", *cells])
-    return markdown(["chip", *(f"`{kernel}`" for kernel in kernels)], lines)
-
-
-def gpu_expected(found: dict[str, Any]) -> str:
-    """Of each case the ratios to flash attention; and, without a mask, the milliseconds."""
-    lines: dict[tuple[str, ...], list[str]] = {}
-    for row in found["rows"]:
-        mask = "".join(f", {name} {size}" for name, size in row["mask"].items())
-        own = lines.setdefault((f"{row['encoding']}{mask}", str(row["length"]), str(row["head_dim"])), [])
-        on = row["H200"]
-        own.append(f"{on['ratio'][0]:.2f} to {on['ratio'][1]:.2f}")
-        own.append(f"{on['ms'][0]:.2f} to {on['ms'][1]:.2f}")
-    headings = [
-        "bias, mask",
-        "length",
-        "head_dim",
-        "forward, of flash",
-        "ms",
-        "forward + backward, of flash",
-        "ms",
-        "measured",
-    ]
-    return markdown(headings, [[*about, *own, "not yet"] for about, own in lines.items()])
-
-
 KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
     "properties": properties,
-    "extending": extending, "retrieval": retrieval, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
+    "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
+    "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
 }  # fmt: skip
 
 
