@@ -230,11 +230,7 @@ def reversed_ramp(tables: Any) -> Tensor:
     """YaRN that divides the fast pairs and leaves the slow ones."""
     plain = 1e4 ** -(torch.arange(0, 2 * len(tables.inv_freq), 2) / (2 * len(tables.inv_freq)))
     share = (tables.inv_freq / plain - 0.25) / 0.75  # 1: as it was, 0: divided by 4
-    return (
-        plain * share + plain / 4 * (1 - share)
-        if share.min() == share.max()
-        else plain * (1 - share) + plain / 4 * share
-    )
+    return plain * (1 - share) + plain / 4 * share
 
 
 def squared_factor() -> Any:
@@ -250,29 +246,13 @@ def multiplied() -> Any:
 
 
 def long_and_short() -> Any:
-    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0], "factor": 4.0}
-    model = llama(
-        {"rope_type": "longrope", "original_max_position_embeddings": 2 * LENGTH, **factors},
-        max_position_embeddings=8 * LENGTH,
-    )
-    rope = model.config.rope_parameters
-    other = dict(rope, short_factor=rope["long_factor"], long_factor=rope["short_factor"])
-    right = model.model.rotary_emb.forward
-
-    def forward(x: Tensor, positions: Tensor) -> Any:
-        """The module has read the two lists in the other order."""
-        kept, model.model.rotary_emb.config.rope_parameters = rope, other
-        inv = 1e4 ** -(torch.arange(0, 8, 2) / 8)
-        model.model.rotary_emb.original_inv_freq = (inv / torch.tensor(other["short_factor"])).float()
-        if int(positions.max()) + 1 <= 2 * LENGTH:
-            model.model.rotary_emb.inv_freq = model.model.rotary_emb.original_inv_freq
-        try:
-            return right(x, positions)
-        finally:
-            model.model.rotary_emb.config.rope_parameters = kept
-
-    model.model.rotary_emb.forward = forward
-    return changed(model)
+    """The module has read LongRoPE's two lists in the other order."""
+    lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 2 * LENGTH, "factor": 4.0}
+    swapped = {"short_factor": lists["long_factor"], "long_factor": lists["short_factor"]}
+    wrong, right = (llama(rope | order, max_position_embeddings=8 * LENGTH) for order in (swapped, lists))
+    right.model.rotary_emb = wrong.model.rotary_emb
+    return changed(right)
 
 
 # ---- masks ---------------------------------------------------------------------------------------------------------------
@@ -283,7 +263,7 @@ def with_masks(change: Callable[[Tensor, int], Tensor], model: Any) -> Any:
     def before(module: Any, given: Any, named: dict[str, Any]) -> Any:
         cache = named.get("cache", named.get("past_key_values"))
         hidden = given[0] if given else named["hidden_states"]
-        past, new = past_of(cache), hidden.shape[1]
+        past, new = cache.get_seq_length(module.self_attn.layer_idx) if cache is not None else 0, hidden.shape[1]
         mask = named.get("attention_mask")
         if mask is None:
             allowed = torch.ones(new, past + new, dtype=torch.bool).tril(past)[None, None]
