@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from transformers import BloomForCausalLM, Gemma3ForCausalLM, GPT2LMHeadModel, MistralForCausalLM
+from transformers.models.bloom import modeling_bloom
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
 
 from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
@@ -61,6 +64,7 @@ def copied(attention: type[Attention] = Attention, layers: tuple[int, ...] = (0,
         new.load_state_dict(old.state_dict())
         model.model.layers[index].self_attn = new.eval()
     model.__class__ = type("Copied", (type(model),), {})
+    model.set_attn_implementation("eager")  # so that there is always a mask
     return model
 
 
@@ -303,18 +307,14 @@ def narrower(allowed: Tensor, past: int) -> Tensor:
 
 def with_no_documents() -> Any:
     """Positions that begin again do not reach the mask."""
-    from unittest.mock import patch
-
-    import transformers.models.llama.modeling_llama as modeling
-
     model = changed(llama())
-    right, inner = modeling.create_causal_mask, model.model.forward
+    right, inner = modeling_llama.create_causal_mask, model.model.forward
 
     def forward(*args: Any, **named: Any) -> Any:
         def mask(*given: Any, **options: Any) -> Any:
             return right(*given, **options | {"position_ids": None})
 
-        with patch.object(modeling, "create_causal_mask", mask):
+        with patch.object(modeling_llama, "create_causal_mask", mask):
             return inner(*args, **named)
 
     model.model.forward = forward
@@ -346,17 +346,17 @@ def full_behind_cache() -> Any:
 # ---- other encodings -----------------------------------------------------------------------------------------------------
 def wrong_slopes() -> Any:
     """Slopes of 6 heads as 2^(-8 h / 6), where the published ones are those of 4 heads and two in between."""
-    import transformers.models.bloom.modeling_bloom as modeling
-
     model = changed(built(BloomForCausalLM, vocab_size=96, hidden_size=48, n_layer=2, n_head=6, seq_length=LENGTH))
+    right = model.transformer.forward
 
-    def build(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-        slopes = 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads)
-        places = ((attention_mask.cumsum(-1) - 1) * attention_mask)[:, None, :]
-        return (slopes[None, :, None] * places).reshape(-1, 1, attention_mask.shape[-1]).to(dtype)
+    def slopes(heads: int, device: Any) -> Tensor:
+        return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
 
-    model.transformer.build_alibi_tensor = build
-    assert modeling.build_alibi_tensor is not build
+    def forward(*given: Any, **named: Any) -> Any:
+        with patch.object(modeling_bloom, "_get_alibi_slopes", slopes):
+            return right(*given, **named)
+
+    model.transformer.forward = forward
     return model
 
 
@@ -369,7 +369,8 @@ def gpt2_late() -> Any:
         if past and named.get("position_ids") is not None:
             named["position_ids"] = (named["position_ids"] + 1).clamp(max=LENGTH + 1)
         elif past:
-            named["position_ids"] = (torch.arange(named["input_ids"].shape[1])[None] + past + 1).clamp(max=LENGTH + 1)
+            new = (given[0] if given else named["input_ids"]).shape[1]
+            named["position_ids"] = (torch.arange(new)[None] + past + 1).clamp(max=LENGTH + 1)
         return given, named
 
     model.transformer.register_forward_pre_hook(before, with_kwargs=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from longitude.testing.engine import Law, OnLaw, Result, try_laws
 laws = CHECKPOINT_LAWS.laws
 laws()  # all at once, so that their order is that of the battery, whichever module is imported first
 
-IN_OWN_DTYPE = ("config", "rotary_frequencies", "far_positions", "bfloat16_positions", "meta_device")
+IN_OWN_DTYPE = ("config", "rotary_frequencies", "given_positions", "far_positions", "bfloat16_positions", "meta_device")
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
 CAP = 512
 """The most tokens that equality laws compare, unless a length is given."""
@@ -107,6 +108,7 @@ def subject_of(
         kind=widest(model),
         reference=None if other is None else other.eval(),
         seed=seed,
+        folder=None if path is None or not Path(path).is_dir() else Path(path),
     )
     if other is not None and (size := other.config.get_text_config().vocab_size) != config.vocab_size:
         raise ValueError(f"reference: expected a vocabulary of {config.vocab_size}, as the model's, got {size}")
@@ -136,6 +138,7 @@ def check_subject(
     own: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
     with torch.no_grad(), ExitStack() as stack:
         results = try_laws(own, subject, on_law, total=len(chosen))
+        stack.enter_context(subject.selection.of_all())
         for model in (subject.model, subject.reference):
             if model is not None:
                 stack.enter_context(computing_in(model, subject.kind))
