@@ -78,6 +78,7 @@ def subject_of(
     reference: Checkpoint | Any = None,
     raw: Mapping[str, Any] | None = None,
     seed: int = 0,
+    folder: str | Path | None = None,
 ) -> Subject:
     """Make the subject that laws measure: the model in eval mode, its config, and the tokens to compare.
 
@@ -87,6 +88,7 @@ def subject_of(
         reference: A checkpoint or a model that must give the same logits.
         raw: config.json as it is written; None: the checkpoint's file, else the model's config.
         seed: Of the random tokens.
+        folder: Where the model's files are; None: the checkpoint's, if it has one.
 
     Returns:
         The subject, whose `kind` is float64 where the model computes in it, else float32.
@@ -108,7 +110,7 @@ def subject_of(
         kind=widest(model),
         reference=None if other is None else other.eval(),
         seed=seed,
-        folder=None if path is None or not Path(path).is_dir() else Path(path),
+        folder=next((Path(place) for place in (folder, path) if place is not None and Path(place).is_dir()), None),
     )
     if other is not None and (size := other.config.get_text_config().vocab_size) != config.vocab_size:
         raise ValueError(f"reference: expected a vocabulary of {config.vocab_size}, as the model's, got {size}")

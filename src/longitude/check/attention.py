@@ -50,14 +50,18 @@ class Around:
 
 
 def plain(module: nn.Module) -> str | None:
-    """The name of its output projection, if nothing but projections and norms of queries and keys has weights in it."""
+    """The name of its output projection, if there is nothing in it but projections, and norms of queries and keys."""
     children = dict(module.named_children())
     if not {"q_proj", "k_proj", "v_proj"} <= children.keys() or not isinstance(getattr(module, "layer_idx", None), int):
         return None
-    weighted = {name for name, child in children.items() if any(True for _ in child.parameters())}
+    others = {name for name, child in children.items() if not isinstance(child, nn.Dropout) and not is_rotary(child)}
     outputs = [name for name in OUTPUTS if name in children]
     own = any(True for _ in module.parameters(recurse=False))
-    return outputs[0] if len(outputs) == 1 and not own and weighted <= {*INPUTS, *outputs} else None
+    return outputs[0] if len(outputs) == 1 and not own and others <= {*INPUTS, *outputs} else None
+
+
+def is_rotary(module: nn.Module) -> bool:
+    return "rotary" in type(module).__name__.lower()
 
 
 def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
@@ -127,7 +131,9 @@ class Formula:
         return (weights @ value).transpose(1, 2).flatten(2)
 
 
-def formula(subject: Subject, layer: LayerPositions, width: int, length: int, specs: Sequence[Mapping[str, Any]]) -> Formula:
+def formula(
+    subject: Subject, layer: LayerPositions, width: int, length: int, specs: Sequence[Mapping[str, Any]]
+) -> Formula:
     """As the config declares a layer, but for these encodings."""
     at = torch.arange(length, device=subject.device)
     return Formula(
@@ -150,8 +156,9 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
 
     for scale in (1.0, 1 / width, subject.config.hidden_size**-0.5):
         yield f"scores are multiplied by {scale:.6g}, expected {right.scale:.6g}", changed(scale=scale)
-    yield "key heads are tiled: query head h has key head h modulo their number, and the weights are for groups of neighbors", changed(
-        order=lambda x, n: x.repeat(1, n, 1, 1)
+    yield (
+        "key heads are tiled: query head h has key head h modulo their number, and the weights are for groups of neighbors",
+        changed(order=lambda x, n: x.repeat(1, n, 1, 1)),
     )
     yield "keys are in another order of heads than values", changed(key=lambda k: right.key(k.flip(1)))
     yield "values are rotated, too", changed(value=right.key)
@@ -171,12 +178,21 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
             for spec in layer.encoding
         ]
         yield "half of the channels are rotated", formula(subject, layer, width, length, half)
-    yield "no query attends to its own token", changed(visible=right.visible.tril(-1) | torch.eye(length).bool().triu() & (at == 0))
-    yield "each query attends to the token behind it", changed(visible=right.visible | right.visible.roll(1, -1) & (at > 0))
+    yield (
+        "no query attends to its own token",
+        changed(visible=right.visible.tril(-1) | torch.eye(length).bool().triu() & (at == 0)),
+    )
+    yield (
+        "each query attends to the token behind it",
+        changed(visible=right.visible | right.visible.roll(1, -1) & (at > 0)),
+    )
     if layer.window is not None:
         for step in (1, -1):
             window = layer._replace(window=layer.window + step)
-            yield f"the window is {layer.window + step}, expected {layer.window}", changed(visible=allowed(window, at[0]))
+            yield (
+                f"the window is {layer.window + step}, expected {layer.window}",
+                changed(visible=allowed(window, at[0])),
+            )
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS_ON, "layer_rotations", "layer_masks", "score_scale"))
@@ -184,11 +200,11 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
 def attention_outputs(subject: Subject) -> Measurement:
     """What attention of each layer gives = its formula, with rotation, mask, scale and groups of heads of the config.
 
-    Of layers in which only projections, and norms of queries and keys, have weights.
+    Of layers that consist of projections, and norms of queries and keys.
     """
     layers = {layout: promised(subject.config, layout) for layout in get_args(Layout)}
     if not any(plain(module) for module in subject.model.modules()):
-        raise DoesNotApply("no layer has separate projections of queries, keys and values, and nothing else with weights")
+        raise DoesNotApply("no layer consists of projections of queries, keys and values alone")
     windows = [one.window or one.chunk or 0 for one in layers["half"]]
     length = max([TOKENS - 1, *(size + EXTRA for size in windows if size + EXTRA <= LONGEST)])
     found = around(subject, subject.tokens(length))
@@ -271,6 +287,6 @@ def alibi_slopes(subject: Subject) -> Measurement:
     return Measurement(
         float(off.abs().max()),
         EQUAL,
-        cause=f"head {head % heads} of {heads} has the slope {float(got[head]):.4g}, expected {float(want[head]):.4g}: slopes of another "
-        "number of heads, or of another largest bias",
+        cause=f"head {head % heads} of {heads} has the slope {float(got[head]):.4g}, expected {float(want[head]):.4g}: slopes of "
+        "another number of heads, or of another largest bias",
     )

@@ -5,19 +5,24 @@ Tables follow the largest position, so a pass of three tokens shows those of any
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from transformers.generation import GenerationMixin
+from transformers.generation.utils import GenerationMixin
 
 from longitude.check.decoding import CACHE
 from longitude.check.family import by_its_class
-from longitude.check.rotary import deviation, measured, require_tables, ropes, tables_of
+from longitude.check.rotary import Tables, deviation, measured, require_tables, ropes, tables_of
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import border_of
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
+TABLES = ("config", "rotary_frequencies", "given_positions")
 LONGEST = 608
 """Tokens of a whole pass that are tried where only that shows something, unless a length is given."""
+PREPARES = "prepare_inputs_for_generation"
+"""The method in which a class may begin again behind a border."""
 SIDE = 8
 """Tokens on each side of a border that are decoded one at a time."""
 
@@ -37,68 +42,82 @@ def reachable(subject: Subject, length: int) -> bool:
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------------
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("config", "rotary_frequencies", "given_positions"))
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=TABLES)
 @by_its_class
 def scaling_tables(subject: Subject) -> Measurement:
     """Tables around the original length = those of the published rule.
 
-    At L - 1, L, L + 1 and 2 L tokens, then at L again, of scalings that follow the length.
+    At L - 1, L, L + 1 and 2 L tokens, of scalings that follow the length, each after a short sequence.
     """
     original = border(subject)
-    if "position_ids" in subject.takes:
-        worst, wrong = rule(subject, original, by_position=True)
-        if wrong and not follows(subject, original):
-            wrong = None  # they may follow the number of tokens
-    else:
-        worst, wrong = 0.0, None
-    if wrong is None:
-        if not reachable(subject, 2 * original):
-            raise DoesNotApply(f"its tables do not follow the largest position; --length {2 * original} measures passes")
-        worst, wrong = rule(subject, original, by_position=False)
-    cause = f"tables are not those of the published rule at {', '.join(wrong)}, by {worst:.2g} of a frequency"
-    if wrong and all("after" in one for one in wrong):
-        cause += ": those of the longer one are kept"
-    return Measurement(worst if wrong else min(worst, EQUAL), EQUAL, f"the border is {original} tokens", cause)
-
-
-def follows(subject: Subject, original: int) -> bool:
-    """Whether tables change with the largest position at all."""
-    near, far = (
-        tables_of(subject, subject.tokens(3), position_ids=positions(subject, n)) for n in (original - 1, 2 * original)
-    )
-    return any(not torch.equal(near[layer].sin[:2], far[layer].sin[:2]) for layer in near)
-
-
-def positions(subject: Subject, length: int) -> torch.Tensor:
-    """[1, 3]: 0, 1, and the last of a sequence of this length."""
-    return torch.tensor([[0, 1, length - 1]], device=subject.device)
-
-
-def rule(subject: Subject, original: int, by_position: bool) -> tuple[float, list[str]]:
-    """(largest relative error of a frequency, the lengths where one is off)."""
-    worst, wrong = 0.0, []
-    subject.logits(subject.tokens(2))
     lengths = [original - 1, original, original + 1, 2 * original]
-    for again, length in [*((False, n) for n in lengths), (True, original)]:
-        if by_position:
-            tables = tables_of(subject, subject.tokens(3), position_ids=positions(subject, length))
-        else:
-            tables = tables_of(subject, subject.tokens(length))
-        require_tables(tables)
-        off = max(
+    found = {length: tables_at(subject, length, "position_ids" in subject.takes) for length in lengths}
+    if all(same(found[lengths[0]], each) for each in found.values()):  # they may follow the number of tokens
+        if not reachable(subject, lengths[-1]):
+            raise DoesNotApply(f"its tables do not follow the largest position; --length {lengths[-1]} measures passes")
+        found = {length: tables_at(subject, length, by_position=False) for length in lengths}
+    errors = {
+        length: max(
             deviation(*measured(tables, layer, rope, subject, length))
             for layer, rope in ropes(subject.config).items()
             if layer in tables and isinstance(rope.scaling, Follows)
         )
-        if not off <= EQUAL:
-            wrong.append(f"{length} tokens" + (" after a longer sequence" if again else ""))
-        worst = max(worst, off)
+        for length, tables in found.items()
+    }
+    wrong = [f"{length}" for length, off in errors.items() if not off <= EQUAL]
+    worst = max(errors.values())
+    cause = f"tables are not those of the published rule at {', '.join(wrong)} tokens, by {worst:.2g} of a frequency"
+    return Measurement(worst, EQUAL, f"the border is {original} tokens", cause)
+
+
+@CHECKPOINT_LAWS.law(threshold=0, rests_on=(*TABLES, "scaling_tables"))
+def scaling_reset(subject: Subject) -> Measurement:
+    """Tables after a longer sequence = tables before it.
+
+    Of scalings that follow the length: at L and L + 1 tokens, before and after 2 L. The number counts lengths.
+    """
+    original = border(subject)
+    if "position_ids" not in subject.takes:
+        raise DoesNotApply("forward takes no position_ids, so the border cannot be reached with few tokens")
+    lengths = [original, original + 1]
+    before = [tables_at(subject, length) for length in lengths]
+    after = [tables_at(subject, length, behind=2 * original) for length in lengths]
+    wrong = [str(n) for n, one, other in zip(lengths, before, after, strict=True) if not same(one, other)]
+    return Measurement(
+        len(wrong),
+        0,
+        cause=f"tables of {' and '.join(wrong)} tokens after a sequence of {2 * original} are those of the longer one, so the "
+        "same tokens get two answers; call the model with a short sequence in between",
+    )
+
+
+def tables_at(
+    subject: Subject, length: int, by_position: bool = True, behind: int | None = None
+) -> dict[str | None, Tables]:
+    """Tables of the first two positions in a sequence of this length, after a short one; then, after one of `behind` tokens."""
     subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
-    return worst, wrong
+
+    def tables(length: int) -> dict[str | None, Tables]:
+        if not by_position:
+            return tables_of(subject, subject.tokens(length))
+        at = torch.tensor([[0, 1, length - 1]], device=subject.device)
+        return tables_of(subject, subject.tokens(3), position_ids=at)
+
+    if behind is not None:
+        tables(behind)
+    found = tables(length)
+    subject.logits(subject.tokens(2))
+    require_tables(found)
+    return found
+
+
+def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -> bool:
+    """Whether the first two positions have the same tables."""
+    return all(torch.equal(one[layer].sin[:2], other[layer].sin[:2]) for layer in one)
 
 
 # ---- decoding ------------------------------------------------------------------------------------------------------------
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "scaling_tables"))
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, *TABLES, "scaling_tables"))
 def scaling_border(subject: Subject) -> Measurement:
     """Decoding across the original length = whole passes.
 
@@ -114,7 +133,8 @@ def scaling_border(subject: Subject) -> Measurement:
         "other tables than new ones. The published rule does that; prefill again beyond the border, or take a scaling whose "
         "tables stay (yarn, llama3, linear, a larger base)"
     )
-    if type(subject.model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
+    prepares = [vars(kind)[PREPARES] for kind in type(subject.model).__mro__ if PREPARES in vars(kind)]
+    if prepares and prepares[0] is not vars(GenerationMixin)[PREPARES]:
         loop = f"a loop over forward drifts from position {first} on, by {worst:.1e}"
         if not reachable(subject, original + SIDE):
             raise DoesNotApply(

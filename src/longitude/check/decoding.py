@@ -161,8 +161,8 @@ def chunked_prefill(subject: Subject) -> Measurement:
         cause += f"positions of a second chunk are off; {wrong}"
     else:
         cause += (
-            "tokens of one chunk attend to each other's future, or not to all before them, as where the causal mask is dropped or "
-            "aligned to the wrong corner as soon as keys outnumber queries"
+            "tokens of one chunk attend to each other's future, or not to all before them, as where the causal mask is dropped "
+            "or aligned to the wrong corner as soon as keys outnumber queries"
         )
     return subject.measurement(error, cause)
 
@@ -182,8 +182,8 @@ def key_selection(subject: Subject) -> Measurement:
         error = subject.error(subject.in_chunks(tokens, [1] * subject.length), want)
     if (first := subject.first_above(error)) is not None:
         raise DoesNotApply(
-            f"the choice of keys differs between decoding and a whole pass from position {first} on, by {float(error.max()):.1e} of "
-            f"logits; {share:.0%} of the visible scores of the choice equal another one of their query, and which of equal ones are "
-            "taken depends on the number of keys. With all keys chosen the other laws compare"
+            f"the choice of keys differs between decoding and a whole pass from position {first} on, by {float(error.max()):.1e} "
+            f"of logits; {share:.0%} of the visible scores of the choice equal another one of their query, and the number of "
+            "keys decides which of equal ones are taken. The other laws compare with all keys chosen"
         )
     return subject.measurement(error, "")

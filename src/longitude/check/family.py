@@ -1,7 +1,7 @@
 """A law that compares a model with its config asks the config's own class first: what that does too is no fault of the model.
 
-Where a law fails, a small model with random weights is made of the same config by transformers' class. If the law fails there as well,
-the config is not read here as that class reads it, and the law does not apply.
+Where a law fails, a small model with random weights is made of the same config by transformers' class. If the law fails there as
+well, the config is not read here as that class reads it, and the law does not apply.
 """
 
 from __future__ import annotations
@@ -15,13 +15,24 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from longitude.check.quick import random_of
+from longitude.check.quick import maker_of, random_of, small
 from longitude.check.subject import Subject
 from longitude.positions.hugging_face import not_understood
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
 Test = Callable[[Subject], Measurement]
-NEEDED = ("model_type", "rope_theta", "rope_type", "type", "num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
+LARGEST = 2 * 10**8
+"""Parameters of a model that is made to compare."""
+NEEDED = (
+    "model_type",
+    "rope_theta",
+    "rope_type",
+    "type",
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+)
 """Keys without which no config can be read."""
 
 
@@ -47,17 +58,18 @@ def by_its_class(test: Test) -> Test:
 def judged(test: Test, subject: Subject, found: Measurement | Exception, reason: str) -> Measurement:
     """A failure as it is, or its cause in a key that has no effect. DoesNotApply where the class does the same."""
     keys = not_understood(subject.config)
+    unknown = f" (not understood: {', '.join(keys)})" if keys else ""
     fresh = None if keys and not subject.stock else of_its_class(subject)
+    if fresh is None and (keys or subject.stock):
+        raise DoesNotApply(f"nothing tells what its class makes of its config{unknown}: {reason}")
     if fresh is not None and (theirs := measured(test, fresh)) is not None:
         if isinstance(found, Measurement) and (key := without_effect(test, fresh, theirs)):
             cause = f"{key} has no effect, as if it were not in the config: {reason}"
             return replace(found, cause=cause, whose="config")
-        more = f" (not understood: {', '.join(keys)})" if keys else ""
+        kind = type(fresh.model).__name__
         raise DoesNotApply(
-            f"{type(fresh.model).__name__} of transformers itself does otherwise than is read here of its config{more}: {reason}"
+            f"{kind} of transformers itself does otherwise than is read here of its config{unknown}: {reason}"
         )
-    if fresh is None and keys:
-        raise DoesNotApply(f"not understood: {', '.join(keys)}")
     if isinstance(found, Exception):
         raise found
     return found
@@ -80,8 +92,14 @@ def of_its_class(subject: Subject) -> Subject | None:
 
 
 def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None) -> Subject | None:
+    """The same laws on a small random model of another config, which may be declared to be a third one."""
+    make = type(subject.model)._from_config if subject.stock else maker_of(config)
     try:
-        model = random_of(config)
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in make(small(config)).parameters())
+        if size > LARGEST:
+            return None
+        model = random_of(config, make=make)
     except Exception:  # no class, or sizes that depend on each other
         return None
     if next(subject.model.parameters()).dtype == torch.float64:

@@ -30,8 +30,9 @@ RESTS_ON = (*CACHE, "rotary_frequencies", "relative_positions", "chunked_prefill
 def rotary_layout(subject: Subject) -> Measurement:
     """Rows of queries and keys are in the layout that the model rotates.
 
-    With a reference: logits of the same tokens; where they differ, with queries and keys reordered. Without: nats of 64 random tokens
-    that are read a second time, over those with queries and keys reordered; where neither is twice the other, nothing is claimed.
+    With a reference: logits of the same tokens; where they differ, with queries and keys reordered. Without: nats of 64 random
+    tokens that are read a second time, over those with queries and keys reordered; where neither is twice the other, nothing is
+    claimed.
     """
     if subject.reference is None:
         return repeated_tokens(subject)

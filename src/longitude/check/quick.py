@@ -16,8 +16,8 @@ from longitude.runs.memory import available_memory, require_memory
 
 QUICK = (
     "config", "rotary_frequencies", "given_positions", "far_positions", "bfloat16_positions", "meta_device", "layer_rotations",
-    "layer_masks", "score_scale", "attention_outputs", "alibi_slopes", "scaling_tables", "scaling_border", "packed_lengths",
-    "image_positions", "generation_files",
+    "layer_masks", "score_scale", "attention_outputs", "alibi_slopes", "scaling_tables", "scaling_reset", "scaling_border",
+    "packed_lengths", "image_positions", "generation_files",
 )  # fmt: skip
 """Laws that compare tables, queries, keys and masks with config.json, which no trained weight changes."""
 HEADS, VOCABULARY = 4, 256
@@ -35,7 +35,11 @@ def small(config: PreTrainedConfig) -> PreTrainedConfig:
     if getattr(less, "vision_config", None) is not None and hasattr(less.vision_config, "depth"):
         less.vision_config.depth = 1
     text = less.get_text_config()
-    head_dim, heads = head_dim_of(text), text.num_attention_heads
+    heads = text.num_attention_heads
+    try:
+        head_dim = head_dim_of(text)
+    except ValueError:  # heads of layers differ
+        head_dim = None
     keys = getattr(text, "num_key_value_heads", None) or heads
     for key, size in SMALL.items():
         if isinstance(given := getattr(text, key, None), int) and given > size:
@@ -76,7 +80,9 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
         with quiet(), in_one_line(f"{name_or_path}: no model can be built of its config.json"):
             with torch.device("meta"):
                 size = 4 * sum(p.numel() for p in make(config).parameters())
-            require_memory(size, available_memory(), "a random model of its own size takes", "check it with its weights")
+            require_memory(
+                size, available_memory(), "a random model of its own size takes", "check it with its weights"
+            )
             torch.manual_seed(seed)
             return make(config).eval()
 

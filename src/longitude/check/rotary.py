@@ -29,6 +29,8 @@ from longitude.testing.engine import DoesNotApply, Measurement
 FAR = 100_003
 SHIFT = 64
 """Tokens that `relative_positions` compares, and by how much they are moved: few, so that float32 tables stay exact enough."""
+LATER = 3
+"""Where given positions begin: some tables begin at 1 or 2 by themselves."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
 
@@ -157,13 +159,14 @@ def other_factors(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     declared = declared_length(config)
     for layer, rope in config_ropes_or_none(config).items():
         scaling = rope.scaling
-        original, given = getattr(scaling, "original_max_length", None), parameters_of(raw, layer).get("factor")
-        if isinstance(scaling, Llama3 | DynamicNTK) or None in (original, given, declared):
+        original: int = getattr(scaling, "original_max_length", None) or 0
+        given = parameters_of(raw, layer).get("factor")
+        if isinstance(scaling, Llama3 | DynamicNTK) or not original or not given or not declared:
             continue
         if given * original > 1.01 * declared:
             yield (
-                f"factor {given:g} times {ORIGINAL} = {original} is {given * original:g}, and max_position_embeddings = {declared} "
-                f"is {declared / original:g} times; no fault if it is on purpose"
+                f"factor {given:g} times {ORIGINAL} = {original} is {given * original:g}, and max_position_embeddings = "
+                f"{declared} is {declared / original:g} times; no fault if it is on purpose"
             )
 
 
@@ -194,9 +197,8 @@ def rotary_frequencies(subject: Subject) -> Measurement:
             return Measurement(other.measured, FREQUENCIES, cause=str(other))
         off = deviation(got, factor, want)
         if off > max(worst, FREQUENCIES):
-            cause = (
-                f"{layer or 'the model'} does not rotate as its config declares: {difference(got, factor, want, rope, subject.config.hidden_size)}"
-            )
+            why = difference(got, factor, want, rope, subject.config.hidden_size)
+            cause = f"{layer or 'the model'} does not rotate as its config declares: {why}"
         worst = max(worst, off)
     return Measurement(worst, FREQUENCIES, cause=cause)
 
@@ -217,7 +219,9 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, 
             over = 2 * len(got) * math.log(rope.base) / math.log(base) if base > 1 else 0.0
             if abs(over / width - 1) < 1e-3:
                 return f"exponents run over hidden_size = {width}, expected {2 * len(got)} rotated dimensions of a head"
-            return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
+            return (
+                f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
+            )
     if isinstance(rope.scaling, LongRoPE):
         lists = {"short_factor": rope.scaling.long_factor, "long_factor": rope.scaling.short_factor}
         other = rope_frequencies(2 * len(got), base=rope.base, scaling=replace(rope.scaling, **lists), length=8)
@@ -233,20 +237,19 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, 
 def given_positions(subject: Subject) -> Measurement:
     """Tables of positions follow the position_ids that are given.
 
-    Of 8 tokens at 64 and beyond, and of gaps between them, against the same tokens without. The number counts ways that are ignored.
+    Of 8 tokens at positions that begin later, and of gaps between them, against the same tokens without. The number counts ways
+    that are ignored.
     """
     if "position_ids" not in subject.takes:
         raise DoesNotApply("forward takes no position_ids")
     tokens, steps = subject.tokens(8), torch.arange(8, device=subject.device)[None]
     own = tables_of(subject, tokens)
-    learned = table_of(subject.model) is not None
-    if not own and not learned:
+    if not own and table_of(subject.model) is None:
         raise NotShown("it shows no tables of positions")
-    shift = 1 if learned else SHIFT
     if (end := last_position(subject.model)) is not None and end <= 16:
         raise DoesNotApply(f"its positions end at {end}")
     ignored = []
-    for way, at in {"that begin later": steps + shift, "with gaps between them": 2 * steps}.items():
+    for way, at in {"that begin later": steps + LATER, "with gaps between them": 2 * steps}.items():
         if own:
             got = tables_of(subject, tokens, position_ids=at)
             same = all(torch.equal(got[layer].sin, own[layer].sin) for layer in own.keys() & got.keys())

@@ -1,7 +1,7 @@
 """Sparse attention that chooses its keys by top-k: with all of them chosen for the laws, and as its config has it for one law.
 
-Scores of the choice are often equal (a relu makes many exactly 0). Which of equal ones are taken depends on how many keys there are,
-so a model may choose otherwise while it decodes, and be right in everything else.
+Scores of the choice are often equal (a relu makes many exactly 0). Which of equal ones are taken depends on how many keys there
+are, so a model may choose otherwise while it decodes, and be right in everything else.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ CHECKPOINT_LAWS = Battery(
     "longitude.check.packing",
     "longitude.check.coordinates",
     "longitude.check.layout",
+    "longitude.check.files",
 )
-"""The laws of a checkpoint, in this order; each may rest on those before it, so what names one layer comes before what does not."""
+"""The laws of a checkpoint, in this order; each may rest on those before it, so those that name a layer come first."""
 
 RECURRENT = ("Mamba", "BambaMixer", "FalconH1Mixer", "Lightning", "ShortConv", "Recurrent", "DeltaNet", "Rwkv", "mLSTM")
 """Parts of the names of transformers' layers with a state of their own."""
@@ -170,8 +171,8 @@ class Subject:
     ) -> Tensor:
         """The same through the cache, in chunks of these sizes: [B, L] -> [B, L, words].
 
-        given: attention_mask and position_ids are passed with each chunk. The latter begin at `start`, and are moved by `shift` of
-            the number of cached tokens.
+        given: attention_mask and position_ids are passed with each chunk. The latter begin at `start`, and are moved by `shift`
+            of the number of cached tokens.
         report: whether on_progress is called.
         """
         name = self.cache_name
@@ -196,10 +197,10 @@ class Subject:
                 self.on_progress(done / tokens.shape[1])
         return torch.cat(out, 1)
 
-    def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None) -> Tensor:
+    def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None, **options: Any) -> Tensor:
         """generate() made to choose the tokens that are given: [B, L] -> logits [B, L - prompt, words].
 
-        Of what follows each token from prompt - 1 on, but the last.
+        Of what follows each token from prompt - 1 on, but the last. options: of its GenerationConfig.
         """
 
         def forced(seen: Tensor, scores: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ class Subject:
 
         mask = torch.ones_like(tokens) if mask is None else mask
         plain = {"max_new_tokens": tokens.shape[1] - prompt, "output_logits": True, "return_dict_in_generate": True}
-        with greedy(self.model, pad_token_id=self.pad, **plain):
+        with greedy(self.model, pad_token_id=self.pad, **plain, **options):
             answer = self.model.generate(tokens[:, :prompt], attention_mask=mask[:, :prompt], logits_processor=[forced])
         return self.some(torch.stack(answer.logits, 1))
 
