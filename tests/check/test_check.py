@@ -21,6 +21,7 @@ from longitude.models.cache_names import INSTALLED
 from longitude.positions import by_layer
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
+from tests.check.broken_unseen import CAUSES, UNSEEN
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
 from tests.support import refused_calls
 
@@ -41,6 +42,26 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
     [broken] = [result for result in results.values() if result.status == "broken"]
     assert broken.law == law and broken.reason and models.REASONS.get(name, "") in broken.reason
     assert broken.measured > 2 * broken.threshold
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
+    """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
+    law, words = CAUSES[name]
+    [broken] = [one for one in check(UNSEEN[name]()).values() if one.status == "broken"]
+    assert broken.law == law and words in broken.reason, broken
+
+
+def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
+    """Tables around the border are the published ones, a longer sequence is remembered, and cached keys are not rotated again."""
+    for length in (LENGTH, 8192):
+        found = check(
+            llama(rope=DYNAMIC, max_position_embeddings=length),
+            laws=["scaling_tables", "scaling_reset", "scaling_border"],
+        )
+        assert [one.status for one in found.values()] == ["holds", "broken", "broken"]
+        assert found["scaling_border"].position == length and str(2 * length) in found["scaling_reset"].reason
 
 
 @pytest.mark.one_in(5)
@@ -218,10 +239,10 @@ def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
 
 
 def test_numbers_that_json_has_not(tmp_path):
-    """A base of zero: tables are not finite."""
+    """A base of zero: tables are not finite, and only the config is at fault."""
     broken = saved(tmp_path, inside={"rope_theta": 0})
     found = check(broken, laws=["config", "far_positions", "repeatable"])
-    assert [one.status for one in found.values()] == ["broken"] * 3
+    assert [one.status for one in found.values()] == ["broken", "does not apply", "does not apply"]
     json.dumps([one.as_dict() for one in found.values()], allow_nan=False)
 
 

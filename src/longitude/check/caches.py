@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache, cache_utils
 from transformers.cache_utils import Cache
 
-from longitude.check.layers import RESTS_ON
+from longitude.check.decoding import CACHE
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.cache_names import ATTENTION, INSTALLED
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -27,7 +27,7 @@ WRONG = 5
 """Tokens that are taken out of a cache again."""
 ORDER = (2, 0, 0)
 """Rows of a batch after a step of beam search: one goes on twice, one not at all."""
-RESTS = (*RESTS_ON, "batch_invariance", "layer_rotations", "layer_masks")
+RESTS = (*CACHE, "relative_positions", "chunked_prefill", "batch_invariance", "left_padding", "packed_documents")
 REFUSALS = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 

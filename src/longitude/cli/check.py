@@ -117,7 +117,8 @@ def check_model(
         given = {"--reference": reference, "--dtype": dtype, "--allow-pickle": allow_pickle or None}
         for option in [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{option} is for weights, and --quick reads none; leave one of them out")
-        subject = subject_of(random_model(model, seed).to(device), length=length, raw=raw_config(model), seed=seed)
+        options = {"raw": raw_config(model), "seed": seed, "folder": model}
+        subject = subject_of(random_model(model, seed).to(device), length=length, **options)
         laws = laws or QUICK
     else:
         checkpoint = loaded(model)
