@@ -1,6 +1,7 @@
 """An install that cannot work says so, in a sentence."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from longitude import cli, errors
+from tests.support import printed
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,6 +34,57 @@ def test_a_torch_older_than_supported_is_one_sentence(tmp_path: Path):
     assert (done.returncode, done.stderr) == (2, f"longitude: {sentence}\n")
     done = with_torch("2.6.0", tmp_path, "-c", "import longitude as lg; lg.attend")
     assert done.returncode == 1 and "longitude needs torch" not in done.stderr  # the stub has no more to give
+
+
+@pytest.mark.parametrize("extra", errors.EXTRAS)
+def test_the_extras_are_those_that_are_declared(extra: str):
+    """By the names of their distributions, which `import` writes otherwise."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {re.split(r"[><=; ]", each)[0].replace("-python", "").replace("-", "_") for each in declared[extra]}
+    mine = set(errors.EXTRAS[extra]) - (set(errors.MODELS) if extra != "models" else set())
+    assert names - {f"longitude[{other}]" for other in errors.EXTRAS} == mine
+
+
+ROOMS = {"models": "hf models check checkpoints LongitudeConfig", "study": "extend measure study"}
+WITHOUT = f"import runpy, sys; sys.modules.update(dict.fromkeys({errors.EXTRAS['study']!r})); "
+
+
+def test_what_needs_an_extra_says_which(tmp_path: Path):
+    """At the first touch, in a sentence; attention needs none."""
+    rooms = {room: extra for extra, names in ROOMS.items() for room in names.split()}
+    code = f"""{WITHOUT}
+import torch, longitude as lg
+for room in {[*rooms]}:
+    try:
+        getattr(lg, room)
+    except ImportError as error:
+        print(room, type(error).__name__, error)
+try:
+    import longitude.bench
+except ImportError as error:
+    print("bench", type(error).__name__, error)
+lg.attend(*torch.ones(3, 1, 1, 4, 8), encoding="alibi")
+"""
+    lines = printed(code).splitlines()
+    for line, (room, extra) in zip(lines, [*rooms.items(), ("bench", "study")], strict=True):
+        assert line.startswith(f"{room} MissingPackage") and f"'longitude[{extra}]'" in line, line
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--help"], 2), (["list"], 2), ([], 2)])
+def test_the_command_without_its_extra_is_one_line(arguments: list[str], code: int):
+    program = f"{WITHOUT}sys.argv = ['longitude', *{arguments}]; runpy.run_module('longitude', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == code
+    if code:
+        assert done.stdout == "" and done.stderr.count("\n") == 1 and "'longitude[study]'" in done.stderr
+    else:
+        assert done.stderr == ""
+
+
+def test_the_command_is_the_module():
+    """Which loads the rest within reach of what is said of a missing package or of Ctrl-C."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"longitude": "longitude.__main__:main"}
 
 
 def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -27,7 +27,7 @@ import tyro
 
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
-from longitude.errors import UnsupportedVersion, require_torch, unknown
+from longitude.errors import MissingPackage, UnsupportedVersion, require_torch, unknown
 from longitude.runs import distributed
 
 PLUGIN = Parameter(
@@ -97,13 +97,13 @@ def _main(arguments: list[str]) -> int:
 # ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
 
 
-def _unsupported(error: ImportError) -> UnsupportedVersion | None:
-    """The version behind a failed import; where torch is too old, something that it lacks may have been missed first."""
+def _unsupported(error: ImportError) -> ImportError | None:
+    """What to install, where that is behind a failed import; a torch that is too old may lack something else first."""
     try:
         require_torch()
     except UnsupportedVersion as old:
         return old
-    return error if isinstance(error, UnsupportedVersion) else None
+    return error if isinstance(error, UnsupportedVersion | MissingPackage) else None
 
 
 def _require_known(arguments: list[str]) -> None:

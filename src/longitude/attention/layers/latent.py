@@ -22,7 +22,7 @@ from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
-    from longitude.attention.layers.latent_cache import LatentCacheLayer
+    from longitude.attention.latent_cache import LatentCacheLayer
 
 ROUTES = ("auto", "expanded", "absorbed")
 
@@ -116,7 +116,7 @@ class LatentAttention(Mixer):
         return keys * self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def cache_layer(self) -> LatentCacheLayer:
-        from longitude.attention.layers.latent_cache import LatentCacheLayer
+        from longitude.attention.latent_cache import LatentCacheLayer
 
         return LatentCacheLayer()
 
@@ -245,7 +245,7 @@ class LatentAttention(Mixer):
     def require_cache(self, cache: LatentCacheLayer | None) -> None:
         if cache is None:
             return
-        from longitude.attention.layers.latent_cache import LatentCacheLayer
+        from longitude.attention.latent_cache import LatentCacheLayer
 
         width, ours = self.kv_rank + self.rope_dim, isinstance(cache, LatentCacheLayer)
         held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width
