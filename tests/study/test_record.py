@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from longitude.labels import safe
 from longitude.measure import from_frame, read_rows, write_rows
 from longitude.measure.rows import TRAINING
 from longitude.study import run_trial, runner
-from longitude.study.labels import safe
 from longitude.study.record import GROWING, SCHEMA, grown, place_of
 from longitude.study.results import read_run
 from tests.study.conftest import NUMBERS, TINY, run, trial_at
