@@ -15,12 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from longitude.attention.mixer import list_mixers
+from longitude.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
 from longitude.measure import read_rows
 from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS, list_encodings
 from longitude.positions.scaling import SCHEMES
 from longitude.registry import options_of
-from longitude.study.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
 from longitude.study.plan import checked
 from longitude.study.train import build_model
 from tests.study.conftest import TINY, run, trial_at

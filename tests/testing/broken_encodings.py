@@ -75,6 +75,20 @@ broken(
 )
 
 
+broken(
+    "ReadsAWeight",
+    "adapters",
+    more=lambda self: setattr(self, "layer", torch.nn.Linear(1, 1)),
+    of=lambda self, offset: Broken.of(self, offset) * self.layer.weight[0, 0],
+)
+broken(
+    "HasAScalar",
+    "state_dict",
+    more=lambda self: setattr(self, "scalar", torch.nn.Parameter(torch.ones(()))),
+    learned=True,
+)
+
+
 @breaks("far_positions")
 class InTheModelsDtype(Broken):
     learned = True

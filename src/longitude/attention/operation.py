@@ -267,9 +267,9 @@ def choose_once(r: Request, name: str) -> Backend:
 
 
 def _shape_of(term: Term) -> tuple:
-    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors."""
+    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors, whose formula."""
     values = (x.shape if isinstance(x, Tensor) else x for x in vars(term).values())
-    return type(term), *(None if callable(x) else x for x in values)
+    return type(term), *(type(x) if callable(x) else x for x in values)
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.recurrent.ops.checks import require_mode
@@ -34,6 +35,21 @@ class RecurrentMixer(ChunkedMixer):
     growth = "O(1)"
 
 
+class WideRMSNorm(nn.RMSNorm):
+    """RMSNorm in the dtype of its input, which may be wider than its weight's; each group of channels alone."""
+
+    def __init__(self, size: int, eps: float, groups: int = 1):
+        super().__init__(size, eps=eps)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        if self.groups == 1:
+            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        groups = x.unflatten(-1, (self.groups, -1))
+        return F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2) * weight
+
+
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), x itself above 20 as in torch.
 
@@ -42,7 +58,7 @@ def softplus(x: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())
-    return torch.nn.functional.softplus(x)
+    return F.softplus(x)
 
 
 @torch.no_grad()

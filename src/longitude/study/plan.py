@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from longitude.errors import unknown
+from longitude.labels import folder, parse_label
 from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
@@ -29,7 +30,6 @@ from longitude.study.config import (
     with_all,
 )
 from longitude.study.data import StudyData
-from longitude.study.labels import folder, parse_label
 from longitude.study.rates import choices, chosen, is_candidate
 from longitude.study.record import grown, read_study
 from longitude.study.start import with_start

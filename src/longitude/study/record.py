@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from longitude.labels import safe
 from longitude.measure.rows import read_rows
 from longitude.runs.files import parquet_rows, read_json, write_json
 from longitude.study.config import StudyConfig, listed, option
-from longitude.study.labels import safe
 from longitude.study.trial import Status, Trial
 
 SCHEMA = 3

@@ -20,6 +20,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from longitude import plugins
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
+from longitude.labels import parse_label
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
@@ -28,7 +29,6 @@ from longitude.runs.distributed import everywhere, mean, processes, wait_for_oth
 from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
-from longitude.study.labels import parse_label
 from longitude.study.resume import LossLog, newest, seal, step_of
 from longitude.study.tasks.base import task_of
 from longitude.study.trial import Trial

@@ -1,4 +1,4 @@
-"""Labels: how a study names its models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+", layers by "..".
+"""Labels: names of models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+", layers by "..".
 
 They are made of characters that no shell and no file system changes.
 """
@@ -110,6 +110,19 @@ def parse_encoding(label: str) -> list[Spec]:
     Values and errors as `parse_label`.
     """
     return _specs(label, {})
+
+
+def parse_mixer(label: str) -> Spec:
+    """Read "window:size=64" as {"name": "window", "size": 64}: a label of one mixer alone. Errors as `parse_label`."""
+    found = parse_label(label)
+    if len(found.mixers) != 1 or found.encodings or found.layers:
+        raise ValueError(f"expected one mixer, such as window:size=64, got {label!r}")
+    return found.mixers[0]
+
+
+def is_label(text: str) -> bool:
+    """Whether it says more than one name does."""
+    return "+" in text or ":" in text or LAYERS in text
 
 
 def require_characters(label: str) -> None:
