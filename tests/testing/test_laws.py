@@ -143,7 +143,8 @@ TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
 IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
-    "shared_tables random_calls prompt_lookup batch_invariance restarted_positions cache_operations"
+    "shared_tables random_calls queries_without_keys masks_as_tensors "
+    "prompt_lookup batch_invariance restarted_positions cache_operations"
 ).split()
 """Laws that take longest: each is quick for every third subject, and each subject meets every third of them."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
@@ -239,7 +240,9 @@ def test_laws_apply_where_they_should() -> None:
 
 # ---- each law is broken by a subject made for it -----------------------------------------------------------------------------
 RED = {testing: encoding.RED, mixers: mixer.RED}
-TRIED_ELSEWHERE = {"backends", "random_calls", "dropout", "autograd_graph", "memory", "queries_are_last", "export"}
+TRIED_ELSEWHERE = set(
+    "backends random_calls dropout autograd_graph memory queries_are_last export queries_without_keys masks_as_tensors".split()
+)
 """On broken backends, in test_laws_of_backends.py and tests/attention/test_memory.py; the last two by what they compare."""
 
 

@@ -207,7 +207,8 @@ class Chunks(Mask):
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
-        return 1 - self.size, self.size - 1
+        # Places may start over, and tokens of one chunk are then any number of tokens apart.
+        return (1 - self.size, self.size - 1) if self.places is None else (None, None)
 
     def ids(self, order: Int[Tensor, " L"]) -> Int[Tensor, "*B L"]:
         """The chunk of each token of these orders."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
 from longitude.attention.visible import visible_keys
 from longitude.positions.base import (
@@ -132,5 +134,6 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]
     P_ij sigmoid_i (dout_i . v_j - dout_i . out'_i), and of a logit -sum_i sigmoid(logit - lse_i) dout_i . out_i sigmoid_i.
     """
     logits = sinks.to(lse.dtype)[:, None]
-    out_ = out.to(lse.dtype) * torch.sigmoid(lse - logits)[..., None]
-    return out_.to(out.dtype), torch.logaddexp(lse, logits)
+    weight = torch.sigmoid(lse.masked_fill(lse == -math.inf, 0.0) - logits)  # no logit is -inf - -inf
+    out_ = out.to(lse.dtype) * weight[..., None]
+    return out_.to(out.dtype), with_logit(lse, logits)
