@@ -40,9 +40,18 @@ from markdown_tables import markdown
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FILES = {"bench": "", "bench-machines": "", "bench-mixers": "-mixers", "gpu-ratios": "-gpu", "gpu-times": "-gpu"}
+FILES = {
+    "study-glance": "-study",
+    "bench": "",
+    "bench-machines": "",
+    "bench-mixers": "-mixers",
+    "gpu-ratios": "-gpu",
+    "gpu-times": "-gpu",
+}
 """Block -> how the name of its file ends, where that is not the block's own name."""
 WIDTH = 100
+PROSE = 140
+"""Characters of a line of prose."""
 PROCESSORS = {
     "AMD EPYC": "AMD Zen 5, AVX-512",
     "AMD EPYC (family 25, model 17)": "AMD Zen 4, AVX-512",
@@ -231,9 +240,50 @@ def printed(found: dict[str, Any]) -> str:
     )
 
 
+NAMES = {"t5": "T5 bias", "alibi": "ALiBi", "rope": "RoPE", "sinusoidal": "sinusoidal", "none": "NoPE (no encoding)"}
+"""What papers call the encodings of the default study."""
+
+
+def at_a_glance(found: dict[str, Any]) -> str:
+    """The default study for README: sorted by the loss at the longest length, the best of each length in bold."""
+    rows = {(row["label"], row["length"]): row for row in found["rows"]}
+    lengths = sorted({length for _, length in rows})
+    labels = sorted({label for label, _ in rows}, key=lambda label: rows[label, lengths[-1]]["value"])
+    best = {length: min(rows[label, length]["value"] for label in labels) for length in lengths}
+    lines = []
+    for label in labels:
+        values = [rows[label, length]["value"] for length in lengths]
+        cells = [f"**{x:.2f}**" if x == best[length] else f"{x:.2f}" for x, length in zip(values, lengths, strict=True)]
+        last = rows[label, lengths[-1]]
+        change = f"{100 * last['change']:+.{0 if abs(last['change']) > 0.1 else 1}f}%".replace("-", "−")
+        verdict = {"holds": "**holds**", "does not hold": "rises"}.get(last["verdict"], "unclear")
+        verdict += ", and learned too little" if "context" in last["failed"] else ""
+        lines.append([f"{NAMES[label.split(':')[0]]} (`{label}`)", *cells, change, verdict])
+    study, start = found["study"], lengths[0]
+    counts = min(study["ngrams"].values())
+    heads = [
+        "encoding",
+        f"{start} (trained)",
+        *map(str, lengths[1:]),
+        f"change, {start} to {lengths[-1]}",
+        f"loss at {lengths[-1] // start}×",
+    ]
+    return (
+        markdown(heads, lines)
+        + "\n\n"
+        + fill(
+            f"Bits per byte, lower is better: mean of {len(study['configuration']['seeds'])} seeds, Python source code. An encoding "
+            f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval. Trigram counts, without any "
+            f"model, reach {counts:.2f} at {start}. Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
+            f"{study['machine']['threads']} threads, torch {study['versions']['torch']}.",
+            PROSE,
+        )
+    )
+
+
 KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
-    "properties": properties,
+    "properties": properties, "study-glance": at_a_glance,
     "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
     "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
 }  # fmt: skip
