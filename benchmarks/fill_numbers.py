@@ -268,17 +268,13 @@ def at_a_glance(found: dict[str, Any]) -> str:
         f"change, {start} to {lengths[-1]}",
         f"loss at {lengths[-1] // start}×",
     ]
-    return (
-        markdown(heads, lines)
-        + "\n\n"
-        + fill(
-            f"Bits per byte, lower is better: mean of {len(study['configuration']['seeds'])} seeds, Python source code. An encoding "
-            f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval. Trigram counts, without any "
-            f"model, reach {counts:.2f} at {start}. Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
-            f"{study['machine']['threads']} threads, torch {study['versions']['torch']}.",
-            PROSE,
-        )
+    note = (
+        f"Bits per byte, lower is better: mean of {len(study['configuration']['seeds'])} seeds, Python source code. An encoding "
+        f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval. Trigram counts, without any "
+        f"model, reach {counts:.2f} at {start}. Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
+        f"{study['machine']['threads']} threads, torch {study['versions']['torch']}."
     )
+    return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
 
 
 KINDS: dict[str, Callable[[Any], str]] = {

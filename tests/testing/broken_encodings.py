@@ -201,6 +201,12 @@ def counts_by_itself(self, x, carry=None, documents=None):
     return columns, None
 
 
+broken(
+    "ConstantCompiled",
+    "compiled_transforms",
+    lg.FoX,
+    context=context_of(lambda x, *rest: (x.detach() if torch.compiler.is_compiling() else x, *rest)),
+)
 broken("ForgetsCarry", "chunks", lg.FoX, context=context_of(lambda x, carry, docs: (x, None, docs)))
 broken("MixesRows", "batch_invariance", lg.FoX, context=context_of(lambda x, *rest: (x - x.mean(0), *rest)))
 broken("SeesTheFuture", "causality", lg.FoX, context=context_of(lambda x, *rest: (x + x.mean(1, keepdim=True), *rest)))

@@ -132,6 +132,13 @@ broken(
 )
 
 
+broken(
+    "ConstantCompiled",
+    "compiled_transforms",
+    before=lambda self, x, s, i: (x.detach() if torch.compiler.is_compiling() else x, s, i),
+)
+
+
 # ---- what it gives ---------------------------------------------------------------------------------------------------
 broken("ForgetsItsTail", "chunks", after=lambda self, x, out, s: (out, (s[0], torch.zeros_like(s[1]))))
 broken("WidensItsOutput", "precision dtypes", after=lambda self, x, out, s: (out.to(state_dtype(x)), s))

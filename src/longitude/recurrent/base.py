@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.attention.state_mixer import StateInputs, StateMixer
-from longitude.recurrent.ops.checks import require_mode
+from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 
 class ChunkedMixer(StateMixer):
@@ -59,6 +59,19 @@ def softplus(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())
     return F.softplus(x)
+
+
+def group_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+    """norm(x) of tokens [N, channels].
+
+    While compiling by its formula, because torch's own carries no derivatives forward in a graph (torch 2.13).
+    """
+    if not torch.compiler.is_compiling():
+        return norm(x)
+    groups = x.to(state_dtype(x)).unflatten(-1, (norm.num_groups, -1))
+    groups = groups - groups.mean(-1, keepdim=True)
+    groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.eps)
+    return (groups.flatten(-2) * norm.weight + norm.bias).to(x.dtype)
 
 
 @torch.no_grad()
