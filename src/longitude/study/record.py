@@ -61,6 +61,13 @@ def read_study(run: Path) -> dict[str, Any] | None:
             f"{path} names a model {old!r}, as labels were written before the first release; today it is "
             f"{plain_label(old)!r}, and another --out trains it under this name"
         )
+    try:
+        config = StudyConfig.of(saved["configuration"])
+        written = {name for name, value in _plain(asdict(config)).items() if value is not None}
+        if schema == SCHEMA and (missing := written - set(saved["configuration"])):
+            raise ValueError(f"the configuration lacks {', '.join(sorted(missing))}")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; restore it from a copy, or name another --out") from None
     return saved if schema == SCHEMA else _upgraded(saved)
 
 
