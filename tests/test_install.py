@@ -1,5 +1,7 @@
 """An install that cannot work says so, in a sentence."""
 
+import io
+import json
 import os
 import re
 import subprocess
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from longitude import cli, errors
+from longitude.cli.shared import PLAIN, print_json
 from tests.support import printed
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +88,49 @@ def test_the_command_is_the_module():
     """Which loads the rest within reach of what is said of a missing package or of Ctrl-C."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"longitude": "longitude.__main__:main"}
+
+
+@pytest.mark.parametrize(("package", "arguments"), [("torch", ["list"]), ("tyro", ["list"]), ("rich", ["list"])])
+def test_ctrl_c_while_modules_are_loaded_is_one_line(package: str, arguments: list[str], tmp_path: Path):
+    """Which is most of what a short command does."""
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-m", "longitude", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 130 and done.stderr.count("\n") == 1 and "interrupted" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_signs_that_a_terminal_lacks_are_written_plainly(encoding: str, monkeypatch: pytest.MonkeyPatch):
+    """Output comes last: an error there would throw hours of work away."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+
+    def verb(arguments: list[str]) -> int:
+        print("1.5 ± 0.2 − 3 × 2 – … │ 位")
+        print_json({"é": "±"})
+        return 0
+
+    monkeypatch.setattr(cli, "_dispatch", verb)
+    assert cli.main(["check", "alibi"]) == 0
+    shown, data = out.buffer.getvalue().decode(encoding).split("\n", 1)  # pyright: ignore[reportAttributeAccessIssue]
+    wanted = {"ascii": "1.5 +- 0.2 - 3 x 2 - ... | ?", "latin-1": "1.5 ± 0.2 - 3 × 2 - ... | ?"}
+    assert shown == wanted.get(encoding, "1.5 ± 0.2 − 3 × 2 – … │ 位")
+    assert json.loads(data) == {"é": "±"}
+
+
+def test_every_sign_that_we_write_has_a_plain_one():
+    """In what our code prints, other letters than ASCII's are among these."""
+    used = {
+        sign for path in (ROOT / "src").rglob("*.py") for sign in path.read_text(encoding="utf-8") if ord(sign) > 127
+    }
+    letters = {sign for sign in used if sign.isalpha()}
+    assert used - letters - set("╭╮╰╯┬┤└⠀") <= set(PLAIN)
 
 
 def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -11,7 +11,19 @@ OLDEST_TORCH = "2.6"  # pyproject.toml has these, too
 MODELS = ("transformers", "accelerate", "safetensors", "psutil")
 EXTRAS = {
     "models": MODELS,
-    "study": (*MODELS, "tyro", "rich", "altair", "plotille", "vl_convert", "pandas", "pyarrow", "scipy", "jinja2"),
+    "study": (
+        *MODELS,
+        "tyro",
+        "msgspec",
+        "rich",
+        "altair",
+        "plotille",
+        "vl_convert",
+        "pandas",
+        "pyarrow",
+        "scipy",
+        "jinja2",
+    ),
 }
 """The optional packages of an extra, as they are imported."""
 

@@ -76,6 +76,7 @@ def parse_label(label: str) -> Label:
     """
     from longitude.attention.mixer import MIXERS
 
+    require_characters(label)  # before it is taken apart, as the dots of a path stand between layers, too
     if LAYERS in label:
         layers = tuple(_of_layer(part, label) for part in label.split(LAYERS))
         named = [[*layer.encodings, *layer.mixers] for layer in layers]
@@ -97,7 +98,10 @@ def parse_label(label: str) -> Label:
 def _of_layer(part: str, label: str) -> Label:
     if not part:
         raise ValueError(f"expected a label on both sides of {LAYERS}, such as rope..none, got {label!r}")
-    found = parse_label(part)
+    try:
+        found = parse_label(part)
+    except ValueError as error:
+        raise ValueError(f"{error}, in {label!r}, whose {LAYERS} stand between labels of layers") from None
     if len(found.mixers) > 1:
         names = " and ".join(mixer["name"] for mixer in found.mixers)
         raise ValueError(f"expected one mixer for each layer, got {names} in {part!r} of {label!r}")

@@ -41,6 +41,20 @@ def test_parts_are_encodings_or_mixers():
     assert parse_label("rope+fox").encodings == parse_encoding("rope+fox")
 
 
+@pytest.mark.parametrize(
+    ("label", "cause"),
+    [
+        ("rope:base=../../x", "'/'"),
+        ("rope:base=..x", "rope:base=..x"),
+        ("rope..alibi:slope=..none", "alibi:slope=..none"),
+        ("t5:num_buckets=1000000000", "num_buckets=1000000000"),
+    ],
+)
+def test_the_cause_that_is_named_is_the_one(label, cause):
+    with pytest.raises(ValueError, match=re.escape(cause)):
+        build_model(tiny(), label, 0)
+
+
 def test_options_of_a_config():
     assert parse_label("rope").options(4) == {"encoding": {"name": "rope"}}
     assert parse_label("rope+fox").options(4) == {"encoding": [{"name": "rope"}, {"name": "fox"}]}

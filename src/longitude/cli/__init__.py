@@ -26,7 +26,7 @@ from typing import Annotated, get_type_hints
 import tyro
 
 from longitude import __version__, plugins
-from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
+from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
 from longitude.errors import MissingPackage, UnsupportedVersion, require_torch, unknown
 from longitude.runs import distributed
 
@@ -65,6 +65,7 @@ def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["--version"]:
         print(f"longitude {__version__}")
         return DONE
+    write_any_sign()
     try:
         _require_known(arguments)
         for before, argument in pairwise(["", *arguments]):
