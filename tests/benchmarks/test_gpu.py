@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import fill_numbers
 import gpu
 import gpu_laws
 from gpu_shapes import Shape, flops
@@ -32,22 +31,6 @@ def test_pairs_are_those_of_the_mask(mask):
         allowed &= token[:, None] // 12 == token // 12
     assert shape.pairs == int(allowed.sum()) and shape.share == shape.pairs / 820
     assert flops(shape, False) == 4 * 64 * 32 * shape.pairs
-
-
-def test_readme_has_what_was_measured():
-    """The page is filled from the result; the sentence of README about learned biases is written by hand."""
-    found = json.loads(fill_numbers.newest("gpu").read_text())
-    scores = {
-        passed: [
-            row["score"]
-            for row in found["rows"]
-            if row["part"] == "attention" and row["encoding"] in ("t5", "kerple_log") and row["passed"] == passed
-        ]
-        for passed in ("forward", "forward + backward")
-    }
-    forward, training = (f"{min(own):.2f} to {max(own):.2f}" for own in scores.values())
-    readme = (ROOT / "README.md").read_text()
-    assert f"{forward} of flash attention's speed forward and {training} in training" in readme
 
 
 # ---- laws ---------------------------------------------------------------------------------------------------------------

@@ -116,7 +116,8 @@ def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     assert [(each["count"], each["value"]) for each in squares] == [(1, 1), (2, 1), (4, 1), (8, 0), (16, 0), (32, 0)]
     answers = pd.DataFrame({"method": "by-distance", "length": 8, "distance": [1, 2, 4, 32, 64], "exact": 1})
     write_rows(
-        rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0}), tmp_path / "results.parquet"
+        rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0, "learning_rate": 4e-3}),
+        tmp_path / "results.parquet",
     )
     run = analyse(tmp_path).run
     assert len(run.part(run.config).rows) == 5  # of whatever method

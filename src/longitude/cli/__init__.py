@@ -28,7 +28,6 @@ import tyro
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
 from longitude.errors import MissingPackage, UnsupportedVersion, require_torch, unknown
-from longitude.runs import distributed
 
 PLUGIN = Parameter(
     "plugin",
@@ -56,12 +55,6 @@ def verbs() -> dict[str, Callable[..., int]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["study"] and distributed.launched():
-        return distributed.lead(lambda: _main(arguments))
-    return _main(arguments)
-
-
-def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["--version"]:
         print(f"longitude {__version__}")
         return DONE

@@ -98,14 +98,17 @@ def study(
     """
     # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if launched():
+        raise ValueError(
+            "a study trains each model in one process: expected the command without torchrun or accelerate launch, got a "
+            "launched process; --workers N trains N models side by side, --executor ray uses several machines"
+        )
     with waiting("reading the text, building the models"):
         from longitude.runs.progress import Progress
         from longitude.study.plan import plan as checked
         from longitude.study.results import read_run
         from longitude.study.runner import study as run
 
-        if plan and launched():
-            raise ValueError("--plan is of one process; give it without torchrun or accelerate launch")
         planned = checked(config, out, fresh)
         adds = planned.grows or not planned.finished
         executor = execution.of(planned.config, len(planned.trials))

@@ -189,7 +189,7 @@ def tokenizer_length(source: Source) -> int | None:
 
 
 # ---- rotary ----------------------------------------------------------------------------------------------------------
-def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
+def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:  # noqa: C901
     source, target = plan.source, plan.target
     ropes, method = ropes_of(source), method_of(target.method)
     rope, head_dim = of_full_attention(ropes), head_dim_of(source.config, FULL)

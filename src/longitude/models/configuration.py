@@ -162,7 +162,7 @@ class LongitudeConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:  # noqa: C901
         own = [field.name for field in fields(self)]
         for name in kwargs:  # transformers keeps any key; one that nearly is ours is a slip
             if get_close_matches(name, own, n=1, cutoff=0.8):

@@ -125,7 +125,7 @@ def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
-def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:
+def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:  # noqa: C901
     """The configuration with "all", the split and the range of positions filled in, after the checks of its options. ValueError.
 
     before: of the study that it continues, whose lengths fill them in.

@@ -120,7 +120,7 @@ def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> 
     return None if part is None else part.position_gap - q_from + k_from
 
 
-def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:
+def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:  # noqa: C901
     """Out [B, H, Lq, Dv] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not.
 
     q_positions: of the queries, where those of the request tell no more than offsets.
