@@ -53,7 +53,7 @@ OPTIONS = {
 UNSET = {"max_position_embeddings": None}
 LATENT = {"head_dim": 8, "num_key_value_heads": 4}
 OWN = {
-    **dict.fromkeys(("apertus", "cwm", "gpt_oss", "ministral3", "recurrent_gemma", "xlnet"), UNSET),
+    **dict.fromkeys(("apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3", "recurrent_gemma", "xlnet"), UNSET),
     **dict.fromkeys("axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa longcat_flash minicpm3 "
                     "sarvam_mla youtu".split(), LATENT),
     "bamba": {"attn_layer_indices": [2, 5]},
@@ -69,6 +69,7 @@ OWN = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "cpmant": {"dim_head": 16, "dim_ff": 64, "prompt_length": 4},
     "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 1e4}, "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64}},
+    "dory": {"num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2},
     "dots1": {"n_shared_experts": 1}, "dots3_note_text": LATENT | {"per_layer_config": {}, "head_dim": 32, "qk_nope_head_dim": 24, "num_hidden_layers": 4,
                                  "shared_experts_intermediate_size": 32},
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 3, "laurel_rank": 8,
@@ -78,7 +79,7 @@ OWN = {
     "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
                        "indexer_compress_ratio": 4},
     "reformer": {"num_hidden_layers": None, "attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 48],
-                 "attention_head_size": 16, "feed_forward_size": 64, "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
+                 "attention_head_size": 16, "hash_seed": 0, "feed_forward_size": 64, "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
     "roc_bert": {"pronunciation_vocab_size": 96, "shape_vocab_size": 96},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 12, "attention_head_dim": 32, "mamba_dt_rank": 4, "attention_hidden_size": 128},

@@ -213,12 +213,11 @@ def switches_early() -> Any:
 
 # ---- rotations ----------------------------------------------------------------------------------------------------------------
 def absolute_too() -> Any:
-    """The first layer adds a little of the cosines of positions to its input."""
+    """The first layer adds a little of the cosine of positions to its input."""
     model = llama()
 
     def before(module: nn.Module, given: Any, named: dict[str, Any]) -> Any:
-        cos = named["position_embeddings"][0]
-        return (given[0] + 0.1 * nn.functional.pad(cos, (0, given[0].shape[-1] - cos.shape[-1])),), named
+        return (given[0] + 0.1 * named["position_ids"][..., None].to(given[0].dtype).cos(),), named
 
     model.model.layers[0].register_forward_pre_hook(before, with_kwargs=True)
     return model

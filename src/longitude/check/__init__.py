@@ -144,7 +144,7 @@ def check_subject(
     own: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
     with torch.no_grad(), ExitStack() as stack:
         results = try_laws(own, subject, on_law, total=len(chosen))
-        stack.enter_context(subject.selection.of_all())
+        stack.enter_context(subject.selection.of_all(subject.reach))
         for model in (subject.model, subject.reference):
             if model is not None:
                 stack.enter_context(computing_in(model, subject.kind))
@@ -186,7 +186,8 @@ def length_of(model: Any, length: int | None) -> int:
         declared = declared_length(config) or UNKNOWN
         trained = min(border_of(config) or declared, end or declared)
         length = min(trained + BEYOND, CAP, end or CAP)
-        return length if length <= trained or takes_length(model, length) else trained
+        # A table may end one or two positions earlier: of those behind its padding, or of the token that comes next.
+        return next((n for n in (length, trained, trained - 1) if takes_length(model, n)), trained - 2)
     if length < LEAST:
         raise ValueError(f"--length: expected {LEAST} tokens or more, got {length}")
     if end is not None and length > end:

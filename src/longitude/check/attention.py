@@ -187,6 +187,10 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
         changed(visible=right.visible | right.visible.roll(1, -1) & (at > 0)),
     )
     if layer.window is not None:
+        yield (
+            f"the window of {layer.window} is not applied",
+            changed(visible=allowed(layer._replace(window=None), at[0])),
+        )
         for step in (1, -1):
             window = layer._replace(window=layer.window + step)
             yield (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.check.decoding import CACHE, RESTS
+from longitude.check.passes import require_one_way
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -36,6 +37,7 @@ def left_padding(subject: Subject) -> Measurement:
 
     Of several lengths: a whole pass, and generate().
     """
+    require_one_way(subject)
     if "attention_mask" not in subject.takes:
         raise DoesNotApply("forward takes no attention_mask, so padding cannot be declared")
     length, pads = subject.length, (0, 3, subject.length // 3)
@@ -75,6 +77,7 @@ def packed_documents(subject: Subject) -> Measurement:
 
     Declared by positions that begin again, or by document_ids.
     """
+    require_one_way(subject)
     sizes = [subject.length // 4, subject.length // 2, subject.length // 4]
     tokens = subject.tokens(sum(sizes))
     if "document_ids" in subject.takes:

@@ -14,6 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, Stat
 from transformers.cache_utils import Cache
 
 from longitude.check.decoding import CACHE
+from longitude.check.passes import require_one_way
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.cache_names import ATTENTION, INSTALLED
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -91,6 +92,7 @@ def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask
 
 def require_cache(subject: Subject) -> None:
     """DoesNotApply for a model that takes and gives no cache of transformers."""
+    require_one_way(subject)
     name = subject.cache_name
     if name not in ATTENTION:
         raise DoesNotApply(f"its forward takes no {INSTALLED}, so it cannot be given a cache")
@@ -180,7 +182,8 @@ def cache_crop(subject: Subject) -> Measurement:
         subject,
         length + STEPS,
         errors_of,
-        "after crop() logits are those of more tokens than are left: something counts tokens outside the cache",
+        "after crop() logits are not those of the tokens that are left: something of them is kept outside the cache, or the "
+        "cache says that it can be cropped and has lost what it needs",
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from longitude.check.family import by_its_class
 from longitude.check.layers import LAYERS
-from longitude.check.passes import SOUND
+from longitude.check.passes import SOUND, require_one_way
 from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import last_position, table_of
@@ -20,11 +21,6 @@ FEW = 4
 """Tokens of which a repair is tried."""
 GIVEN = "a token at a time, mask and positions given"
 CHUNKS = (1, 7, 16, 5, 33)
-MORE_THAN_ROTATIONS = {
-    "recurrent_gemma": "its recurrent layers begin again at position 0",
-    "beam": "its layers without rotation multiply queries by a factor of their position, of which its config says nothing",
-}
-"""Model types whose code reads positions in another way, too, and how."""
 RESTS = (*SOUND, *LAYERS)
 CACHE = (*RESTS, "cached_decoding")
 MOVED: dict[str, Callable[[int], int]] = {
@@ -36,6 +32,7 @@ MOVED: dict[str, Callable[[int], int]] = {
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
+@by_its_class
 def relative_positions(subject: Subject) -> Measurement:
     """Logits at positions + 64 = logits.
 
@@ -47,8 +44,6 @@ def relative_positions(subject: Subject) -> Measurement:
         raise DoesNotApply(f"it has a table of positions, too, that ends at {end}")
     if "position_ids" not in subject.takes:
         raise DoesNotApply("forward takes no position_ids, so they cannot be moved")
-    if (reason := MORE_THAN_ROTATIONS.get(subject.config.model_type)) is not None:
-        raise DoesNotApply(f"{reason}, so positions are more than rotations")
     tokens = subject.tokens(min(subject.length, SHIFT))
     positions = torch.arange(tokens.shape[1], device=subject.device)[None]
     for spec in (rope.temperature for rope in ropes(subject.config).values() if rope.temperature is not None):
@@ -72,6 +67,7 @@ def cached_decoding(subject: Subject) -> Measurement:
 
     With the model's own positions, with mask and positions given, and inside generate().
     """
+    require_one_way(subject)
     length, half = subject.length, subject.length // 2
     tokens = subject.tokens(length)
     want = subject.logits(tokens)
@@ -142,6 +138,7 @@ def chunked_prefill(subject: Subject) -> Measurement:
 
     Without more, and with mask and positions given.
     """
+    require_one_way(subject)
     tokens = subject.tokens(subject.length)
     want = subject.logits(tokens)
     sizes, left = [], subject.length

@@ -19,6 +19,7 @@ from longitude.checkpoints.config import (
     head_dim_of,
     parameters_of,
     ropes as config_ropes,
+    unread,
     unread_keys,
 )
 from longitude.checkpoints.positions import last_position, table_of
@@ -37,7 +38,7 @@ FREQUENCIES = 0.02
 
 SIZES = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "vocab_size"),
-    *("sliding_window", ORIGINAL, *LENGTH_KEYS),
+    *(ORIGINAL, *LENGTH_KEYS),
 )
 """Keys of a config whose numbers count something."""
 
@@ -242,6 +243,8 @@ def given_positions(subject: Subject) -> Measurement:
     """
     if "position_ids" not in subject.takes:
         raise DoesNotApply("forward takes no position_ids")
+    if (reason := unread(subject.config)) is not None:
+        raise DoesNotApply(reason)
     tokens, steps = subject.tokens(8), torch.arange(8, device=subject.device)[None]
     own = tables_of(subject, tokens)
     if not own and table_of(subject.model) is None:

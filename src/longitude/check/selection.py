@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-ALL = 2**31 - 1
+ALL = 4096
+"""At least as many as any law compares, unless a length is given; some modules make a table of so many places."""
+COUNTS = ("topk", "budget")
+"""What modules call the number of keys, blocks or tokens that they choose."""
 INVISIBLE = -1e30
 """Scores below are those of keys that a mask hides."""
 
@@ -28,18 +31,18 @@ class Selection:
             for module in model.modules()
             if "indexer" in type(module).__name__.lower()
             for name, number in vars(module).items()
-            if "topk" in name and type(number) is int
+            if any(word in name for word in COUNTS) and type(number) is int
         ]
 
     def __bool__(self) -> bool:
         return bool(self.numbers)
 
     @contextmanager
-    def of_all(self) -> Iterator[None]:
-        """Every visible key is chosen, for a while."""
+    def of_all(self, length: int) -> Iterator[None]:
+        """Every visible key of a sequence of this length is chosen, for a while."""
         before = [getattr(module, name) for module, name, _ in self.numbers]
         for module, name, _ in self.numbers:
-            setattr(module, name, ALL)
+            setattr(module, name, max(ALL, 2 * length))
         try:
             yield
         finally:
