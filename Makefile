@@ -14,9 +14,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # TORCH: any requirement or options that pip takes, for example
 #   make study TORCH=path/to/torch.whl
 #   make study TORCH="torch==2.13.0 --index-url URL"
-# It is remembered in .venv until another is given. The default is the pin of constraints.txt.
+# It is remembered in .venv until another is given. The default is the pin of constraints.txt, with TORCH_OPTIONS, such as
+# "--index-url URL" of an index that has the build for CPUs: the default of Linux is the one for CUDA, gigabytes larger.
 CHOICE := $(VENV)/torch-choice
-TORCH  ?= $(shell cat $(CHOICE) 2>/dev/null || grep '^torch==' constraints.txt)
+TORCH  ?= $(shell cat $(CHOICE) 2>/dev/null || echo $$(grep '^torch==' constraints.txt) $(TORCH_OPTIONS))
 ifneq ($(origin TORCH),file)
 ifneq ($(strip $(TORCH)),$(strip $(shell cat $(CHOICE) 2>/dev/null)))
 NEW_TORCH := new-torch
@@ -170,7 +171,7 @@ $(VENV)/dist.stamp: $(VENV)/torch.stamp pyproject.toml
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml # in one go with what a study needs
-	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test-gpu]'
 	@touch $(VENV)/study.stamp $@
 
 $(VENV)/conformance.stamp: $(VENV)/test.stamp

@@ -1,17 +1,25 @@
-"""A release: tag, version, changelog and citation agree."""
+"""A release: tag, version, changelog and citation agree; the job that publishes waits for every other one."""
 
 import re
 import runpy
 import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import longitude as lg
 
 ROOT = Path(__file__).parents[1]
 RELEASE = runpy.run_path(str(ROOT / ".ci" / "release.py"))
+JOBS = runpy.run_path(str(ROOT / ".ci" / "jobs.py"))
 FILES = ("CHANGELOG.md", "CITATION.cff", "src/longitude/__init__.py")
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 # ---- the version -----------------------------------------------------------------------------------------------------
@@ -51,3 +59,92 @@ def test_a_tagged_commit_is_a_release() -> None:
     done = subprocess.run(["git", "-C", str(ROOT), "tag", "--points-at", "HEAD"], capture_output=True, text=True)
     tags = [tag for tag in done.stdout.split() if re.match(r"v\d", tag)] if done.returncode == 0 else []
     assert [problem for tag in tags for problem in RELEASE["problems"](tag)] == []
+
+
+# ---- the citation ----------------------------------------------------------------------------------------------------
+def test_the_citation_says_what_the_package_says() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys() and cited["cff-version"] == "1.2.0"
+    assert cited["version"] == lg.__version__ and cited["type"] == "software"
+    assert cited["title"].partition(":")[0].lower() == project()["name"] == "longitude"
+    assert cited["authors"] == project()["authors"]
+    assert (cited["abstract"], cited["keywords"]) == (project()["description"], project()["keywords"])
+    assert cited["license"] == project()["license"]
+
+
+# ---- continuous integration ------------------------------------------------------------------------------------------
+def workflow() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+
+
+def test_a_tag_runs_everything_and_then_publishes() -> None:
+    ci = workflow()
+    assert ci[True]["push"]["tags"] == ["v*"]  # YAML reads `on` as true
+    jobs = ci["jobs"]
+    build, publish = jobs["build"], jobs["publish"]
+    commands = [step.get("run", "") for step in build["steps"]]
+    assert any(".ci/release.py" in each for each in commands) and any("make dist" in each for each in commands)
+    assert set(publish["needs"]) == set(jobs) - {"publish"}  # every other job
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert publish["permissions"] == {"id-token": "write"} and "secrets" not in str(publish)
+    assert ci["permissions"] == {"contents": "read"}
+
+
+def test_actions_are_pinned_by_hash() -> None:
+    """By hash, with the version beside it, so that nobody moves a tag under a workflow that may publish."""
+    texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    uses = [line.partition("uses:")[2].strip() for text in texts for line in text.splitlines() if "uses:" in line]
+    assert len(uses) > 20 and all(re.match(r"[\w/-]+@[0-9a-f]{40} # v\d", each) for each in uses)
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+    assert {each["package-ecosystem"] for each in updates} == {"github-actions", "pip"}
+
+
+def test_a_cell_of_ci_asks_for_what_can_be_installed_together() -> None:
+    """The extra of the kernels needs a triton that an older torch forbids."""
+    extras = project()["optional-dependencies"]
+    oldest = next(each for each in extras["gpu"] if each.startswith("torch>=")).removeprefix("torch>=")
+
+    def of(extra: str) -> set[str]:
+        named = re.findall(r"longitude\[([\w,-]+)\]", " ".join(extras[extra]))
+        return {extra}.union(*(of(other) for names in named for other in names.split(",")))
+
+    cells = JOBS["jobs"]()
+    assert {"versions", "core-only", "newest"} <= {job.name for job in cells}
+    for job in cells:
+        pinned = [
+            m for step in job.steps for m in re.findall(r"torch==(\S+)", JOBS["filled"](step.get("run", ""), job.cell))
+        ]
+        asked = [
+            m
+            for step in job.steps
+            for m in re.findall(r"\.\[([\w,-]+)\]", JOBS["filled"](step.get("run", ""), job.cell))
+        ]
+        for version in pinned:
+            older = tuple(map(int, version.split(".")[:2])) < tuple(map(int, oldest.split(".")))
+            assert not (older and any("gpu" in of(extra) for names in asked for extra in names.split(","))), job.title
+
+
+def test_the_jobs_that_run_here_say_why_others_do_not() -> None:
+    """Each `run:` is tried by .ci/jobs.py, or named."""
+    reasons = {job.title: [JOBS["why_not"](job, step) for step in job.steps] for job in JOBS["jobs"]()}
+    assert any(reasons["publish"]) and any(reasons["browser"])
+
+
+def test_what_ci_makes_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {"conformance", "ecosystem"} | set(
+        re.findall(r"\bmake ([a-z-]+)", (ROOT / ".github/workflows/ci.yml").read_text())
+    )
+    assert asked - targets == set()
+
+
+# ---- what is trusted -------------------------------------------------------------------------------------------------
+def test_the_page_of_security_names_what_there_is() -> None:
+    """Its options, variables and the group of plugins are those of the code."""
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "longitude").rglob("*.py"))
+    for name in re.findall(r"LONGITUDE_\w+|XDG_\w+|longitude\.plugins", page):
+        assert name in code, name
+    for option in re.findall(r"`--([a-z-]+)", page):
+        assert option.replace("-", "_") in code, option
+    assert "http" not in page  # a place that is not there

@@ -64,6 +64,7 @@ class Claim:
         link: Of the source.
         protocol: What was done here, in words; what differs from the paper, and what was varied where the verdict differs.
         statements: All of them must hold. None: the claim was not run, and `protocol` says what it would take.
+        erratum: It is a mistake of one text, which nobody else claims: it stands apart on the page.
         varied: Statements on studies of other options, which were run to find a mistake of ours; no part of the verdict.
     """
 
@@ -75,6 +76,7 @@ class Claim:
     protocol: str
     statements: tuple[Statement, ...] = ()
     varied: tuple[Statement, ...] = ()
+    erratum: bool = False
 
     @property
     def studies(self) -> list[str]:

@@ -41,16 +41,22 @@ class Chart(NamedTuple):
 
 def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart]) -> str:
     """The whole page as Markdown; drawn: its `charts`."""
-    verdicts = [each.verdict for each in judged]
+    claims, errata = ([each for each in judged if each.claim.erratum == wanted] for wanted in (False, True))
+    verdicts = [each.verdict for each in claims]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN))
-    lines = [[each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**"] for each in judged]
+    lines, mistakes = (
+        [[each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**"] for each in part]
+        for part in (claims, errata)
+    )
     introduction = INTRODUCTION.read_text(encoding="utf-8")
     parts = [
         "# Claims of the literature, tested",
         introduction,
         MADE,
-        f"Of {count(len(judged), 'claim')}: {counts}.",
+        f"Of {count(len(claims), 'claim')}: {counts}.",
         as_markdown(["", "claim", "verdict"], lines),
+        "Errata are sentences of one text that nobody else claims; they are tested in the same way, and are counted apart.",
+        as_markdown(["", "erratum", "verdict"], mistakes),
     ]
     for place, each in enumerate(judged):
         parts += _claim(each)

@@ -12,10 +12,11 @@ from typing import Literal
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, Measured, NotRun
 from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
+from longitude.measure.intervals import document_contrast
 from longitude.report.wording import percent
 from longitude.study.answers import AnswerCriterion, share
 from longitude.study.criterion import Effective
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
 from longitude.study.losses import TOLERANCE
 from longitude.study.tables import reach, training
 
@@ -40,6 +41,27 @@ def loss_at_most(a: Measured, b: Measured, margin: float = TOLERANCE) -> Stateme
     """The loss of a is below that of b, or above it by less than a margin."""
     words = f"the loss of {a} is less than {margin:.0%} above that of {b}"
     return _ranged(words, (a, b), _change(a, b), (-math.inf, margin), percent)
+
+
+def lead_grows(a: Measured, b: Measured, at: int) -> Statement:
+    """What the loss of a lies below that of b is more at their length than at the length `at`: a difference of differences."""
+    if a.length != b.length or a.study != b.study:
+        raise ValueError(f"expected two labels of one study at one length, got {a} and {b}")
+
+    def lead(evidence: Evidence) -> Estimate:
+        metric = evidence.criterion(a.study).metric
+        ends = [evidence.sums(each) for each in (a, b, a._replace(length=at), b._replace(length=at))]
+        seeds = [seed for seed in ends[0].seeds if all(seed in each.seeds for each in ends)]
+        if not seeds or len({each.of.shape[1] for each in ends}) > 1:
+            raise NotRun(f"{a} and {b} have no seed in common, or other documents at {at}")
+        ends = [each.only(seeds) for each in ends]
+        values = [per_seed(each, metric) for each in ends]
+        moved = (values[0] - values[1]) - (values[2] - values[3])
+        text = document_contrast([each.pooled for each in ends], (1, -1, -1, 1), metric=metric)
+        return estimated(moved, text)
+
+    words = f"the loss of {a} lies further below that of {b} than at {at}"
+    return _ranged(words, (a, b), lead, (-math.inf, 0.0), bits)
 
 
 def holds(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
@@ -75,18 +97,26 @@ def accuracy_below(a: Measured, most: float) -> Statement:
 
 
 def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
-    """The accuracy of a is above that of b at the same length, by more than a share; a and b may be of two studies."""
+    """The accuracy of a is above that of b at the same length, by more than a share; a and b may be of two studies.
+
+    by: below 0, a may be right less often than b, but by less than -by.
+    """
     if a.length != b.length:
         raise ValueError(f"examples of two lengths are no pairs: expected one length, got {a} and {b}")
     more = f" by more than {100 * by:g} points" if by else ""
     words = f"{_of(a, b)} is right more often than {_of(b, a)}{more}"
+    if by < 0:
+        words = f"{_of(a, b)} is right at most {-100 * by:g} points less often than {_of(b, a)}"
     ranged = _ranged(words, (a, b), _difference(a, b), (by, math.inf), points)
 
     def judge(evidence: Evidence) -> Outcome:
         outcome = ranged.judge(evidence)
         lost = [str(each.label) for each in (a, b) if not _learned(evidence, each)]
         if lost and outcome.verdict is not None:
-            remark = f"{' and '.join(dict.fromkeys(lost))} did not learn the task, so longer inputs say nothing about position"
+            who = " and ".join(dict.fromkeys(lost))
+            remark = f"{who} did not learn the task, so longer inputs say nothing about position"
+            if a.length == evidence.run(a.study).train_length:
+                remark = f"{who} is not above the rule without positions: it learned nothing at this rate and number of steps"
             return outcome._replace(verdict=UNCLEAR, remark=remark)
         return outcome
 
@@ -94,11 +124,18 @@ def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
 
 
 def _learned(evidence: Evidence, of: Measured) -> bool:
-    """Whether a label may have learned its task, of lengths past training; at the trained length that is the question itself."""
+    """Whether a label may have learned its task: it solves the training length, past which nothing else says anything.
+
+    At the training length itself it need not solve it, which is the question there, but must be above the rule without
+    positions. What is not may have been trained at a wrong rate, or for too few steps.
+    """
     criterion = evidence.criterion(of.study)
-    if not isinstance(criterion, AnswerCriterion) or of.length <= criterion.run.train_length:
+    if not isinstance(criterion, AnswerCriterion) or of.length < criterion.run.train_length:
         return True
-    return criterion.learned(of.label, of.method or criterion.run.methods[0])
+    if of.length > criterion.run.train_length:
+        return criterion.learned(of.label, of.method or criterion.run.methods[0])
+    floor = criterion.run.guessing.get(of.length)
+    return floor is None or share(evidence.sums(of._replace(method=None)).of).above(floor) == HOLDS
 
 
 # ---- how far -----------------------------------------------------------------------------------------------------------

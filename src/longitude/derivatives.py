@@ -6,27 +6,55 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch._library.autograd import make_autograd_impl
+from torch._library.custom_ops import CustomOpDef
+from torch.autograd.forward_ad import unpack_dual
 from torch.utils.checkpoint import checkpoint
 
 transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
 
 
+@torch.compiler.assume_constant_result
 def in_forward_mode() -> bool:
-    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do."""
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do.
+
+    A compiler asks while it traces, when the level is the one that it traces in: in a graph for torch.func.jvp, too.
+    """
+    return torch.autograd.forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result
 def in_transform() -> bool:
-    """Whether torch.func takes gradients: grad, vjp, jacrev.
+    """Whether torch.func takes gradients: grad, vjp, jacrev; in a graph, too.
 
     It has no rules for gradients that an operator brings itself, nor for what is made again in backward.
     """
-    if torch.compiler.is_compiling() or not transforms_active():
+    if not transforms_active():
         return False
     return any(each.key() == TransformType.Grad for each in retrieve_all_functorch_interpreters())
+
+
+def refuse_tangents(operator: CustomOpDef) -> None:
+    """Let an operator of ours raise NotImplementedError where it is given tangents: torch would take it for a constant.
+
+    Backends are not chosen then; a graph that was exported may hold it.
+    """
+    run = make_autograd_impl(operator._opoverload, operator)
+
+    def guarded(keyset: Any, *inputs: Any) -> Any:
+        if in_forward_mode() and any(isinstance(x, Tensor) and unpack_dual(x).tangent is not None for x in inputs):
+            raise NotImplementedError(
+                f"{operator._qualname}: expected tensors without tangents, because it has no derivatives in forward mode; call "
+                "the function itself under torch.func.jvp, not a graph that was compiled or exported before"
+            )
+        return run(keyset, *inputs)
+
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        operator._lib.impl(operator._name, guarded, key, with_keyset=True)
 
 
 def by_autograd() -> bool:
@@ -36,6 +64,6 @@ def by_autograd() -> bool:
 
 def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
     """part(*inputs), made again in backward instead of kept, where autograd takes gradients."""
-    if torch.is_grad_enabled() and not in_transform():
+    if torch.is_grad_enabled() and by_autograd():
         return checkpoint(part, *inputs, use_reentrant=False)
     return part(*inputs)

@@ -11,7 +11,7 @@ import torch
 
 
 def switched_off() -> set[str]:
-    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-flex".
+    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-fla".
 
     ValueError for another form, and for `reference`, which takes what no other does.
     """
@@ -20,7 +20,7 @@ def switched_off() -> set[str]:
     if any(not word.startswith("-") or word == "-reference" for word in words):
         raise ValueError(
             "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
-            f"-triton,-flex; got {named!r}"
+            f"-triton,-fla; got {named!r}"
         )
     return {word[1:] for word in words}
 

@@ -112,14 +112,6 @@ def interleave_ignored() -> Any:
     return model
 
 
-def wider_window() -> Any:
-    """By one token, in the mask and in the cache alike."""
-    model = by_layer(MistralForCausalLM, sliding_window=9)
-    wide, narrow = model.config, type(model.config)(**model.config.to_dict() | {"sliding_window": 8})
-    object.__setattr__(wide, "get_text_config", lambda decoder=None, **_: narrow if decoder is None else wide)
-    return model
-
-
 def no_mask_in_static_cache() -> Any:
     def before(named: dict[str, Any]) -> None:
         if isinstance(cache := named.get(INSTALLED), StaticCache):
@@ -139,12 +131,18 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "the other of two tables": other_table,
         "YaRN's factor on queries alone": lambda: rotates(factor_on_queries, YARN),
         "keys one position further": lambda: rotates(keys_later),
+        "keys not rotated": lambda: rotates(lambda right, q, k, cos, sin: (right(q, k, cos, sin)[0], k)),
+        "tables for the other layout": partial(
+            with_tables, lambda right, x, at: tuple(t[..., :4].repeat_interleave(2, -1) for t in right(x, at))
+        ),
+        "all but the start off by minus one": partial(  # far away, too, where it is no rounding
+            with_tables, lambda right, x, at: right(x, at - 1 if at.min() > 0 else at)
+        ),
         "layers without rotation inverted": smollm3_inverted,
         "only the first layer rotates": lambda: rotates(lambda right, q, k, cos, sin: (q, k), layers=slice(1, None)),
         "rope_interleave ignored": interleave_ignored,
     },
     "layer_masks": {
-        "a window one token too wide": wider_window,
         "no mask in a static cache": no_mask_in_static_cache,
     },
     "score_scale": {"DeepSeek's mscale missing": no_mscale},

@@ -27,7 +27,7 @@ def folder(tmp_path):
 def test_a_healthy_checkpoint(folder, capsys):
     assert check(str(folder)) == 0
     printed = capsys.readouterr().out
-    assert "cached_decoding" in printed and "of 24 laws 20 hold, 0 are broken, 4 do not apply" in printed
+    assert "cached_decoding" in printed and re.search(r"of \d+ laws \d+ hold, 0 are broken", printed)
 
 
 def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsys):

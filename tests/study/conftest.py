@@ -188,6 +188,7 @@ def write_run(
     spread: of documents, common to all labels and lengths; noise: of every document at every length.
     """
     task = options.pop("task", "text")
+    ngrams = {"2": 9.0} if ngrams is None and task == "text" else ngrams  # that every label beats
     options = {
         "encodings": tuple(values),
         "documents": 24,

@@ -15,12 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from longitude.attention.mixer import list_mixers
+from longitude.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
 from longitude.measure import read_rows
 from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS, list_encodings
 from longitude.positions.scaling import SCHEMES
 from longitude.registry import options_of
-from longitude.study.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
 from longitude.study.plan import checked
 from longitude.study.train import build_model
 from tests.study.conftest import TINY, run, trial_at
@@ -39,6 +39,20 @@ def test_parts_are_encodings_or_mixers():
     assert parse_label("rope+attention+mamba") == Label([{"name": "rope"}], [{"name": "attention"}, {"name": "mamba"}])
     assert parse_label("mamba") == Label([], [{"name": "mamba"}])
     assert parse_label("rope+fox").encodings == parse_encoding("rope+fox")
+
+
+@pytest.mark.parametrize(
+    ("label", "cause"),
+    [
+        ("rope:base=../../x", "'/'"),
+        ("rope:base=..x", "rope:base=..x"),
+        ("rope..alibi:slope=..none", "alibi:slope=..none"),
+        ("t5:num_buckets=1000000000", "num_buckets=1000000000"),
+    ],
+)
+def test_the_cause_that_is_named_is_the_one(label, cause):
+    with pytest.raises(ValueError, match=re.escape(cause)):
+        build_model(tiny(), label, 0)
 
 
 def test_options_of_a_config():

@@ -11,7 +11,7 @@ import pytest
 
 from longitude.measure import from_frame, read_rows, write_rows
 from longitude.study import run_trial, runner
-from longitude.study.record import GROWING, SCHEMA, grown, place_of
+from longitude.study.record import GROWING, SCHEMA, grown, place_of, read_study
 from longitude.study.results import read_run
 from tests.study.conftest import NUMBERS, TINY, run, trial_at
 
@@ -242,6 +242,38 @@ def test_a_part_of_a_study_is_read(four):
 def test_what_another_release_wrote_is_refused(values, message, four):
     changed(four / "study.json", **values)
     refused(four, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seeds": "abc"}, "seeds"),
+        ({"seeds": [0, "1"]}, "seeds"),
+        ({"seeds": []}, "--seeds"),
+        ({"seeds": [1, 1]}, "--seeds"),
+        ({"encodings": None}, "encodings"),
+        ({"encodings": "rope"}, "encodings"),
+        ({"steps": 1e30}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"steps": float("nan")}, "steps"),
+        ({"layers": -5}, "--layers"),
+        ({"match": "flops"}, "match"),
+        ({"learning_rates": [None]}, "learning_rates"),
+        ({"test_lengths": [64, 16]}, "--test-lengths"),
+        ({"stepz": 4}, "steps"),
+    ],
+    ids=str,
+)
+def test_what_was_edited_by_hand_is_refused_by_name(change, named, four):
+    """Types, ranges, and keys that there are not; a missing option is not its default."""
+    path = four / "study.json"
+    study = json.loads(path.read_text())
+    values = study["configuration"] | change
+    removed = [name for name in change if change[name] is None]
+    study["configuration"] = {name: value for name, value in values.items() if name not in removed}
+    path.write_text(json.dumps(study))
+    with pytest.raises(ValueError, match=f"study.json.*{named}"):
+        read_study(four)
 
 
 def test_a_changed_recipe_is_named(four):

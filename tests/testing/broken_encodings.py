@@ -75,6 +75,20 @@ broken(
 )
 
 
+broken(
+    "ReadsAWeight",
+    "adapters",
+    more=lambda self: setattr(self, "layer", torch.nn.Linear(1, 1)),
+    of=lambda self, offset: Broken.of(self, offset) * self.layer.weight[0, 0],
+)
+broken(
+    "HasAScalar",
+    "state_dict",
+    more=lambda self: setattr(self, "scalar", torch.nn.Parameter(torch.ones(()))),
+    learned=True,
+)
+
+
 @breaks("far_positions")
 class InTheModelsDtype(Broken):
     learned = True
@@ -187,6 +201,12 @@ def counts_by_itself(self, x, carry=None, documents=None):
     return columns, None
 
 
+broken(
+    "ConstantCompiled",
+    "compiled_transforms",
+    lg.FoX,
+    context=context_of(lambda x, *rest: (x.detach() if torch.compiler.is_compiling() else x, *rest)),
+)
 broken("ForgetsCarry", "chunks", lg.FoX, context=context_of(lambda x, carry, docs: (x, None, docs)))
 broken("MixesRows", "batch_invariance", lg.FoX, context=context_of(lambda x, *rest: (x - x.mean(0), *rest)))
 broken("SeesTheFuture", "causality", lg.FoX, context=context_of(lambda x, *rest: (x + x.mean(1, keepdim=True), *rest)))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from longitude import c_compile
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
@@ -40,7 +39,7 @@ from longitude.attention.terms import (
     with_sinks,
     with_terms_around,
 )
-from longitude.derivatives import transforms_active
+from longitude.derivatives import in_forward_mode, transforms_active
 from longitude.errors import unknown
 from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
 from longitude.positions.composed import Composed, by_name, compose
@@ -175,7 +174,7 @@ def raw_request(
             terms = tuple(placed_last(term, keys) for term in terms)
             require_terms(terms, q, k, v)
         added = tuple(term for term in terms if isinstance(term, ADDED))
-        if torch.is_grad_enabled() and added and next(iter(encoding.parameters()), None) is not None:
+        if torch.is_grad_enabled() and added:
             learned = learned_of(encoding, terms)
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):
         q_positions, k_positions = of_one_axis(q_positions, k_positions, terms, keys - rows)
@@ -246,7 +245,7 @@ def choose_once(r: Request, name: str) -> Backend:
         return BACKENDS["table"]
     q, k, v = r.q, r.k, r.v
     shapes_decide = name == "auto" and type(q) is Tensor and q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
-    if not shapes_decide or torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
+    if not shapes_decide or torch.compiler.is_compiling() or transforms_active() or in_forward_mode():
         return choose([r], name)
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
@@ -267,9 +266,9 @@ def choose_once(r: Request, name: str) -> Backend:
 
 
 def _shape_of(term: Term) -> tuple:
-    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors."""
+    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors, whose formula."""
     values = (x.shape if isinstance(x, Tensor) else x for x in vars(term).values())
-    return type(term), *(None if callable(x) else x for x in values)
+    return type(term), *(type(x) if callable(x) else x for x in values)
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:

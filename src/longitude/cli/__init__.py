@@ -26,8 +26,8 @@ from typing import Annotated, get_type_hints
 import tyro
 
 from longitude import __version__, plugins
-from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
-from longitude.errors import UnsupportedVersion, require_torch, unknown
+from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
+from longitude.errors import MissingPackage, UnsupportedVersion, require_torch, unknown
 
 PLUGIN = Parameter(
     "plugin",
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["--version"]:
         print(f"longitude {__version__}")
         return DONE
+    write_any_sign()
     try:
         _require_known(arguments)
         for before, argument in pairwise(["", *arguments]):
@@ -90,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
 
 
-def _unsupported(error: ImportError) -> UnsupportedVersion | None:
-    """The version behind a failed import; where torch is too old, something that it lacks may have been missed first."""
+def _unsupported(error: ImportError) -> ImportError | None:
+    """What to install, where that is behind a failed import; a torch that is too old may lack something else first."""
     try:
         require_torch()
     except UnsupportedVersion as old:
         return old
-    return error if isinstance(error, UnsupportedVersion) else None
+    return error if isinstance(error, UnsupportedVersion | MissingPackage) else None
 
 
 def _require_known(arguments: list[str]) -> None:

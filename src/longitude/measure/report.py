@@ -60,6 +60,6 @@ def terminal(results: Results) -> Iterator[Any]:
             shown.add_row(Text(label), Text(positions), Text(trained), *numbers)
         yield shown
     if lengths := effective(results):
-        yield " · ".join(f"{label} {length or 'none'}" for label, length in lengths.items())
-        yield f"{retrieval.definition()}\n"
+        found = " · ".join(f"{label} {length or 'none'}" for label, length in lengths.items())
+        yield f"{retrieval.definition()}: {found}\n"
     yield from sentences(results)

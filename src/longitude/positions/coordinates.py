@@ -60,6 +60,7 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
         with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
         raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
     require_positions(positions, who=name)
+    positions = positions.long()  # a length is one more than the largest, and may be beyond int32
     return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
 
 

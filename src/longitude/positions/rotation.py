@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from longitude import c_compile
 from longitude.c_compile import in_memory, needs_operator, words
+from longitude.derivatives import in_forward_mode
 from longitude.kernels import switched_off, why_not_on
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
@@ -74,7 +74,7 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
         return tuple(one_by_one(tensors, table, layout, rotate_by_formula))
     if any(x.shape[0] != tensors[0].shape[0] for x in tensors):  # a pass has one batch
         return tuple(apply_rotary(x, table, layout) for x in tensors)
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or forward_ad._current_level >= 0
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or in_forward_mode()
     return (Rotation.apply if recorded else unrecorded)((table, layout), *tensors)
 
 
@@ -122,7 +122,7 @@ class Rotation(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         table, layout = ctx.how
         wanted = ctx.needs_input_grad[1:]
-        recorded = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        recorded = torch.is_grad_enabled() or in_forward_mode()
         rotate = Rotation.apply if recorded else unrecorded
         back = iter(rotate((table.back, layout), *(g for g, need in zip(gradients, wanted, strict=True) if need)))
         return None, *(next(back) if need else None for need in wanted)

@@ -156,9 +156,12 @@ def _cached_features(head_dim: int, m: int, seed: int, device: torch.device, dty
         return orthogonal_features(head_dim, m, seed).to(device, dtype)
 
 
-@torch.compiler.assume_constant_result
 def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _cached_features(head_dim, m, seed, device, dtype)
+
+
+# What torch.compiler.assume_constant_result does, which loads the compiler: a second for whoever only wants the names of mixers.
+_features._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @register_mixer("performer")

@@ -64,7 +64,14 @@ class Memory:
         return self.weights + self.cache + self.layer + self.logits + self.base
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {getattr(self, name) / 1e9:.2f}" for name in ("weights", "cache", "layer", "logits"))
+        sizes = {
+            "weights": self.weights,
+            "cache": self.cache,
+            "layer": self.layer,
+            "logits": self.logits,
+            "Python": self.base,
+        }
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in sizes.items())
         return f"about {self.total / 1e9:.1f} GB ({parts})"
 
 

@@ -2,11 +2,11 @@
 
 import math
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from longitude.runs.device import cores
 from longitude.study.config import StudyConfig, option
 from longitude.study.executors import Executor, InProcess, Workers
 
@@ -56,7 +56,7 @@ class Execution:
         gpus_here = _gpus() if device == "cuda" else ()
         workers = self.workers
         if workers is None:
-            workers = len(gpus_here) if gpus_here else max(1, _cores() // threads) if device == "cpu" else 1
+            workers = len(gpus_here) if gpus_here else max(1, cores() // threads) if device == "cpu" else 1
         workers = min(workers, trials)
         return Workers(workers, gpus_here) if workers > 1 else InProcess()
 
@@ -67,10 +67,3 @@ def _gpus() -> tuple[str, ...]:
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(named.split(",") if named else map(str, range(torch.cuda.device_count())))
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    with suppress(AttributeError):  # not Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from longitude.labels import safe
 from longitude.measure.rows import read_rows
 from longitude.runs.files import parquet_rows, read_json, write_json
 from longitude.study.config import StudyConfig, listed, option
-from longitude.study.labels import safe
 from longitude.study.trial import Status, Trial
 
 SCHEMA = 3
@@ -53,6 +53,13 @@ def read_study(run: Path) -> dict[str, Any] | None:
         key for key in ("configuration", "data", "versions", "machine") if not isinstance(saved.get(key), dict)
     ]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; restore it from a copy, or name another --out")
+    try:
+        config = StudyConfig.of(saved["configuration"])
+        written = {name for name, value in _plain(asdict(config)).items() if value is not None}
+        if missing := written - set(saved["configuration"]):
+            raise ValueError(f"the configuration lacks {', '.join(sorted(missing))}")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; restore it from a copy, or name another --out") from None
     return saved
 
 

@@ -16,6 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from longitude.labels import parse_label
 from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
@@ -25,7 +26,6 @@ from longitude.study.answers import SOLVED
 from longitude.study.compare import SideBySide
 from longitude.study.config import option
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
-from longitude.study.labels import parse_label
 from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion, span
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of

@@ -18,6 +18,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
+from longitude.labels import parse_label
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
@@ -25,7 +26,6 @@ from longitude.positions.base import Encoding
 from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
-from longitude.study.labels import parse_label
 from longitude.study.resume import LossLog, newest, seal, step_of
 from longitude.study.tasks.base import task_of
 from longitude.study.trial import Trial

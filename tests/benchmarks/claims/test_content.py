@@ -20,7 +20,7 @@ from longitude.study.results import Sums
 LENGTHS = (128, 256, 512, 1024, 2048)
 RISING = (0.0, 0.06, 0.08, 0.09, 0.1)
 HOLDING = (0.0, -0.002, -0.004, -0.005, -0.005)
-BELOW = tuple(x - 0.02 for x in HOLDING)
+BELOW = tuple(x - 0.02 - 0.005 * i for i, x in enumerate(HOLDING))  # and further with the length
 
 
 def by_length(losses: dict[str, tuple[float, ...]], *method: str) -> dict[Measured, float]:
@@ -34,7 +34,7 @@ def by_length(losses: dict[str, tuple[float, ...]], *method: str) -> dict[Measur
 
 TEXT = by_length(
     {
-        "sinusoidal": RISING, "learned": (0.005,), "rope": RISING, "alibi": HOLDING, "fox": HOLDING,
+        "sinusoidal": RISING, "rope": RISING, "alibi": HOLDING, "fox": HOLDING,
         "rope:base=500": (0.0, 0.03, 0.05, 0.07, 0.09), "rope:base=500000": (0.0, 0.03, 0.05, 0.07, 0.09),
         "clipped:max_distance=16": RISING, "clipped:max_distance=128": RISING,
         "kerple_log": BELOW, "sandwich": BELOW, "fire": BELOW,
@@ -47,20 +47,41 @@ EARLY = by_length({"alibi": (0.0, -0.02, -0.04)}, "non-overlapping") | by_length
 )
 EXTENSION = {
     Measured("extension", label, length, method): loss
-    for label in ("rope", "sinusoidal", "learned")
+    for label in ("rope",)
     for length in (256, 512, 1024)
     for method, loss in {
-        "linear": -0.02 if label != "rope" else 0.06,
+        "linear": 0.06,
         "ntk": 0.04,
         "yarn": 0.01,
         "linear-floor": 0.08,
         "ntk-book": 0.05,
         "longrope": -0.01,
     }.items()
-} | {Measured("extension", label, 128): 0.005 for label in ("rope", "sinusoidal", "learned")}
+} | {
+    Measured("extension", "rope", 128): 0.005,
+    Measured("extension", "rope", 256): 0.05,
+    Measured("extension", "rope:base=500000", 256): 0.02,
+}
+TABLES = {
+    Measured("tables", "sinusoidal", 128): 0.0,
+    Measured("tables", "learned", 128): 0.005,
+    **{Measured("tables-interpolated", label, 128): 0.005 for label in ("sinusoidal", "learned")},
+    **{
+        Measured("tables-interpolated", label, length, "linear"): -0.02
+        for label in ("sinusoidal", "learned")
+        for length in (256, 512)
+    },
+}
+SMALL = {
+    Measured("small-base", label, length): loss
+    for label, losses in {"rope": RISING, "rope:base=16": (0.0, 0.03, 0.05, 0.07, 0.09)}.items()
+    for length, loss in zip(LENGTHS, losses, strict=True)
+}
 TUNED = {
     Measured("fine-tuned", "rope:scaling=yarn,factor=4,original_max_length=128", 512): -0.02,
     Measured("fine-tuned", "rope:scaling=linear,factor=4", 512): 0.02,
+    Measured("fine-tuned", "rope:scaling=ntk,factor=4", 512): 0.01,
+    Measured("fine-tuned", "rope", 512): 0.01,
 }
 SHARES = (
     {Measured("copy", label, 18): 0.8 if label == "none" else 0.3
@@ -72,18 +93,19 @@ SHARES = (
     | {Measured("addition", label, length): 0.99 if label in ("abacus:max_start=16+fire", "coupled:max_start=16") else 0.6
        for label in ("none", "fire", "abacus:max_start=16+fire", "coupled:max_start=16") for length in (5, 10)}
     | {Measured("recall", label, 64): 0.99 if label == "rope" else 0.4 for label in ("rope", "mamba2", "rwkv6", "retention")}
+    | {Measured("recall", label, length): 0.9 for label in ("alibi", "alibi+hierarchical:window=16") for length in (64, 128)}
     | {Measured("lookback", "rope", 64): 0.99, Measured("lookback", "alibi", 64): 0.4}
 )  # fmt: skip
 BASES = ("rope:base=500", "rope:base=2000", "rope:base=100000", "rope:base=500000")
 BASE = {
     Measured("base", label, length): loss for label in (*BASES, "rope") for length, loss in ((128, 0.0), (512, 0.08))
-}
+} | {Measured("base", "rope", 256): 0.05, Measured("base", "rope:base=500000", 256): 0.02}
 HEADS = {
     Measured("heads", "rope", 128): 0.0,
     Measured("heads", "rope+attention:num_kv_heads=2", 128): 0.005,
     Measured("heads", "rope+attention:num_kv_heads=1", 128): 0.06,
 }
-LOSSES = TEXT | EARLY | EXTENSION | TUNED | BASE | HEADS
+LOSSES = TEXT | EARLY | EXTENSION | TABLES | SMALL | TUNED | BASE | HEADS
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""
@@ -120,7 +142,13 @@ class World(Evidence):
             seconds, ratio = (100, 5.0) if slow else (1, 1.0)
             spread = 200 if self.noise else 0
             times = {"seconds": seconds, "seconds_low": seconds - spread, "seconds_high": seconds + spread}
-            more = {"ratio": ratio, "ratio_low": ratio, "ratio_high": ratio, "against": 1024}
+            more = {
+                "ratio": ratio,
+                "ratio_low": ratio - spread,
+                "ratio_high": ratio + spread,
+                "against": "plain",
+                "turns": 7,
+            }
             return {"label" if context else "name": name, "context": context, **where, **times, **more}
 
         where = {"passed": "forward+backward", "backend": "table", "group": "hierarchical attention, 8192 and 16384"}

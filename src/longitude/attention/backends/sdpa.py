@@ -65,7 +65,8 @@ def fused(r: Request) -> Tensor:
     if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
         q, scale = (-q, -scale) if scale else (0 * q, 1.0)
     # A compiler's symbolic bool is no bool, and its tracer wants names of arguments.
-    options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": grouped and not folded}  # noqa: SIM210
+    shared = True if grouped and not folded else False  # noqa: SIM210
+    options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": shared}  # noqa: SIM210
     out = F.scaled_dot_product_attention(q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, **options)
     out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
     return out if some is None else out.masked_fill(~some, 0.0)

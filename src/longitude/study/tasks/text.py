@@ -62,6 +62,10 @@ class Text(Task):
         return data
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
+        return self.windows(config, data, seed)
+
+    def windows(self, config: StudyConfig, data: StudyData, seed: int) -> Windows:
+        """The text that a seed is trained on, whatever is predicted of it."""
         examples = config.steps * config.batch_size
         return Windows(data.training, config.train_length, examples, seed, sampler_of(config))
 

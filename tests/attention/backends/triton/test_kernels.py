@@ -242,7 +242,7 @@ def test_memory_is_linear(names):
 
 
 def test_the_workspace_is_of_the_chip(monkeypatch):
-    """Not of the batch. Nothing is computed."""
+    """Not of the batch, once each of the chip's programs has a block of queries. Nothing is computed."""
     from longitude.attention.backends.triton import kernels
 
     shapes = []
@@ -255,9 +255,10 @@ def test_the_workspace_is_of_the_chip(monkeypatch):
         monkeypatch.setattr(kernels, kernel, Recorder())
     r, _ = FEW(70, 70, names="t5")
     x = backend.inputs_of(r)
-    for batch in (1, 3):
-        launched(x._replace(**{name: getattr(x, name).repeat(batch, 1, 1, 1) for name in "qkv"}))
-    assert shapes[0] == shapes[1] and shapes[0][1] == launch.table_rows(x.q.device, x.q.shape[1])
+    programs = launch.table_rows(x.q.device, x.q.shape[1])
+    for batch in (programs, 2 * programs):
+        launched(x._replace(**{name: getattr(x, name)[:1].repeat(batch, 1, 1, 1) for name in "qkv"}))
+    assert shapes[0] == shapes[1] and shapes[0][1] == programs
 
 
 def test_many_sequences_on_any_gpu(monkeypatch):

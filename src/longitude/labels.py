@@ -1,4 +1,4 @@
-"""Labels: how a study names its models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+", layers by "..".
+"""Labels: names of models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+", layers by "..".
 
 They are made of characters that no shell and no file system changes.
 """
@@ -76,6 +76,7 @@ def parse_label(label: str) -> Label:
     """
     from longitude.attention.mixer import MIXERS
 
+    require_characters(label)  # before it is taken apart, as the dots of a path stand between layers, too
     if LAYERS in label:
         layers = tuple(_of_layer(part, label) for part in label.split(LAYERS))
         named = [[*layer.encodings, *layer.mixers] for layer in layers]
@@ -97,7 +98,10 @@ def parse_label(label: str) -> Label:
 def _of_layer(part: str, label: str) -> Label:
     if not part:
         raise ValueError(f"expected a label on both sides of {LAYERS}, such as rope..none, got {label!r}")
-    found = parse_label(part)
+    try:
+        found = parse_label(part)
+    except ValueError as error:
+        raise ValueError(f"{error}, in {label!r}, whose {LAYERS} stand between labels of layers") from None
     if len(found.mixers) > 1:
         names = " and ".join(mixer["name"] for mixer in found.mixers)
         raise ValueError(f"expected one mixer for each layer, got {names} in {part!r} of {label!r}")
@@ -110,6 +114,19 @@ def parse_encoding(label: str) -> list[Spec]:
     Values and errors as `parse_label`.
     """
     return _specs(label, {})
+
+
+def parse_mixer(label: str) -> Spec:
+    """Read "window:size=64" as {"name": "window", "size": 64}: a label of one mixer alone. Errors as `parse_label`."""
+    found = parse_label(label)
+    if len(found.mixers) != 1 or found.encodings or found.layers:
+        raise ValueError(f"expected one mixer, such as window:size=64, got {label!r}")
+    return found.mixers[0]
+
+
+def is_label(text: str) -> bool:
+    """Whether it says more than one name does."""
+    return "+" in text or ":" in text or LAYERS in text
 
 
 def require_characters(label: str) -> None:
