@@ -28,8 +28,11 @@ SKIPPED = {
     "images or sound: its text model is another row, or is not causal by itself",
 }  # fmt: skip
 """Causal models of transformers that are not tried, and why."""
-IMAGES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
-"""Models of text and images whose positions have several axes."""
+IMAGES = (
+    "glm5_next", "mistral_large4", "muse_glimmer", "muse_spark", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
+    "step3p7",
+)  # fmt: skip
+"""Models of text and images: those whose positions have several axes, and those whose text model is no causal one by itself."""
 FAMILIES = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *IMAGES} - {name for names in SKIPPED for name in names.split()})
 SHAPE = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -88,37 +91,47 @@ OWN = {
                "use_mem_rope": True, "attention_hidden_size": 128, "num_query_groups": None, "num_key_value_heads": 4},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 TOKENS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 VISION = {
-    "depth": 1, "hidden_size": 32, "embed_dim": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 2,
+    "depth": 1, "hidden_size": 32, "embed_dim": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 2, "head_dim": 16,
     "spatial_merge_size": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
-    "window_size": 8, "fullatt_block_indexes": [0],
+    "window_size": 8, "fullatt_block_indexes": [0], "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+    "projection_intermediate_size": 32, "num_key_value_heads": 2,
 }  # fmt: skip
 """Of families with images; their text model has the shape of the others."""
-MARKS = {"holds": "yes", "does not apply": "-", "broken": "**no**"}
+AUDIO = {"out_hidden_size": 64, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
+OWN_TEXT = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}}),
+    "mistral_large4": LATENT | UNSET, "muse_spark": {"moe_hidden_size": 32},
+    "glm5_next": {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "head_dim": None, "index_kpool": 4,
+                  "layer_types": ["linear_attention", "indexed_attention"] * 3},
+}  # fmt: skip
 
 
 def toy(family: str) -> Any:
     """A random model of a family, small in every way that its config has."""
     default = AutoConfig.for_model(family)
-    if getattr(default, "vision_config", None) is not None:
-        return toy_of_images(family)
-    has = {*default.to_dict(), *type(default).attribute_map}
-    options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | OWN.get(family, {})
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{key: value for key, value in options.items() if value is not None})
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-def toy_of_images(family: str) -> Any:
-    """The same, of text and images: three axes of positions."""
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
-    vision = VISION | ({"hidden_size": 64} if family == "qwen2_vl" else {})  # what others call out_hidden_size
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        family, text_config=SHAPE | {"head_dim": 16, "rope_parameters": rope}, vision_config=vision, **TOKENS
-    )
+    if family not in IMAGES:
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(family, **shape_of(default, OWN.get(family, {})))
+        ).eval()
+    text = shape_of(default.text_config, OWN_TEXT.get(family, {}))
+    vision = {key: value for key, value in VISION.items() if key in default.vision_config.to_dict()}
+    vision |= {"hidden_size": 64} if family == "qwen2_vl" else {}  # what others call out_hidden_size
+    audio = {} if getattr(default, "audio_config", None) is None else {"audio_config": AUDIO}
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, **audio, **TOKENS)
     return AutoModelForImageTextToText.from_config(config).eval()
+
+
+def shape_of(default: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """The options of a small config, of those that a default one has."""
+    has = {*default.to_dict(), *type(default).attribute_map}
+    options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | own
+    if getattr(default, "sliding_window", None) is None and "sliding_window" not in own:  # its class may read none
+        options.pop("sliding_window", None)
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def page(found: dict[str, dict[str, Result]]) -> str:

@@ -63,13 +63,10 @@ def judged(test: Test, subject: Subject, found: Measurement | Exception, reason:
     if fresh is None and (keys or subject.stock):
         raise DoesNotApply(f"nothing tells what its class makes of its config{unknown}: {reason}")
     if fresh is not None and (theirs := measured(test, fresh)) is not None:
+        kind = f"{type(fresh.model).__name__} of transformers"
         if isinstance(found, Measurement) and (key := without_effect(test, fresh, theirs)):
-            cause = f"{key} has no effect, as if it were not in the config: {reason}"
-            return replace(found, cause=cause, whose="config")
-        kind = type(fresh.model).__name__
-        raise DoesNotApply(
-            f"{kind} of transformers itself does otherwise than is read here of its config{unknown}: {reason}"
-        )
+            return replace(found, cause=f"{key} is not followed by {kind}: {reason}", whose="config")
+        raise DoesNotApply(f"{kind} itself does otherwise than is read here of its config{unknown}: {reason}")
     if isinstance(found, Exception):
         raise found
     return found

@@ -242,7 +242,7 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
 
     The last tokens come behind those before them as a chunk, and the very last alone.
     """
-    config, length = subject.model.config, tokens.shape[1]
+    config, length = subject.declared or subject.model.config, tokens.shape[1]
     caches = {
         "its cache": lambda: DynamicCache(config=config),
         "a static cache": lambda: StaticCache(config=config, max_cache_len=2 * length),

@@ -37,7 +37,7 @@ FREQUENCIES = 0.02
 
 
 SIZES = (
-    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "vocab_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size"),
     *(ORIGINAL, *LENGTH_KEYS),
 )
 """Keys of a config whose numbers count something."""
