@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,19 @@ transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
 
 
-@torch.compiler.assume_constant_result
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """A function that a compiler calls while it traces, and whose result is then a constant of the graph.
+
+    It is what torch.compiler.assume_constant_result does, which loads the compiler: seconds for whoever never compiles.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+@constant_in_graphs
 def in_forward_mode() -> bool:
     """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do.
 
@@ -27,7 +39,7 @@ def in_forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def in_transform() -> bool:
     """Whether torch.func takes gradients: grad, vjp, jacrev; in a graph, too.
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
+from longitude.derivatives import constant_in_graphs
 from longitude.errors import check_positive, check_sizes
 from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer
@@ -156,12 +157,9 @@ def _cached_features(head_dim: int, m: int, seed: int, device: torch.device, dty
         return orthogonal_features(head_dim, m, seed).to(device, dtype)
 
 
+@constant_in_graphs
 def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _cached_features(head_dim, m, seed, device, dtype)
-
-
-# What torch.compiler.assume_constant_result does, which loads the compiler: a second for whoever only wants the names of mixers.
-_features._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @register_mixer("performer")

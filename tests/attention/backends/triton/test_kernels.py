@@ -17,7 +17,7 @@ from longitude.positions.rotation import empty_like_heads
 from tests.attention.backends.one_request import compare, masks, problem
 from tests.support import LargestTensor, Reads, close
 
-pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5", "fire"]
 FEW = partial(problem, heads=2, kv_heads=1)
