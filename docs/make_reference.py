@@ -21,7 +21,7 @@ INTERFACES = (
     "study.criterion.Finding", "study.comparisons.Comparison", "study.estimates.Estimate", "report.figure.Figure",
     "claims.base.Claim", "claims.base.Statement", "claims.base.Outcome", "claims.base.register", "claims.evidence.Measured",
     "claims.evidence.Evidence", "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
-    "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "models.streams.Packed",
+    "attention.request.Request", "attention.verdict.Verdict", "testing.engine.Measurement", "models.streams.Packed",
     "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",
 )  # fmt: skip
 

@@ -33,7 +33,8 @@ def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
             around |= {id(p) for p in (term.module.parameters() if term.module is not None else ())}
         elif isinstance(term, SinkLogits):
             around.add(id(term.logits))
-    return [p for p in encoding.parameters() if p.requires_grad and id(p) not in around]
+    # Of its members, because a compiler asks nothing of a module that was composed in its graph.
+    return [p for one in encoding for p in one.parameters() if p.requires_grad and id(p) not in around]
 
 
 def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: Tensor) -> None:
