@@ -1,4 +1,4 @@
-"""How derivatives of a call are taken: recorded by autograd, carried forward, or by a transform of torch.func."""
+"""What torch makes of a call: recorded by autograd, carried forward, mapped by a transform of torch.func, or exported."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ from torch.utils.checkpoint import checkpoint
 
 transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
+
+
+_is_exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
+
+
+def exporting() -> bool:
+    """Whether torch.export makes a graph of this call.
+
+    It runs where Longitude is not, so it has torch's own operators alone; and at every length, so no choice depends on a size:
+    torch writes a choice down as a condition of the graph.
+    """
+    return _is_exporting is not None and _is_exporting()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -75,7 +87,7 @@ def by_autograd() -> bool:
 
 
 def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
-    """part(*inputs), made again in backward instead of kept, where autograd takes gradients."""
-    if torch.is_grad_enabled() and by_autograd():
+    """part(*inputs), made again in backward instead of kept, where autograd takes gradients; not in a graph to export."""
+    if torch.is_grad_enabled() and by_autograd() and not exporting():
         return checkpoint(part, *inputs, use_reentrant=False)
     return part(*inputs)

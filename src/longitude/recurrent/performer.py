@@ -87,7 +87,7 @@ def performer(
         to_k = to_k if valid is None else to_k.masked_fill(~valid[:, None, :, None], LOWEST)
         before = to_k.new_full((batch, heads), LOWEST) if state is None else state[2].to(dtype)
         largest = running_max(to_k.amax(-1), before, reset)
-        earlier = torch.cat([before[..., None], largest[..., :-1]], -1)
+        earlier = torch.cat([before[..., None], largest], -1)[..., :-1]
         log_decay = earlier - largest
         log_decay = log_decay if reset is None else log_decay.masked_fill(reset[:, None], 0)
         phi_q = m**-0.5 * ((to_q - to_q.amax(-1, keepdim=True)).exp() + epsilon)
@@ -187,6 +187,7 @@ class Performer(RecurrentMixer):
     """
 
     source = "Choromanski et al. 2021"
+    any_length = True
     rotates = True
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import Backend, no_second_derivatives
+from longitude.attention.backends.base import TIED, Backend, no_second_derivatives
 from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.backends.triton.launch import Inputs
@@ -16,6 +16,7 @@ from longitude.attention.request import Request
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
 from longitude.c_compile import needs_operator
+from longitude.derivatives import exporting
 from longitude.kernels import why_no_triton, why_not_on
 from longitude.positions.base import Drift, OffsetBias, PairBias
 from longitude.positions.coordinates import explicit
@@ -144,6 +145,8 @@ def limits(r: Request) -> str | None:
     """Reasons that `Backend` cannot express."""
     if (why := why_no_triton()) is not None:
         return why
+    if exporting():
+        return TIED
     widths = r.q.shape[3], r.v.shape[3]
     if max(widths) > WIDEST:
         return f"it takes head_dim up to {WIDEST}, not {max(widths)}"
