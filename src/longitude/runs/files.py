@@ -139,7 +139,7 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
 
 
