@@ -24,8 +24,8 @@ class Absent(str):
 
 
 ABSENT = Absent("-")
-WINDOWED = ("sliding_attention", "chunked_attention")
-"""Layer types that attend within a window, which does not grow."""
+WINDOWED = ("sliding_attention", "chunked_attention", "main")
+"""Layer types that attend within a window, which does not grow; DeepSeek V4 calls the rotation of such layers "main"."""
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
