@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
@@ -15,6 +15,14 @@ from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, Scaling, YaRN
 from longitude.positions.scaling.base import Follow
 from longitude.positions.scaling.ntk import ntk_base
+
+
+class NotUnderstood(ValueError):
+    """A config with keys about position that decide something, and that nothing here can read; `keys` has their names."""
+
+    def __init__(self, message: str, keys: Sequence[str] = ()):
+        super().__init__(message)
+        self.keys = tuple(keys)
 
 
 class RopeConfig(NamedTuple):
