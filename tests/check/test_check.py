@@ -18,7 +18,6 @@ from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
-from longitude.positions import by_layer
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
@@ -296,17 +295,19 @@ def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
     assert found.status == "does not apply" and "multiply queries by a factor of their position" in found.reason
 
 
-def test_what_a_family_does_and_nobody_knows_is_no_fault(monkeypatch):
-    """A type of layers that a stock model does not rotate; a key about rotation that nothing reads."""
-    model = of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])
-    monkeypatch.delitem(by_layer.WINDOWS_ROTATE, "afmoe")
-    found = result("layer_rotations", model)
-    assert found.status == "does not apply" and "rotates no layer of full_attention" in found.reason
-    changed(model)
-    assert "layer 1 are not rotated as config.json declares" in result("layer_rotations", model).reason
+def test_what_a_family_does_is_no_fault():
+    """Layers that the family's class does not rotate, whether a key says so or none."""
+    assert (
+        result(
+            "layer_rotations", of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])
+        ).status
+        == "holds"
+    )
     bases = {"num_hidden_layers": 2, "layer_rope_theta": [10_000.0, 0]}
-    found = result("layer_rotations", of_kind("granite_swa", **SMALL, max_position_embeddings=LENGTH, **bases))
-    assert (found.status, found.reason) == ("does not apply", "not understood: layer_rope_theta")
+    assert (
+        result("layer_rotations", of_kind("granite_swa", **SMALL, max_position_embeddings=LENGTH, **bases)).status
+        == "holds"
+    )
 
 
 def test_xlnet_attends_in_both_directions():

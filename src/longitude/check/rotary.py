@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
-from longitude.checkpoints.config import contradictions, head_dim_of, ropes as config_ropes, unread_keys
+from longitude.checkpoints.config import contradictions, head_dim_of, remarks, ropes as config_ropes
 from longitude.checkpoints.positions import last_position
-from longitude.positions.hugging_face import RopeConfig, unread_words
+from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -112,8 +112,8 @@ def require_tables(tables: Mapping[str | None, Tables]) -> None:
 @CHECKPOINT_LAWS.law(threshold=0)
 def config(subject: Subject) -> Measurement:
     """config.json: contradictions, unknown keys, silent defaults."""
-    found, unread = list(contradictions(subject.raw, subject.config)), unread_keys(subject.raw, subject.config)
-    return Measurement(len(found), 0, unread_words(unread) if unread else "", cause="; ".join(found))
+    found = list(contradictions(subject.raw, subject.config))
+    return Measurement(len(found), 0, "; ".join(remarks(subject.raw, subject.config)), cause="; ".join(found))
 
 
 @CHECKPOINT_LAWS.law(threshold=FREQUENCIES)
