@@ -217,9 +217,10 @@ def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
 
 
 def test_numbers_that_json_has_not(tmp_path):
-    """A base of zero: tables are not finite."""
-    broken = saved(tmp_path, inside={"rope_theta": 0})
-    found = check(broken, laws=["config", "far_positions", "repeatable"])
+    """A base of zero, which no file may have: tables are not finite."""
+    with pytest.raises(ValueError, match="rope_theta"):
+        saved(tmp_path, inside={"rope_theta": 0})
+    found = check(llama(rope={"rope_theta": 0}), laws=["config", "far_positions", "repeatable"])
     assert [one.status for one in found.values()] == ["broken"] * 3
     json.dumps([one.as_dict() for one in found.values()], allow_nan=False)
 
@@ -297,17 +298,11 @@ def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
 
 def test_what_a_family_does_is_no_fault():
     """Layers that the family's class does not rotate, whether a key says so or none."""
-    assert (
-        result(
-            "layer_rotations", of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])
-        ).status
-        == "holds"
-    )
+    windows = OF_THEIR_OWN["afmoe"]
     bases = {"num_hidden_layers": 2, "layer_rope_theta": [10_000.0, 0]}
-    assert (
-        result("layer_rotations", of_kind("granite_swa", **SMALL, max_position_embeddings=LENGTH, **bases)).status
-        == "holds"
-    )
+    for kind, more in (("afmoe", windows), ("granite_swa", bases)):
+        model = of_kind(kind, **SMALL, max_position_embeddings=LENGTH, **more)
+        assert result("layer_rotations", model).status == "holds"
 
 
 def test_xlnet_attends_in_both_directions():
