@@ -90,7 +90,8 @@ class _Stepped(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(positions: Tensor) -> Tensor:
-            steps = (positions + self.first).div(self.step, rounding_mode="floor")
+            exact = positions if positions.is_floating_point() else positions.long()  # int32 ends at its last position
+            steps = (exact + self.first).div(self.step, rounding_mode="floor")
             return 1 + self.rate * steps.to(wide(positions.device)).log1p()
 
         return (Temperature(at, "positions"),)
