@@ -239,10 +239,11 @@ def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
 
 
 def test_numbers_that_json_has_not(tmp_path):
-    """A base of zero: tables are not finite, and only the config is at fault."""
-    broken = saved(tmp_path, inside={"rope_theta": 0})
-    found = check(broken, laws=["config", "far_positions", "repeatable"])
-    assert [one.status for one in found.values()] == ["broken", "does not apply", "does not apply"]
+    """A base of zero, which no file may have: tables are not finite."""
+    with pytest.raises(ValueError, match="rope_theta"):
+        saved(tmp_path, inside={"rope_theta": 0})
+    found = check(llama(rope={"rope_theta": 0}), laws=["config", "far_positions", "repeatable"])
+    assert [one.status for one in found.values()] == ["broken"] * 3
     json.dumps([one.as_dict() for one in found.values()], allow_nan=False)
 
 
@@ -383,6 +384,15 @@ def test_a_choice_between_equal_scores_is_no_leak():
     assert found["key_selection"].status == "does not apply"
     share = int(re.search(r"(\d+)% of the visible scores", found["key_selection"].reason)[1])
     assert 10 < share < 60
+
+
+def test_what_a_family_does_is_no_fault():
+    """Layers that the family's class does not rotate, whether a key says so or none."""
+    windows = OF_THEIR_OWN["afmoe"]
+    bases = {"num_hidden_layers": 2, "layer_rope_theta": [10_000.0, 0]}
+    for kind, more in (("afmoe", windows), ("granite_swa", bases)):
+        model = of_kind(kind, **SMALL, max_position_embeddings=LENGTH, **more)
+        assert result("layer_rotations", model).status == "holds"
 
 
 def test_xlnet_attends_in_both_directions():
