@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.config import LENGTH_KEYS
 from longitude.checkpoints.quiet import quiet
-from longitude.positions.hugging_face import COMMON, OLD_TYPES, TYPES
+from longitude.positions.config_keys import COMMON, OLD_TYPES, TYPES
 from longitude.positions.scaling import SCHEMES
 
 ROTARY = (
