@@ -66,7 +66,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.base import (
         Encoding as Encoding,
         encoding as encoding,
-        encodings as encodings,
         list_encodings as list_encodings,
         register as register,
     )
@@ -121,7 +120,7 @@ _MODULES = (
 )  # fmt: skip
 _NAMES = {
     "positions": "samplers scaling",
-    "positions.base": "Encoding encoding list_encodings encodings register",
+    "positions.base": "Encoding encoding list_encodings register",
     "positions.terms": "OffsetBias PairBias Drift OffsetVectors RowBias Transport Temperature SinkLogits",
     "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",

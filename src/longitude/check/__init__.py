@@ -13,6 +13,10 @@ one diagnosis.
 
 from __future__ import annotations
 
+from longitude.errors import require_extra
+
+require_extra("longitude.check", "models")
+
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from longitude.checkpoints.reading import Ropes, read, text_part
+from longitude.checkpoints.reading import lost, read, text_part, with_own_base
 from longitude.errors import check_positive, check_sizes, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
@@ -159,6 +160,8 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         return
     given = config.to_dict()  # which layers rotate may stand in defaults of transformers' class
     filled = {key: given[key] for key in LAYERS if key in given} | dict(raw)
+    with suppress(ValueError):  # what its class keeps may not be readable
+        filled = with_own_base(filled, config, read_ropes(given))
     schemas = [{name} for name in SCHEMAS if raw.get(name)] or [{*SCHEMAS}]
     try:
         ours, *others = (
@@ -180,7 +183,8 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     except ValueError as error:
         yield f"transformers keeps what cannot be read: {error}"
         return
-    if lost(raw, ours, theirs):
+    shares = any(each.get(key) is not None for key in SHARES for each in (raw, *(one for _, one in rope_dicts(raw))))
+    if lost(ours, theirs, shares):
         yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
     try:
         read(config)
@@ -203,21 +207,6 @@ def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:
             "its default without a warning; keep one of the two, with rope_theta"
         )
     return f"{error}; transformers takes 10000 without a warning: write the one of training"
-
-
-def lost(raw: Mapping[str, Any], ours: Ropes, theirs: Ropes) -> bool:
-    """Whether transformers lost a base, a scheme or a share of the file.
-
-    Where a class makes parameters by layer type of flat ones, as OLMo 3 does, what is in the file is in one of them.
-    """
-    named = any(each.get(key) is not None for key in SHARES for each in (raw, *(one for _, one in rope_dicts(raw))))
-
-    def facts(ropes: Ropes) -> list[Any]:
-        each = [ropes] if isinstance(ropes, RopeConfig) else [one for one in ropes.values() if one is not None]
-        return [(one.base, one.scaling, (one.partial_rotary_factor, one.proportion) if named else None) for one in each]
-
-    kept = facts(theirs)
-    return any(one not in kept for one in facts(ours))
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:

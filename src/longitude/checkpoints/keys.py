@@ -11,8 +11,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from longitude.checkpoints.config import lost, rope_dicts, two_values
-from longitude.checkpoints.reading import Ropes, read
+from longitude.checkpoints.config import rope_dicts, two_values
+from longitude.checkpoints.reading import Ropes, lost, read
 from longitude.checkpoints.source import Source
 from longitude.positions.config_keys import BASES, LAYERS, LENGTHS, SHARES, WINDOWED, is_foreign
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes, to_hugging_face
@@ -35,15 +35,15 @@ def ropes_of(source: Source) -> Ropes:
     """
     file = source.folder / "config.json"
     try:
-        found = read(source.config).ropes
         for contradiction in two_values(source.inner):
             raise ValueError(contradiction)
+        found = read(source.config).ropes
         in_file = read_ropes(with_defaults(source, found)) if isinstance(found, RopeConfig) else found
     except NotUnderstood as error:
         raise NotUnderstood(f"{file}: {error}", error.keys) from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    if lost(source.inner, in_file, found):
+    if lost(in_file, found, shares=True):
         raise ValueError(
             f"{file}: its keys mean {in_file}, but transformers reads {found}; correct the names of its keys"
         )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import check_choice
-from longitude.positions.config_keys import SCHEMAS, SHARES, of_layers
+from longitude.positions.config_keys import BASES, FULL, LOCAL_BASES, SCHEMAS, SHARES, WINDOWED, of_layers
 from longitude.positions.hugging_face import (
     NotUnderstood,
     RopeConfig,
@@ -166,7 +166,9 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
         raise refusal(keys, table, "rotates by keys that are not read here")
     declared = read_ropes(keys, follow, max_length)
     if isinstance(config, Mapping):
-        _require_same(read_ropes(written, follow, max_length), declared)
+        own = read_ropes(with_own_base(as_mapping(written), theirs, declared), follow, max_length)
+        if lost(own, declared):
+            raise ValueError(f"its keys mean {own}, but transformers reads {declared}; correct the names of its keys")
     return Confirmation(theirs, keys, declared, seen).reading(attends)
 
 
@@ -203,14 +205,40 @@ def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def _require_same(written: Ropes, declared: Ropes) -> None:
-    """ValueError where a class lost a base or a scheme that is written in its file."""
-    ours, theirs = (
-        [one for one in (each.values() if isinstance(each, dict) else [each]) if one] for each in (written, declared)
+def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict[str, Any]:
+    """A config's keys, with its class's base where they name none and the class has one of its own (Gemma 3)."""
+    from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
+
+    inside = (one for name in SCHEMAS for one in of_layers(written.get(name)))
+    named = any(each.get(key) is not None for each in (written, *inside) for key in BASES)
+    if named or type(theirs).default_theta == RotaryEmbeddingConfigMixin.default_theta:
+        return dict(written)
+    if isinstance(declared, RopeConfig):
+        return dict(written) | {BASES[0]: declared.base}
+    full, local = (declared.get(kind) for kind in (FULL, WINDOWED[0]))
+    own = {} if full is None else {BASES[0]: full.base}
+    return (
+        dict(written) | own | ({} if local is None or local.base == own.get(BASES[0]) else {LOCAL_BASES[0]: local.base})
     )
-    for one in ours:
-        if (one.base, one.scaling) not in [(other.base, other.scaling) for other in theirs]:
-            raise ValueError(f"its keys mean {one}, but transformers reads {declared}; correct the names of its keys")
+
+
+def lost(written: Ropes, declared: Ropes, shares: bool = False) -> bool:
+    """Whether transformers lost a base or a scheme that is written in a file. shares: or the part of heads that rotates.
+
+    A class that makes parameters by layer type of flat ones (OLMo 3, DeepSeek V4) may have the base in one and the scheme in
+    another.
+    """
+
+    def facts(ropes: Ropes) -> list[tuple[Any, ...]]:
+        each = [one for one in (ropes.values() if isinstance(ropes, dict) else [ropes]) if one is not None]
+        if isinstance(written, dict) or isinstance(declared, RopeConfig):
+            return [
+                (one.base, one.scaling, (one.partial_rotary_factor, one.proportion) if shares else ()) for one in each
+            ]
+        return [fact for one in each for fact in (("base", one.base), ("scheme", type(one.scaling)))]
+
+    kept = facts(declared)
+    return any(one not in kept for one in facts(written))
 
 
 # ---- held to the class -----------------------------------------------------------------------------------------------
@@ -250,7 +278,7 @@ class Confirmation:
             raise refusal(self.keys, table, f"rotates layer {n} by several tables")
         if table.learned:
             raise refusal(self.keys, table, "has frequencies among its weights, which no key decides")
-        reasons = []
+        reasons: list[str] = []
         for (label, rope), width in product(self.candidates(n), self.widths(n)):
             for one in self.variants(rope, table, width):
                 differs, notes = difference(table, one, width)
@@ -259,16 +287,20 @@ class Confirmation:
                     warm = one.temperature if self.seen[n].warm else None
                     return LayerRope(one._replace(rotates=None, temperature=warm), width, label)
                 reasons.append(differs)
+        reasons = reasons or [f"rotates layer {n}, for which no parameters are declared"]
         raise refusal(self.keys, table, next((why for why in reasons if "numbers" not in why), reasons[0]))
 
     def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
-        """(label, parameters) that may be those of a layer, the likeliest first."""
-        own = self.declared if isinstance(self.declared, dict) else {None: self.declared}
+        """(label, parameters) that may be those of a layer: of its type, else any."""
+        own: dict[str | None, RopeConfig | None]
+        own = dict(self.declared) if isinstance(self.declared, dict) else {None: self.declared}
+        if self.types[n] in own:
+            own = {self.types[n]: own[self.types[n]]}
         ropes = [(label, rope) for label, rope in own.items() if rope is not None]
         bases = self.keys.get("layer_rope_theta")
         if isinstance(bases, list | tuple) and len(bases) == len(self.seen) and bases[n]:
             ropes = [(label, rope._replace(base=bases[n])) for label, rope in ropes]
-        return sorted(ropes, key=lambda each: each[0] != self.types[n])
+        return ropes
 
     def widths(self, n: int) -> list[int]:
         """Dimensions that a share may be a part of: those of a head, or of its part that rotates."""
@@ -293,7 +325,7 @@ class Confirmation:
                 if axes is None or not any(axes):
                     yield one
                 elif -1 not in axes:
-                    counts = tuple(axes.count(axis) for axis in range(max(axes) + 1))
+                    counts = tuple(axes.count(axis) for axis in range(table.axes))
                     yield from (one._replace(sections=counts, interleaved=each) for each in (False, True))
 
     def summed_up(self, layers: list[LayerRope | None]) -> Ropes:

@@ -35,7 +35,7 @@ TOKENS = 3
 POSITIONS, PLACES = "positions", "places"
 """Marks: of position_ids, and of what arange made. Other marks are numbers of calls of rotary modules."""
 UNUSED = ("weight", "scaling", "dropout")
-RELEASED = {"item": int, "__int__": int, "__index__": int, "__bool__": bool, "__float__": float}
+RELEASED = {"item": int, "__int__": int, "__index__": int, "__bool__": bool, "__contains__": bool, "__float__": float}
 """What asks a tensor for its number, which one of the meta device does not have."""
 
 Mark = str | int
@@ -109,9 +109,11 @@ def _one_of_each(table: Tensor, pairs: int) -> slice | None:
     """The columns that have each pair once, whether the others repeat them behind all or behind each; None for other widths."""
     if table.shape[-1] == pairs:
         return slice(None)
-    if table.shape[-1] != 2 * pairs:
-        return None
-    return slice(pairs) if torch.equal(table[..., :pairs], table[..., pairs:]) else slice(0, None, 2)
+    if table.shape[-1] == 2 * pairs and torch.equal(table[..., :pairs], table[..., pairs:]):
+        return slice(pairs)
+    if table.shape[-1] == 2 * pairs and torch.equal(table[..., 0::2], table[..., 1::2]):
+        return slice(0, None, 2)
+    return None
 
 
 @dataclass
@@ -124,6 +126,7 @@ class Layer:
         hidden: Whether it has attention that was not seen.
         width: Dimensions of its queries.
         warm: Whether queries alone depend on their position in another way than rotation, as by a temperature.
+        turned: Whether queries and keys depend on positions, and no rotary module made it so.
         biased: Whether attention got something else that depends on positions, as a bias.
         embedded: Whether what comes into the layer depends on positions already.
     """
@@ -133,6 +136,7 @@ class Layer:
     hidden: bool = False
     width: int | None = None
     warm: bool = False
+    turned: bool = False
     biased: bool = False
     embedded: bool = False
 
@@ -140,6 +144,8 @@ class Layer:
         """What of position reaches attention otherwise than by rotation and a temperature that the config declares."""
         if self.embedded and not self.tables:
             return "positions are in its input, as of a table of positions"
+        if self.turned:
+            return "queries and keys depend on positions, and no module called rotary makes it so"
         if self.biased:
             return "attention gets something else that depends on positions, as a bias"
         if self.warm and temperature is None:
@@ -233,7 +239,7 @@ class Pass:
             yield module.register_forward_hook(self.leave)
             for part in module.modules():
                 if part is not module and type(part).__module__.startswith("transformers."):
-                    tolerant(part, lambda layer=layer: self.touched[layer])
+                    tolerant(part)
         for name, module in self.model.named_modules():
             if "rotary" in type(module).__name__.lower() and "vision" not in name:
                 yield module.register_forward_hook(self.made, with_kwargs=True)
@@ -265,7 +271,9 @@ class Pass:
         layer, mine = self.layers[at], marks(query) | marks(key)
         layer.attends, layer.width = True, query.shape[-1]
         self.rotated[at] = (self.rotated[at] or set()) | {each for each in mine if isinstance(each, int)}
+        before = self.inside[-1][1]
         layer.warm |= bool((marks(query) - marks(key)) & {POSITIONS, PLACES})
+        layer.turned |= bool(((marks(query) & marks(key)) - before) & {POSITIONS, PLACES})
         floats = [each for each in tree_iter(others) if isinstance(each, Tensor) and each.is_floating_point()]
         layer.biased |= bool((marks(floats) - mine) & {POSITIONS, PLACES})
 
@@ -276,8 +284,8 @@ def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
     return max(lists, key=lambda each: (len(each) == count, sum(1 for _ in each.modules())))
 
 
-def tolerant(module: nn.Module, used: Callable[[], set[int]]) -> None:
-    """Let zeros stand for what cannot run on the meta device, as kernels: unless it names tables that it has not used yet."""
+def tolerant(module: nn.Module) -> None:
+    """Let zeros stand for what cannot run on the meta device, as kernels, unless its forward asks for tables."""
     forward = module.forward
     takes = {name for name, each in signature(forward).parameters.items() if each.kind is not each.VAR_KEYWORD}
 
@@ -288,7 +296,7 @@ def tolerant(module: nn.Module, used: Callable[[], set[int]]) -> None:
             first = next((each for each in tree_iter((given, named)) if isinstance(each, Tensor)), None)
             named_here = [value for name, value in named.items() if name in takes]
             tables = {each for each in marks(given, named_here) if isinstance(each, int)}
-            if first is None or not tables <= used():
+            if first is None or tables:
                 raise
             return torch.zeros_like(first)
 

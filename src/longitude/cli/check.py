@@ -172,7 +172,7 @@ def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
     """What to build and with which options, if this names an encoding or a mixer; None: a model, as any folder is."""
     if Path(name).is_dir():
         return None
-    from longitude.study.labels import parse_label, parse_options
+    from longitude.labels import parse_label, parse_options
 
     if re.split(r"[:+]", name)[0] in registered():
         label = parse_label(name)

@@ -35,7 +35,7 @@ ABOUT_POSITION = re.compile(
 )
 PLAIN = ("rope", "rotary", "default")
 """Values that say no more than that a model rotates."""
-FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention")
+FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "main")  # "main": windows of DeepSeek V4
 """Layer types: attention to everything, and within a window, which does not grow."""
 
 
