@@ -53,6 +53,7 @@ OPTIONS = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4, "chunk_size": 8,
     "shared_expert_intermediate_size": 32, "n_shared_experts": 1, "swa_head_dim": 16, "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 2, "rel_extent": 16, "d_rel": 4, "is_decoder": True, "max_target_positions": 64,
+    "causal": True,
 }  # fmt: skip
 """Of those families that have them."""
 UNSET = {"max_position_embeddings": None}
@@ -165,6 +166,7 @@ EXPLAINED = {
         "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart trocr whisper": "forward takes no "
         "position_ids, and counts positions from the padding",
         "deepseek_v4": "keys are compressed in windows that are counted from the first token of a row, padding or not",
+        "xlm": "with causal = True attention sees padding as it sees any token",
         "rwkv": "attention_mask is not read, so the state takes up padding as any token",
     },
     "cached_decoding": {
@@ -178,7 +180,7 @@ EXPLAINED = {
         "inkling2_loop_text inkling2_text inkling_text": "a static cache with windows says that it can be cropped, and has "
         "overwritten what it would need",
     },
-    "attention_outputs": {"moshi": "sliding_window is not applied: its mask is the causal one"},
+    "layer_masks": {"moshi": "sliding_window is not applied: its mask is the causal one"},
     "image_positions": {
         "qwen2_5_vl qwen2_vl": "text after a video begins one above the largest row or column, where the published rule takes "
         "the time as well",

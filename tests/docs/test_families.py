@@ -123,7 +123,7 @@ def test_a_static_cache_that_says_it_can_be_cropped_cannot(family):
     assert apart(rest(5), rest(0)) > 0.001
 
 
-@pytest.mark.parametrize("family", of("attention_outputs"))
+@pytest.mark.parametrize("family", of("layer_masks"))
 def test_a_window_is_not_applied(family):
     """Of one layer: the first token changes what the last one gives, far beyond the window."""
     config = make_families.toy(family).config

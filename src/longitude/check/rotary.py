@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from longitude.check.family import by_its_class
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
 from longitude.checkpoints.config import (
-    LENGTH_KEYS,
     contradictions,
     head_dim_of,
     remarks,
+    require_numbers,
     ropes as config_ropes,
     unread,
 )
 from longitude.checkpoints.positions import last_position, table_of
-from longitude.positions.hugging_face import ORIGINAL, RopeConfig
+from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, LongRoPE, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -32,13 +32,6 @@ LATER = 3
 """Where given positions begin: some tables begin at 1 or 2 by themselves."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
-
-
-SIZES = (
-    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size"),
-    *(ORIGINAL, *LENGTH_KEYS),
-)
-"""Keys of a config whose numbers count something."""
 
 
 class NotShown(DoesNotApply):
@@ -139,6 +132,10 @@ def require_tables(tables: Mapping[str | None, Tables]) -> None:
 @CHECKPOINT_LAWS.law(threshold=0)
 def config(subject: Subject) -> Measurement:
     """config.json: contradictions, unknown keys, silent defaults."""
+    try:
+        require_numbers(subject.raw)
+    except ValueError as error:
+        return Measurement(1, 0, cause=str(error))
     found = list(contradictions(subject.raw, subject.config))
     return Measurement(len(found), 0, "; ".join(remarks(subject.raw, subject.config)), cause="; ".join(found))
 

@@ -31,8 +31,8 @@ from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_freque
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", *LENGTH_KEYS)
-"""Keys whose values are whole numbers of 1 or more, or null."""
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", *LENGTH_KEYS)
+"""Keys whose values are whole numbers of 1 or more, or null. (head_dim is 0 where nothing rotates: GLM-5-Next.)"""
 ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
