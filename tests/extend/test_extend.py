@@ -12,10 +12,11 @@ from torch import Tensor
 import longitude as lg
 from longitude.checkpoints.keys import with_ropes
 from longitude.checkpoints.positions import rotary_of, table_of
+from longitude.checkpoints.reading import from_hugging_face
 from longitude.checkpoints.source import open_source
 from longitude.extend.methods import METHODS
 from longitude.positions.absolute import Learned
-from longitude.positions.hugging_face import RopeConfig, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import Scaling, plain
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 

@@ -57,7 +57,7 @@ def by_its_class(test: Test) -> Test:
 
 def judged(test: Test, subject: Subject, found: Measurement | Exception, reason: str) -> Measurement:
     """A failure as it is, or its cause in a key that has no effect. DoesNotApply where the class does the same."""
-    keys = not_understood(subject.config)
+    keys = not_understood(subject.config, by_class=subject.stock)
     unknown = f" (not understood: {', '.join(keys)})" if keys else ""
     fresh = None if keys and not subject.stock else of_its_class(subject)
     if fresh is None and (keys or subject.stock):
@@ -92,8 +92,9 @@ def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None)
     """The same laws on a small random model of another config, which may be declared to be a third one."""
     make = type(subject.model)._from_config if subject.stock else maker_of(config)
     try:
+        smaller = small(config)
         with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in make(small(config)).parameters())
+            size = sum(parameter.numel() for parameter in make(smaller).parameters())
         if size > LARGEST:
             return None
         model = random_of(config, make=make)

@@ -85,7 +85,7 @@ class Ties(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inside and func in (torch.topk, Tensor.topk):
+        if self.inside and func in (torch.topk, Tensor.topk) and args[0].numel():
             self.look(args[0], kwargs["k"] if "k" in kwargs else args[1], kwargs.get("dim", -1))
         return func(*args, **kwargs)
 
