@@ -54,6 +54,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
     from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
+    from longitude.checkpoints.reading import (
+        from_hugging_face as from_hugging_face,
+        layers_from_hugging_face as layers_from_hugging_face,
+    )
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
         LongitudeForCausalLM as LongitudeForCausalLM,

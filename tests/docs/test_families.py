@@ -27,10 +27,7 @@ def quiet():
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(family, marks=() if family in ("llama", "mamba") else pytest.mark.slow)
-        for family in make_families.FAMILIES
-    ],
+    [pytest.param(family, marks=() if family == "llama" else pytest.mark.slow) for family in make_families.FAMILIES],
 )
 def test_what_check_says_of_a_family_stands_on_the_page(family):
     """Each law that is broken, whatever the version of transformers; and no other family has one."""

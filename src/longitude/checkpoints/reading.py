@@ -292,8 +292,8 @@ class Confirmation:
 
     def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
         """(label, parameters) that may be those of a layer: of its type, else any."""
-        own: dict[str | None, RopeConfig | None] = {}
-        own.update(self.declared if isinstance(self.declared, dict) else {None: self.declared})
+        declared = self.declared
+        own: dict[str | None, RopeConfig | None] = {**declared} if isinstance(declared, dict) else {None: declared}
         if self.types[n] in own:
             own = {self.types[n]: own[self.types[n]]}
         ropes = [(label, rope) for label, rope in own.items() if rope is not None]
