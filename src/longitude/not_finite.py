@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.c_compile import in_memory
-from longitude.derivatives import asked_while_tracing, in_forward_mode, transforms_active
+from longitude.derivatives import constant_in_graphs, in_forward_mode, transforms_active
 
 Outs = TypeVar("Outs", bound=tuple[Tensor | None, ...])
 
@@ -59,7 +59,7 @@ def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:
     return tuple(None if x is None else next(kept) for x in outs)  # type: ignore[return-value]
 
 
-@asked_while_tracing
+@constant_in_graphs
 def transforms_traced() -> bool:
     """`transforms_active`, for a compiler that traces."""
     return transforms_active()

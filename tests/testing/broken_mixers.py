@@ -180,6 +180,13 @@ broken(
     more=lambda self, dim: self.register_buffer("drawn", torch.randn(dim), persistent=False),
     after=lambda self, x, out, s: (out + self.drawn.to(x.dtype), s),
 )
+broken("HasAScalar", "state_dict", more=lambda self, dim: setattr(self, "scalar", nn.Parameter(torch.ones(()))))
+broken(
+    "ReadsAWeight",
+    "adapters",
+    more=lambda self, dim: setattr(self, "extra", nn.Linear(dim, dim)),
+    after=lambda self, x, out, s: (F.linear(out, self.extra.weight), s),
+)
 broken("StartsAtNothing", "initialization", more=lambda self, dim: [nn.init.zeros_(p) for p in self.out.parameters()])
 
 

@@ -15,7 +15,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes, unknown
 from longitude.positions.rotation import Angles, rotate_by_formula
-from longitude.recurrent.base import RecurrentMixer, fill_step_bias, softplus
+from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
 from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
@@ -173,6 +173,7 @@ class Mamba3(RecurrentMixer):
     """
 
     source = "Lahoti et al. 2026"
+    any_length = True
     undecayed = ("dt_bias", "B_bias", "C_bias", "D")
 
     def __init__(
@@ -207,7 +208,7 @@ class Mamba3(RecurrentMixer):
         self.in_proj = nn.Linear(dim, sum(self.sizes), bias=bias)
         self.dt_bias, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
         self.B_bias, self.C_bias = (nn.Parameter(torch.empty(self.num_heads, state_size)) for _ in range(2))
-        self.B_norm, self.C_norm = (nn.RMSNorm(state_size, eps=norm_eps) for _ in range(2))
+        self.B_norm, self.C_norm = (WideRMSNorm(state_size, norm_eps) for _ in range(2))
         self.out_proj = nn.Linear(inner, dim, bias=bias)
         self.mark_undecayed()
         self.reset_parameters()
@@ -230,7 +231,7 @@ class Mamba3(RecurrentMixer):
         rate = DECAY_ACTIVATIONS[self.decay_activation](a)
         log_decay = -step * rate.clamp(min=1e-4).transpose(1, 2)
         k, q = (
-            F.rms_norm(y, (self.state_size,), norm.weight.to(exact), self.norm_eps)[:, None] + own.to(exact)[:, None]
+            norm(y)[:, None] + own.to(exact)[:, None]
             for y, norm, own in ((B, self.B_norm, self.B_bias), (C, self.C_norm, self.C_bias))
         )
         speed = (math.pi * speed.tanh())[:, None].expand(-1, self.num_heads, -1, -1)

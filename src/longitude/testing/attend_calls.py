@@ -17,9 +17,6 @@ from longitude.positions.base import Encoding, Term
 from longitude.positions.composed import compose
 from longitude.testing.fixtures import Named, differentiable, parameters_of, unchanged, with_gradients
 
-SLOW = ("flex",)
-"""Backends that compile for each shape: tried by the law of backends alone."""
-
 
 @dataclass(frozen=True)
 class Call:
@@ -59,8 +56,8 @@ class Call:
         return {name: refusal(backend, parts) for name, backend in BACKENDS.items()}
 
     def able(self, dropout: float = 0.0) -> list[str]:
-        """The backends that take it, but for those in SLOW."""
-        return [name for name, why in self.refusals(dropout).items() if name not in SLOW and why is None]
+        """The backends that take it."""
+        return [name for name, why in self.refusals(dropout).items() if why is None]
 
     def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
         """Attend with these tensors instead."""

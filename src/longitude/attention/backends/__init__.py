@@ -6,7 +6,6 @@ from pkgutil import iter_modules
 from longitude.attention.backends.base import BACKENDS, Backend, hides_by_weight, refuses, register_backend
 from longitude.attention.backends.chunked import CHUNKED, REFERENCE
 from longitude.attention.backends.fla import FLA
-from longitude.attention.backends.flex import FLEX
 from longitude.attention.backends.sdpa import SDPA
 from longitude.attention.backends.split import SPLIT
 from longitude.attention.backends.table import backend as table
@@ -18,7 +17,7 @@ from longitude.derivatives import refuse_tangents
 from longitude.kernels import switched_off
 
 # Of equal prices "auto" takes the first.
-for backend in (SDPA, TABLE, TRITON, FLA, TRANSPORT, SPLIT, FLEX, CHUNKED, REFERENCE):
+for backend in (SDPA, TABLE, TRITON, FLA, TRANSPORT, SPLIT, CHUNKED, REFERENCE):
     register_backend(backend)
 for module in iter_modules(__path__):  # a backend of another file registers itself
     import_module(f"{__name__}.{module.name}")
