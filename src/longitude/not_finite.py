@@ -1,16 +1,19 @@
-"""NaN and infinities stay in their document: what may not reach other tokens is taken out, and put back where it belongs.
+"""The rule: NaN or infinity in one document, or at padding, reaches no output and no gradient of another document's tokens.
 
-A mask or a border hides a number by a weight of 0, and 0 * NaN is NaN, forward and backward. So tokens that hold such a number
-count as zeros, and what depends on them is NaN by decision instead of by arithmetic.
+It holds in every mixer, mode and attention backend, in C and in torch. A mask or a border hides a number by a weight of 0, and
+0 * NaN is NaN, forward and backward. So tokens that hold such a number count as zeros, and what depends on them is NaN by
+decision: `nan_in_its_document` around recurrences, `attention.not_finite.nan_where_attended` around backends, zeros for padding
+around every mixer. Calls without documents, padding or a mask of pairs do nothing of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -18,6 +21,7 @@ from longitude.c_compile import in_memory
 from longitude.derivatives import constant_in_graphs, in_forward_mode, transforms_active
 
 Outs = TypeVar("Outs", bound=tuple[Tensor | None, ...])
+Back = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 def all_finite(*tensors: Tensor) -> bool:
@@ -43,6 +47,44 @@ def of_tokens(flags: Bool[Tensor, "B L"], x: Tensor, axis: int) -> Bool[Tensor, 
     shape = [1] * x.dim()
     shape[0], shape[axis] = flags.shape
     return flags.view(shape)
+
+
+def nan_in_its_document(
+    axis: int,
+    tokens: Sequence[Tensor],
+    states: Sequence[Tensor],
+    reset: Bool[Tensor, "B L"] | None,
+    valid: Bool[Tensor, "B L"] | None,
+) -> tuple[list[Tensor], list[Tensor], Back]:
+    """A recurrence's tokens and states to compute with, and a function of its outputs and states: NaN where they depend on one.
+
+    axis: of the tokens, in all of them and in the outputs; the batch is in front. A token that is not finite counts as zeros, and
+    its output and those behind it in its document become NaN, as does the state after them. Padding counts as zeros, and its
+    outputs are zeros.
+    """
+    tokens, states = [*tokens], [*states]
+    if valid is not None:
+        tokens = [x.where(of_tokens(valid, x, axis), 0) for x in tokens]
+    like, lost = tokens[0], None
+    if reset is not None and not all_finite(*tokens, *states):
+        bad = not_finite(tokens, axis)
+        before = torch.zeros_like(bad[:, 0])
+        for x in states:
+            before = before | ~x.isfinite().flatten(1).all(1)
+        lost = lost_after(torch.cat([before[:, None], bad], 1), F.pad(reset.cumsum(1), (1, 0)))[:, 1:]
+        tokens = [x.masked_fill(of_tokens(bad, x, axis), 0) for x in tokens]
+        states = [x.masked_fill(before.view(-1, *[1] * (x.dim() - 1)), 0) for x in states]
+
+    def back(out: Tensor, after: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if reset is not None:  # else one document, which what is not finite runs through by itself
+            [out] = gradients_apart((out,), like, axis)
+        if lost is not None:
+            last = lost[:, -1]
+            after = [torch.where(last.view(-1, *[1] * (x.dim() - 1)), math.nan, x) for x in after]  # some are complex
+            out = out.masked_fill(of_tokens(lost, out, axis), math.nan)
+        return out if valid is None else out.where(of_tokens(valid, out, axis), 0), [*after]
+
+    return tokens, states, back
 
 
 def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:

@@ -13,8 +13,8 @@ from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
 from longitude.attention.state_cache import StateLayer
 from longitude.errors import check_sizes
+from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer
-from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_state, state_dtype
 from longitude.recurrent.ops.short_conv import previous
 from tests.testing.broken_encodings import collected
@@ -59,7 +59,7 @@ class Decay(RecurrentMixer):
         return self.out(torch.sigmoid(self.gate(u)) * h.to(x.dtype)), (sums, tail)
 
     def scan(self, v, sums, reset, valid):
-        [v], sums, back = apart(1, [v], [] if sums is None else [sums], reset, valid)
+        [v], sums, back = nan_in_its_document(1, [v], [] if sums is None else [sums], reset, valid)
         h, sums = self.scan_numbers(v, sums[0] if sums else None, reset, valid)
         h, [sums] = back(h, [sums])
         return h, sums

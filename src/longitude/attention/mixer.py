@@ -210,10 +210,11 @@ class Mixer(nn.Module):
 
 def without_padding(mixed: Any, inputs: MixerInputs) -> Any:
     """What a mixer returns, zeros for padding, so that no gradient of these, whatever it is, reaches other tokens."""
-    if inputs.documents is None:
+    documents = inputs.documents
+    if documents is None:
         return mixed
     out, *weights = mixed if isinstance(mixed, tuple) else (mixed,)
-    padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(inputs.documents, out.shape[1]))
+    padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(documents, out.shape[1]))
     out = out if padding is None else out.masked_fill(padding, 0.0)
     return (out, *weights) if weights else out
 

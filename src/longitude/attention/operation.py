@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack, overload
 
@@ -12,11 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude import c_compile
-from longitude.attention.answer import answer
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
 from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import AllOf, Causal, Mask, require_causal
+from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
 from longitude.attention.request import (
@@ -32,10 +33,12 @@ from longitude.attention.ring import ring
 from longitude.attention.sequence_slice import SequenceSlice, require_sliceable, slice_positions
 from longitude.attention.terms import (
     learned_of,
+    multiplied,
     of_one_axis,
     placed_last,
     require_columns,
     require_terms,
+    with_sinks,
     with_terms_around,
 )
 from longitude.attention.verdict import Verdict, passed_over
@@ -304,6 +307,27 @@ def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor 
         if parts[0].cuts:
             return merged(parts[0].request, parts[0].cuts, partial(answer, chosen))
         return joined(parts, partial(answer, chosen))
+
+
+def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
+    """What a backend gives. The dtype of q decides, under autocast too."""
+    if torch.is_autocast_enabled(r.q.device.type):
+        with torch.autocast(r.q.device.type, enabled=False):
+            return answer(backend, r)
+    if r.factors is not None:
+        r = multiplied(r)
+    return nan_where_attended(backend, r, partial(_computed, backend))
+
+
+def _computed(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
+    if r.sinks is not None and not backend.sinks:
+        assert backend.partial is not None
+        out, lse = with_sinks(*backend.partial(replace(r, sinks=None, lse=True)), r.sinks)
+        return out, lse if r.lse else None
+    if r.weights or r.lse:
+        assert backend.partial is not None
+        return backend.partial(r)
+    return backend.run(r), None
 
 
 def explain(

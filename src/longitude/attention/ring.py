@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longitude.attention.apart import apart
-from longitude.attention.backends.base import BACKENDS, Backend, hides_by_weight, refuses
+from longitude.attention.backends.base import BACKENDS, Backend, refuses
 from longitude.attention.masks import Mask
 from longitude.attention.merge import merge_attention
+from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.request import Request, part_of
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.positions.base import OffsetBias, OffsetVectors, PairBias
@@ -90,7 +90,7 @@ class _Call:
         partial = chosen.partial
         assert partial is not None
         with torch.autocast(part.q.device.type, enabled=False):
-            return apart(part, partial) if hides_by_weight(chosen, part) else partial(part)
+            return nan_where_attended(chosen, part, partial)
 
     def around(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Whose keys and values, and these: first the own ones, then those of each process before, as they come round."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_sizes
+from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import softplus
 from longitude.recurrent.mamba2 import Mamba2Block
-from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decays_by_head
 
@@ -86,7 +86,9 @@ def log_linear(
     shapes = {"seen": (batch,), "states": (batch, levels, heads, q.shape[-1], width)}
     require_state("log_linear", state, shapes)
     states = [] if state is None else [state[1]]
-    (q, k, v, log_decay, scales), states, back = apart(2, (q, k, v, log_decay, scales), states, reset, valid)
+    (q, k, v, log_decay, scales), states, back = nan_in_its_document(
+        2, (q, k, v, log_decay, scales), states, reset, valid
+    )
     real = q.new_ones(batch, length, dtype=torch.bool) if valid is None else valid
     reset = torch.zeros_like(real) if reset is None else reset
     if state is None:

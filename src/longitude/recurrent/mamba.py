@@ -13,8 +13,8 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
 from longitude.linear import WideLinear
+from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
-from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
@@ -85,7 +85,9 @@ def selective_scan(
     require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
     dtype = state_dtype(u)
     given = [u, delta, B, C] if z is None else [u, delta, B, C, z]
-    (u, delta, B, C, *gate), states, back = apart(-1, given, [] if state is None else [state], reset, valid)
+    (u, delta, B, C, *gate), states, back = nan_in_its_document(
+        -1, given, [] if state is None else [state], reset, valid
+    )
     z = gate[0] if gate else None
     with torch.autocast(u.device.type, enabled=False):
         # Tokens in front and channels last, [B, L, C], as matrices of tokens have them.

@@ -14,9 +14,9 @@ from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes, unknown
+from longitude.not_finite import nan_in_its_document
 from longitude.positions.rotation import Angles, rotate_by_formula
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
-from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 from longitude.recurrent.ops.short_conv import previous
@@ -93,7 +93,7 @@ def mamba3(
     require_state(
         "mamba3", state, {"angle": (batch, heads, pairs), "last": last, "matrix": (batch, heads, keys, width)}
     )
-    tokens, states, back = apart(2, (q, k, v, log_decay, step, share, speed), state or (), reset, valid)
+    tokens, states, back = nan_in_its_document(2, (q, k, v, log_decay, step, share, speed), state or (), reset, valid)
     q, k, v, log_decay, step, share, speed = tokens
     before = Mamba3State(*states) if states else None
     exact = state_dtype(v)

@@ -16,9 +16,9 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.derivatives import constant_in_graphs
 from longitude.errors import check_positive, check_sizes
+from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer
-from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.checks import require_flags, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -83,7 +83,7 @@ def performer(
     require_state("performer", state, shapes)
     require_flags("performer", batch, length, reset=reset, valid=valid)
     dtype = state_dtype(v)
-    (q, k, v), states, back = apart(2, (q, k, v), state or (), reset, valid)
+    (q, k, v), states, back = nan_in_its_document(2, (q, k, v), state or (), reset, valid)
     state = tuple(states) or None  # type: ignore[assignment]
     with torch.autocast(v.device.type, enabled=False):
         to_q, to_k = (exponents(x.to(dtype), projection.to(dtype)) for x in (q, k))

@@ -14,8 +14,8 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.attention.zero_gradients import with_zero_gradients
 from longitude.errors import check_sizes
+from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
-from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices, linear_scan
@@ -72,7 +72,7 @@ def rwkv4(
     require_flags("rwkv4", batch, length, reset=reset, valid=valid)
     require_state("rwkv4", state, dict.fromkeys(("numerator", "denominator", "max"), (batch, channels)))
     dtype = state_dtype(key)
-    (key, value), states, back = apart(1, (key, value), state or (), reset, valid)
+    (key, value), states, back = nan_in_its_document(1, (key, value), state or (), reset, valid)
     k, v, u, w = key.to(dtype), value.to(dtype), time_first.to(dtype), time_decay.to(dtype).exp()
     sums = Sums(*(x.to(dtype) for x in states)) if states else empty_sums(k[:, 0])
     tokens = Sums(v, torch.ones_like(v), k)

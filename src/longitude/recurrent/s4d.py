@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_sizes, unknown
+from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
-from longitude.recurrent.ops.apart import apart
 from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices, linear_scan, scan_chunks
@@ -76,7 +76,7 @@ def s4d(
     require_flags("s4d", batch, length, reset=reset, valid=valid)
     require_state("s4d", state, {"state": (batch, *A.shape)})
     dtype = state_dtype(u)
-    [u], states, back = apart(2, [u], [] if state is None else [state], reset, valid)
+    [u], states, back = nan_in_its_document(2, [u], [] if state is None else [state], reset, valid)
     with torch.autocast(u.device.type, enabled=False):
         x = u.to(dtype)
         A, C = (v.to(torch.promote_types(dtype, torch.complex32)) for v in (A, C))

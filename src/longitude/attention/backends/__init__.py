@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from longitude.attention.backends.base import BACKENDS, Backend, hides_by_weight, refuses, register_backend
+from longitude.attention.backends.base import BACKENDS, Backend, refuses, register_backend
 from longitude.attention.backends.chunked import CHUNKED, REFERENCE
 from longitude.attention.backends.fla import FLA
 from longitude.attention.backends.sdpa import SDPA
@@ -29,4 +29,4 @@ if unknown := switched_off() - BACKENDS.keys():
         f"LONGITUDE_BACKENDS: expected backends out of {', '.join(BACKENDS)}, got {', '.join(sorted(unknown))}"
     )
 
-__all__ = ["BACKENDS", "Backend", "hides_by_weight", "refuses", "register_backend"]
+__all__ = ["BACKENDS", "Backend", "refuses", "register_backend"]

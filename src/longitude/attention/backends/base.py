@@ -118,11 +118,6 @@ def refuses(backend: Backend, r: Request) -> str | None:
     return backend.limits(r)
 
 
-def hides_by_weight(backend: Backend, r: Request) -> bool:
-    """Whether it multiplies keys that the mask hides, other than by causality and windows, by 0."""
-    return len(r.beyond_band) > 0 and backend.any_mask and r.pairs.shared is None and backend.by_weight(r)
-
-
 def no_second_derivatives(*_: Any) -> NoReturn:
     """The formula of an operator's gradients that have none: RuntimeError, with what has them."""
     raise RuntimeError(

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from longitude.attention.apart import apart
-from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, hides_by_weight, refuses
+from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
 from longitude.attention.find_spans import tensors_of
 from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
 from longitude.attention.merge import merge_attention
+from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import Ago, Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
@@ -60,7 +60,7 @@ def run_region(r: Request) -> tuple[Tensor, Tensor | None]:
     def run(r: Request) -> tuple[Tensor, Tensor | None]:
         return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
 
-    return apart(r, run) if hides_by_weight(chosen, r) else run(r)
+    return nan_where_attended(chosen, r, run)
 
 
 def largest(r: Request) -> Request:

@@ -356,7 +356,9 @@ class NativeSparseAttention(Mixer):
             k_positions = cache.positions
         wide = torch.promote_types(k.dtype, torch.float32)
         tokens = inputs.once(("sparse", call.keys), lambda: Tokens.of(inputs.documents, call.keys, x.device))
-        q, rotated, k, v, lost = finite(tokens, q, rotated, k, v)
+        lost = None
+        if inputs.documents is not None:
+            q, rotated, k, v, lost = finite(tokens, q, rotated, k, v)
         of_blocks, (fine_k, fine_v), of_window = zip(k.chunk(3, 1), v.chunk(3, 1), strict=True)
         rule, modules = self.rule(), (self.key_summary, self.value_summary)
         with torch.autocast(x.device.type, enabled=False):

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.c_compile import in_memory
-from longitude.not_finite import all_finite
-from longitude.recurrent.ops.apart import apart
+from longitude.not_finite import all_finite, nan_in_its_document
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices
 
@@ -67,7 +66,7 @@ def run(
     given += (
         [log_decay] if log_decay.shape[2] == length and len(log_decay) == batch else []
     )  # else a number for all tokens
-    given, states, back = apart(2, given, states, None if finite else reset, valid)
+    given, states, back = nan_in_its_document(2, given, states, None if finite else reset, valid)
     queries, keys, v, log_decay = _parted(given, len(queries), len(keys), log_decay)
     state = states[0] if states else None
     if kernel is not None and (found := kernel(queries, keys, v, log_decay, state)) is not None:

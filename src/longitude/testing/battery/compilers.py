@@ -69,7 +69,11 @@ def compiled_training(build: MixerExample) -> None:
         if not isinstance(build.encoding, Example):
             spoiled, others = x.clone(), documents >= torch.tensor([[1], [0]])
             spoiled[0, 3] = spoiled[1, :4] = math.nan  # in the first document, and at padding
-            got = net.answer(spoiled, positions, documents, forward=forward, seen=others[..., None].float())
+            seen = others[..., None].float()
+            got, want = (
+                net.answer(each, positions, documents, forward=f, seen=seen)
+                for each, f in ((spoiled, forward), (x, net))
+            )
             for name in ("output", "gradient of x"):
                 close(f"compiled, NaN in other documents, {name}", got[name][others], want[name][others])
 

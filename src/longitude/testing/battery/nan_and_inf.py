@@ -14,7 +14,7 @@ from longitude.attention.documents import places_of
 from longitude.attention.masks import Documents, Mask, Padding
 from longitude.attention.operation import attend
 from longitude.attention.request import is_band
-from longitude.testing.attend_calls import SLOW, Call, calls_with_every_mask
+from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
 from longitude.testing.examples import DIM, Example, MixerExample
@@ -74,8 +74,9 @@ def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUI
 
 def _near(mask: Mask, dependent: Tensor, of_query: bool) -> Tensor:
     """Which outputs [B, L] it may reach: those that depend on it, and within its document, where it is no padding, all."""
-    around = [m for m in mask.parts() if not is_band(m)]
-    if of_query or not all(isinstance(m, Documents | Padding) for m in around):
+    beyond = [m for m in mask.parts() if not is_band(m)]
+    around = [m for m in beyond if isinstance(m, Documents | Padding)]
+    if of_query or len(around) < len(beyond):
         return dependent
     near = torch.ones_like(dependent)
     for m in around:
@@ -174,7 +175,7 @@ def nan_in_documents(build: MixerExample) -> None:
     every form, on every backend (of an encoding), with the loops in C and without; whole, and token by token with a cache.
     """
     of_encoding = isinstance(build.encoding, Example)
-    backends = [name for name in BACKENDS if name not in SLOW] if of_encoding else []
+    backends = [*BACKENDS] if of_encoding else []
     values = NOT_FINITE  # the others in the first form alone
     for words, options in build.forms((5,), backends).items():
         for loops in (nullcontext, without_loops) if build.has("mode") else (nullcontext,):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from longitude.attention.request import as_int, validate
 from longitude.attention.state_mixer import StateInputs, document_flags, without_trivial
 from longitude.derivatives import readable
 from longitude.errors import check_flags, check_sizes, unknown
-from longitude.not_finite import gradients_apart, lost_after, not_finite, of_tokens
+from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, canonical, explicit
@@ -176,22 +175,20 @@ def in_a_compiler(inputs: StateInputs) -> bool:
 
 def traced(rule: Rule, tokens: Tokens, encoding: Composed, documents: Int[Tensor, "B L"]) -> Tensor:
     """The output in operations that do not depend on where documents end, as compilers need it."""
-    like, places = tokens.v, tokens.places.expand(len(tokens.q), -1)
+    places = tokens.places.expand(len(tokens.q), -1)
     begins = torch.ones_like(documents)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    bad = not_finite([x for x in tokens[:-1] if x is not None], 2)  # which weights of 0 do not hide
-    lost = lost_after(bad & (documents >= 0), begins.cumsum(1))
-    clean = [x if x is None else x.masked_fill(of_tokens(bad, x, 2), 0.0) for x in tokens[:-1]]
-    q, k, rotated, v, gate, _ = Tokens._make([*clean, places])
+    given = [x for x in tokens[:-1] if x is not None]
+    found, _, back = nan_in_its_document(2, given, (), begins == 1, documents >= 0)
+    clean = iter(found)
+    q, k, rotated, v, gate, _ = Tokens._make([*(x if x is None else next(clean) for x in tokens[:-1]), places])
     mask = Window(rule.window) & Documents(begins.cumsum(1)) & Padding(documents >= 0)
     keys = k if rotated is None else rotated
     r = raw_request(q, keys, v, encoding, None, mask, places, places, rule.scale, rule.dropout, False)
     near = run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
     far = over_tabled_blocks(rule, q, k, v, places, begins == 1, encoding)
-    real = documents[:, None, :, None] >= 0
-    [out] = gradients_apart((rule.combined(near, far, gate),), like, 2)
-    out = out.masked_fill(of_tokens(lost, out, 2), math.nan)
-    return torch.where(real, out, 0.0).to(q.dtype)
+    out, _ = back(rule.combined(near, far, gate), ())
+    return out.to(q.dtype)
 
 
 def attend_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool
@@ -17,23 +17,28 @@ from longitude.derivatives import in_forward_mode
 from longitude.not_finite import all_finite, gradients_apart, not_finite, of_tokens
 from longitude.positions.base import Drift, Term, Transport
 
+if TYPE_CHECKING:
+    from longitude.attention.backends.base import Backend
+
 PAIRS = 2**22
 """Pairs of queries and keys whose mask is made at once."""
 Answer = tuple[Tensor, Any]
 
 
-def apart(r: Request, run: Callable[[Request], Answer]) -> Answer:
+def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], Answer]) -> Answer:
     """What `run` returns, NaN for queries that attend to a token which is not finite, and for no others.
 
-    run: of a backend that hides by weights of 0. Where numbers can be looked at, nothing else is done while they
-    are finite; without derivatives the output shows it, which is smaller than the keys.
+    run: what the backend computes. One that leaves hidden keys out is not looked after. Where numbers can be looked at, nothing
+    else is done while they are finite; without derivatives the output shows it, which is smaller than the keys.
     """
+    if not hides_by_weight(backend, r):
+        return run(r)
     columns = [x for term in r.terms for x in columns_of(term)]
     if in_memory(r.q, r.k, r.v):
         given = r.q, r.k, r.v, *columns
         if in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in (*given, *r.learned))):
             if all_finite(*given):
-                return gradients_apart(run(r), r.q, 2)  # type: ignore[return-value]
+                return gradients_apart(run(r), r.q, 2)
         elif all_finite((answer := run(r))[0]):
             return answer
     bad_keys, bad_queries, terms = not_finite([r.k, r.v], 2), not_finite([r.q], 2), []
@@ -51,6 +56,11 @@ def apart(r: Request, run: Callable[[Request], Answer]) -> Answer:
     lost = bad_queries | attending(r, bad_keys)
     answer = gradients_apart(run(clean), r.q, 2)
     return tuple(x if x is None else x.masked_fill(of_tokens(lost, x, 2), math.nan) for x in answer)  # type: ignore[return-value]
+
+
+def hides_by_weight(backend: Backend, r: Request) -> bool:
+    """Whether it multiplies keys that the mask hides, other than by causality and windows, by 0."""
+    return len(r.beyond_band) > 0 and backend.any_mask and r.pairs.shared is None and backend.by_weight(r)
 
 
 def attending(r: Request, keys: Bool[Tensor, "B Lk"]) -> Bool[Tensor, "B Lq"]:
