@@ -11,8 +11,9 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
 from longitude.attention.documents import places_of
-from longitude.attention.masks import Documents, Mask, Padding
+from longitude.attention.masks import AnyOf, Documents, Mask, Padding
 from longitude.attention.operation import attend
+from longitude.attention.patterns import Dilated, Prefix
 from longitude.attention.request import is_band
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.battery.decoding import CACHES
@@ -73,10 +74,16 @@ def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUI
 
 
 def _near(mask: Mask, dependent: Tensor, of_query: bool) -> Tensor:
-    """Which outputs [B, L] it may reach: those that depend on it, and within its document, where it is no padding, all."""
+    """Which outputs [B, L] it may reach: those that depend on it, and within its document, where it is no padding, all.
+
+    And all of its sequence where a mask is made of causality or windows: these hide by weights of 0.
+    """
     beyond = [m for m in mask.parts() if not is_band(m)]
     around = [m for m in beyond if isinstance(m, Documents | Padding)]
-    if of_query or len(around) < len(beyond):
+    with_band = any(
+        isinstance(m, Prefix | Dilated) or (isinstance(m, AnyOf) and any(map(is_band, m.masks))) for m in beyond
+    )
+    if of_query or (len(around) < len(beyond) and not with_band):
         return dependent
     near = torch.ones_like(dependent)
     for m in around:
