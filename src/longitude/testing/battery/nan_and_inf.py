@@ -209,8 +209,9 @@ def _stays_in_its_document(here: str, net: LayerStack, documents: Tensor, values
         _same_elsewhere(what, found, clean, ~padding)
         for name in clean.keys() - {"output", "gradient of x", SINGLE}:
             close(f"{what}, {name}", found[name], clean[name])
-    found = _everything(net, x, documents, bad)
-    _same_elsewhere(f"a gradient of NaN, {here}", found, clean, ~(second | padding))
+    for where, lost, others in (("a document", bad, ~(second | padding)), ("padding", padding, ~padding)):
+        found = _everything(net, x, documents, lost)
+        _same_elsewhere(f"a gradient of NaN in {where}, {here}", found, clean, others)
 
 
 def _same_elsewhere(what: str, found: Named, clean: Named, others: Tensor) -> None:
