@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -112,3 +112,15 @@ def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
     if torch.is_grad_enabled() and by_autograd() and not exporting():
         return checkpoint(part, *inputs, use_reentrant=False)
     return part(*inputs)
+
+
+def with_zero_gradients(x: Tensor, tensors: Iterable[Tensor | None]) -> Tensor:
+    """x, to whose graph these tensors belong as well, each with a gradient of zeros from here, whatever numbers it holds.
+
+    For what an answer does not depend on: several machines that train together wait for every parameter.
+    """
+    if torch.is_grad_enabled():
+        for other in tensors:
+            if other is not None and other.requires_grad:
+                x = x + other.reshape(-1)[:0].sum().to(x.dtype)  # the sum of no number: 0, even of NaN
+    return x

@@ -9,6 +9,7 @@ around every mixer. Calls without documents, padding or a mask of pairs do nothi
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -49,6 +50,11 @@ def of_tokens(flags: Bool[Tensor, "B L"], x: Tensor, axis: int) -> Bool[Tensor, 
     return flags.view(shape)
 
 
+def filled(x: Tensor, flags: Bool[Tensor, "B L"], axis: int, value: float) -> Tensor:
+    """The tensor with this value for these tokens. By `where`: a compiler is wrong about the strides of masked_fill."""
+    return torch.where(of_tokens(flags, x, axis), value, x)
+
+
 def nan_in_its_document(
     axis: int,
     tokens: Sequence[Tensor],
@@ -72,8 +78,8 @@ def nan_in_its_document(
         for x in states:
             before = before | ~x.isfinite().flatten(1).all(1)
         lost = lost_after(torch.cat([before[:, None], bad], 1), F.pad(reset.cumsum(1), (1, 0)))[:, 1:]
-        tokens = [x.masked_fill(of_tokens(bad, x, axis), 0) for x in tokens]
-        states = [x.masked_fill(before.view(-1, *[1] * (x.dim() - 1)), 0) for x in states]
+        tokens = [filled(x, bad, axis, 0) for x in tokens]
+        states = [torch.where(before.view(-1, *[1] * (x.dim() - 1)), 0, x) for x in states]
 
     def back(out: Tensor, after: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         if reset is not None:  # else one document, which what is not finite runs through by itself
@@ -81,7 +87,7 @@ def nan_in_its_document(
         if lost is not None:
             last = lost[:, -1]
             after = [torch.where(last.view(-1, *[1] * (x.dim() - 1)), math.nan, x) for x in after]  # some are complex
-            out = out.masked_fill(of_tokens(lost, out, axis), math.nan)
+            out = filled(out, lost, axis, math.nan)
         return out if valid is None else out.where(of_tokens(valid, out, axis), 0), [*after]
 
     return tokens, states, back
@@ -95,16 +101,18 @@ def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:
     """
     given = [x for x in outs if x is not None]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    if not wanted or in_forward_mode() or (torch.compiler.is_compiling() and transforms_traced()):
+    if not wanted or in_forward_mode() or (torch.compiler.is_compiling() and not _traceable()):
         return outs
     kept = iter(_GradientsApart.apply(axis, like, *given))
     return tuple(None if x is None else next(kept) for x in outs)  # type: ignore[return-value]
 
 
 @constant_in_graphs
-def transforms_traced() -> bool:
-    """`transforms_active`, for a compiler that traces."""
-    return transforms_active()
+def _traceable() -> bool:
+    """Whether a compiler that traces takes the function of gradients: not for torch.func."""
+    # Of torch's own tracing; where warnings are errors, it would stop the compiler.
+    warnings.filterwarnings("ignore", ".*Function'> should not be instantiated", DeprecationWarning)
+    return not transforms_active()
 
 
 class _GradientsApart(torch.autograd.Function):
@@ -126,5 +134,5 @@ class _GradientsApart(torch.autograd.Function):
             return None, None, *grads
         bad = not_finite(given, ctx.axis)
         own = given[0].new_zeros(ctx.shape)
-        own = own.masked_fill(of_tokens(bad, own, ctx.axis), math.nan)
-        return None, own, *(None if g is None else g.masked_fill(of_tokens(bad, g, ctx.axis), 0.0) for g in grads)
+        own = filled(own, bad, ctx.axis, math.nan)
+        return None, own, *(None if g is None else filled(g, bad, ctx.axis, 0.0) for g in grads)

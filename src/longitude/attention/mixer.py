@@ -215,7 +215,7 @@ def without_padding(mixed: Any, inputs: MixerInputs) -> Any:
         return mixed
     out, *weights = mixed if isinstance(mixed, tuple) else (mixed,)
     padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(documents, out.shape[1]))
-    out = out if padding is None else out.masked_fill(padding, 0.0)
+    out = out if padding is None else torch.where(padding, 0.0, out)
     return (out, *weights) if weights else out
 
 

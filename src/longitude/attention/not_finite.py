@@ -14,7 +14,7 @@ from torch import Tensor
 from longitude.attention.request import Request
 from longitude.c_compile import in_memory
 from longitude.derivatives import in_forward_mode
-from longitude.not_finite import all_finite, gradients_apart, not_finite, of_tokens
+from longitude.not_finite import all_finite, filled, gradients_apart, not_finite
 from longitude.positions.base import Drift, Term, Transport
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], An
             bad_queries = bad_queries | in_order(bad, r.q_tokens() - first)
             term = without(term, bad)
         terms.append(term)
-    q = r.q.masked_fill(of_tokens(bad_queries, r.q, 2), 0.0)
-    k, v = (x.masked_fill(of_tokens(bad_keys, x, 2), 0.0) for x in (r.k, r.v))
+    q = filled(r.q, bad_queries, 2, 0.0)
+    k, v = (filled(x, bad_keys, 2, 0.0) for x in (r.k, r.v))
     clean = replace(r, q=q, k=k, v=v, terms=tuple(terms))
     lost = bad_queries | attending(r, bad_keys)
     answer = gradients_apart(run(clean), r.q, 2)
-    return tuple(x if x is None else x.masked_fill(of_tokens(lost, x, 2), math.nan) for x in answer)  # type: ignore[return-value]
+    return tuple(x if x is None else filled(x, lost, 2, math.nan) for x in answer)  # type: ignore[return-value]
 
 
 def hides_by_weight(backend: Backend, r: Request) -> bool:
@@ -85,7 +85,7 @@ def without(term: Term, bad: Bool[Tensor, "B T"]) -> Term:
     """The term with zeros for these tokens."""
     names = {"level"} if isinstance(term, Drift) else {"w", "b"}
     columns = {name: getattr(term, name) for name in names}
-    return replace(term, **{name: x.masked_fill(of_tokens(bad, x, 2), 0.0) for name, x in columns.items()})
+    return replace(term, **{name: filled(x, bad, 2, 0.0) for name, x in columns.items()})
 
 
 def in_order(flags: Bool[Tensor, "B T"], place: Tensor) -> Bool[Tensor, "B n"]:

@@ -91,7 +91,7 @@ class StateMixer(Mixer):
         tables = inputs.tables
         if encoding.transforms and tables is None:
             tables = encoding.prepare(every, None, x.dtype)
-        x = x if valid is None else x.masked_fill(~valid[..., None], 0.0)
+        x = x if valid is None else torch.where(valid[..., None], x, 0.0)
         state = None if cache is None else cache.read(name)
         own = StateInputs(reset, valid, every, encoding, tables, inputs.documents, cache is not None)
         out, state = self.mix(x, state, own)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.attention.zero_gradients import with_zero_gradients
+from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_sizes
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill

@@ -94,7 +94,7 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
         ("call", encoding, mask, past, dim, x.shape), lambda: _checked(x, dim, encoding, mask, inputs, past, remembered)
     )
     if call.padding is not None:  # zeros, whatever it held
-        x = x.masked_fill(call.padding, 0.0)
+        x = torch.where(call.padding, 0.0, x)
     if cache is not None and past and not encoding.stable_keys:
         now = later(newest(cache.positions, cache.held), newest(call.positions, call.length))
         require_same_past(encoding, cache.max_position, now)

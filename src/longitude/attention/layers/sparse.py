@@ -20,9 +20,9 @@ from longitude.attention.masks import Causal, Mask, Window, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs, register_mixer, require_no_weights
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
-from longitude.attention.zero_gradients import with_zero_gradients
+from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_sizes
-from longitude.not_finite import all_finite, gradients_apart, lost_after, not_finite, of_tokens
+from longitude.not_finite import all_finite, filled, gradients_apart, lost_after, not_finite
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
@@ -182,8 +182,8 @@ def finite(
     of_queries = bad[:, -length:] | not_finite([q, rotated], 2)
     bad = torch.cat([bad[:, :-length], of_queries], 1)
     lost = lost_after(bad & (tokens.document >= 0), tokens.document.expand_as(bad))[:, -length:]
-    q, rotated = (x.masked_fill(of_tokens(of_queries, x, 2), 0.0) for x in (q, rotated))
-    k, v = (x.masked_fill(of_tokens(bad, x, 2), 0.0) for x in (k, v))
+    q, rotated = (filled(x, of_queries, 2, 0.0) for x in (q, rotated))
+    k, v = (filled(x, bad, 2, 0.0) for x in (k, v))
     return q, rotated, k, v, lost
 
 
@@ -374,12 +374,12 @@ class NativeSparseAttention(Mixer):
         qkv = rotated.to(k.dtype), *of_window
         near, _ = attended(self, qkv, call, encoding, {}, k_positions, self.scale, False)
         gates = self.g_proj(x).to(wide).sigmoid().unflatten(-1, (self.num_heads, 3)).transpose(1, 2)
-        gates = gates if lost is None else gates.masked_fill(of_tokens(lost, gates, 2), 0.0)
+        gates = gates if lost is None else filled(gates, lost, 2, 0.0)
         to_coarse, to_fine, to_near = gates[..., None].unbind(-2)
         out = to_coarse * coarse + to_fine * fine + to_near * near.to(wide)
         if inputs.documents is not None:
             [out] = gradients_apart((out,), q, 2)
-        out = out if lost is None else out.masked_fill(of_tokens(lost, out, 2), math.nan)
+        out = out if lost is None else filled(out, lost, 2, math.nan)
         out = with_zero_gradients(
             out, [p for module in modules for p in module.parameters()]
         )  # few tokens fill no block

@@ -17,7 +17,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.state_mixer import StateInputs, StateMixer
-from longitude.attention.zero_gradients import with_zero_gradients
+from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_sizes
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
