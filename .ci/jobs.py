@@ -124,7 +124,7 @@ def do(
     """The exit code of one step; None where there is nothing to do. Its output is in clone/LOG."""
     action = step.get("uses", "").partition("@")[0].rpartition("/")[2]
     given = {name: filled(str(value), job.cell) for name, value in step.get("with", {}).items()}
-    with open(clone.with_suffix(".log"), "a", encoding="utf-8") as log:
+    with open(clone.with_name(f"{clone.name}.log"), "a", encoding="utf-8") as log:
 
         def call(command: list[str], cwd: Path | None = None) -> int:
             log.write(f"\n$ {' '.join(command)}\n")
@@ -137,6 +137,8 @@ def do(
             interpreter = python(given["python-version"])
             assert interpreter is not None
             return call([interpreter, "-m", "venv", str(clone / "of-the-job")])
+        if resolve and action:
+            return None
         if action == "upload-artifact":
             shutil.copytree(clone / given["path"], artifacts / given["name"], dirs_exist_ok=True)
             return None
@@ -151,7 +153,7 @@ def do(
         if resolve:
             if not command.startswith("pip install"):
                 return None
-            command = command.replace("pip install", "pip install --dry-run --quiet", 1)
+            command = command.replace("pip install", "pip install --dry-run", 1)
         return call(["bash", "-eo", "pipefail", "-c", command], clone)
 
 

@@ -30,6 +30,7 @@ def test_an_import_brings_few_modules() -> None:
     function at module level would load (2.4 s)."""
     code = """
 import torch, sys
+import torch.utils.checkpoint  # older torch imports it, and sympy for it, on first use
 before = set(sys.modules)
 import longitude as lg
 print(*set(sys.modules) - before)
@@ -39,9 +40,9 @@ lg.list_mixers()
 print(*{"torch._dynamo", "transformers"} & set(sys.modules))
 """
     at_import, at_first_use, *for_names = (set(line.split()) for line in printed(code).splitlines())
-    assert not any(for_names)
     assert at_import == {"longitude"}
     assert {name.split(".")[0] for name in at_first_use} <= ALLOWED
+    assert not any(for_names)
     assert len(at_first_use) <= MODULES
 
 

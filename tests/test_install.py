@@ -94,7 +94,8 @@ def test_the_command_is_the_module():
 def test_ctrl_c_while_modules_are_loaded_is_one_line(package: str, arguments: list[str], tmp_path: Path):
     """Which is most of what a short command does."""
     (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / package / "__init__.py").write_text(code)
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
     done = subprocess.run(
         [sys.executable, "-m", "longitude", *arguments],

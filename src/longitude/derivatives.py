@@ -1,9 +1,9 @@
-"""How derivatives of a call are taken: recorded by autograd, carried forward, or by a transform of torch.func."""
+"""What torch makes of a call: recorded by autograd, carried forward, mapped by a transform of torch.func, or exported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,31 @@ transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
 
 
-@torch.compiler.assume_constant_result
+_is_exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
+
+
+def exporting() -> bool:
+    """Whether torch.export makes a graph of this call.
+
+    It runs where Longitude is not, so it has torch's own operators alone; and at every length, so no choice depends on a size:
+    torch writes a choice down as a condition of the graph.
+    """
+    return _is_exporting is not None and _is_exporting()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """A function that a compiler calls while it traces, and whose result is then a constant of the graph.
+
+    It is what torch.compiler.assume_constant_result does, which loads the compiler: seconds for whoever never compiles.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+@constant_in_graphs
 def in_forward_mode() -> bool:
     """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do.
 
@@ -27,7 +51,7 @@ def in_forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def in_transform() -> bool:
     """Whether torch.func takes gradients: grad, vjp, jacrev; in a graph, too.
 
@@ -63,7 +87,7 @@ def by_autograd() -> bool:
 
 
 def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
-    """part(*inputs), made again in backward instead of kept, where autograd takes gradients."""
-    if torch.is_grad_enabled() and by_autograd():
+    """part(*inputs), made again in backward instead of kept, where autograd takes gradients; not in a graph to export."""
+    if torch.is_grad_enabled() and by_autograd() and not exporting():
         return checkpoint(part, *inputs, use_reentrant=False)
     return part(*inputs)

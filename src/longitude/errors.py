@@ -87,7 +87,7 @@ def check_sizes(who: str, **numbers: int) -> None:
 def check_positive(who: str, **numbers: float) -> None:
     """ValueError unless every number is finite and above zero."""
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
             raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
 
 

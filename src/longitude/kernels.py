@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 
 import torch
+
+OLDEST_TRITON = "3.4"  # pyproject.toml has it, too
 
 
 def switched_off() -> set[str]:
@@ -23,6 +27,22 @@ def switched_off() -> set[str]:
             f"-triton,-fla; got {named!r}"
         )
     return {word[1:] for word in words}
+
+
+def why_no_triton() -> str | None:
+    """Why kernels in Triton cannot be loaded, and what mends it; None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "it needs the package triton: pip install 'longitude[gpu]'"
+    return _too_old()
+
+
+@cache
+def _too_old() -> str | None:
+    """Torch brings a triton of its own, and an older torch an older one."""
+    found = version("triton")
+    if tuple(map(int, found.split(".")[:2])) < tuple(map(int, OLDEST_TRITON.split("."))):
+        return f"it needs triton {OLDEST_TRITON} or newer, which torch 2.8 brings, and this is triton {found}"
+    return None
 
 
 def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> str | None:

@@ -24,7 +24,15 @@ def is_plain(*layers: nn.Module) -> bool:
 
     Not one of another class, with hooks, or whose forward was replaced, as accelerate does to load weights when they are needed.
     """
-    hooks = nn.modules.module._has_any_global_hook()
+    of_all = nn.modules.module  # whose hooks of all modules are under these names in torch 2.6, too
+    hooks = any(
+        (
+            of_all._global_forward_hooks,
+            of_all._global_forward_pre_hooks,
+            of_all._global_backward_hooks,
+            of_all._global_backward_pre_hooks,
+        )
+    )
     return not hooks and all(
         type(layer) in PLAIN
         and "forward" not in layer.__dict__

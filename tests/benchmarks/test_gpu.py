@@ -239,7 +239,7 @@ def ran(folder, *arguments, **environment):
 
 @pytest.mark.slow
 def test_every_cell_runs_interpreted(tmp_path):
-    pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+    pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
     done, found = ran(tmp_path, "--parts", "checks", "attention", "rotation", "decode")
     assert done.returncode == 0, done.stdout + done.stderr
     measured = {row["key"]: row for row in found["rows"]}
@@ -260,7 +260,7 @@ def test_every_cell_runs_interpreted(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # it has the nine minutes of the command
 def test_it_needs_torch_triton_jaxtyping_and_pytest_alone(tmp_path):
-    triton = pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+    triton = pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
     done, found = ran(tmp_path, "--parts", "laws", "checks", "decode", PYTHONPATH=alone(tmp_path, triton))
     rows = {row["key"]: row for row in found["rows"]}
     assert rows["laws | triton"]["passed"] > 20 and not rows["laws | triton"]["failed"], done.stdout + done.stderr

@@ -7,8 +7,16 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import DeepseekV3ForCausalLM, Gemma3ForCausalLM, MistralForCausalLM, SmolLM3ForCausalLM, StaticCache
+from transformers import (
+    DeepseekV3ForCausalLM,
+    DeepseekV32ForCausalLM,
+    Gemma3ForCausalLM,
+    MistralForCausalLM,
+    SmolLM3ForCausalLM,
+    StaticCache,
+)
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.deepseek_v32 import modeling_deepseek_v32
 from transformers.models.llama import modeling_llama
 
 from longitude.models.cache_names import INSTALLED
@@ -125,6 +133,31 @@ def no_mask_in_static_cache() -> Any:
     return changed(model, before)
 
 
+def indexed(**options: Any) -> Any:
+    """Sparse attention that chooses its keys by top-k."""
+    shape = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    shape |= {"num_key_value_heads": 4, "intermediate_size": 48, "mlp_layer_types": ["dense"] * 2, "index_head_dim": 16}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    options = {"index_n_heads": 16, "index_topk": 8, "pad_token_id": 0} | options
+    return built(
+        DeepseekV32ForCausalLM, **SHAPE | shape | options, max_position_embeddings=LENGTH, rope_parameters=rope
+    )
+
+
+class OtherKeys(modeling_deepseek_v32.DeepseekV32Indexer):
+    def forward(self, hidden_states, *given, **named):
+        """Of one new token the choice looks at half of its numbers."""
+        if hidden_states.shape[1] == 1:
+            hidden_states = hidden_states * (torch.arange(hidden_states.shape[-1]) % 2)
+        return super().forward(hidden_states, *given, **named)
+
+
+def other_choice() -> Any:
+    model = indexed()
+    model.model.layers[1].self_attn.indexer.__class__ = OtherKeys
+    return model
+
+
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_rotations": {
         "row 0 for all rows": partial(with_tables, lambda right, x, at: right(x, at[:1].expand_as(at))),
@@ -145,10 +178,12 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_masks": {
         "no mask in a static cache": no_mask_in_static_cache,
     },
+    "key_selection": {"other keys are chosen while decoding": other_choice},
     "score_scale": {"DeepSeek's mscale missing": no_mscale},
 }
 HEALTHY: dict[str, Callable[[], Any]] = {
     "gemma3": gemma3,
     "deepseek": partial(deepseek, rope_type="yarn", mscale=1.0, mscale_all_dim=1.0),
+    "sparse attention": indexed,
     "mistral": partial(by_layer, MistralForCausalLM, sliding_window=8),
 }

@@ -160,6 +160,6 @@ def test_encodings_and_mixers_by_name_and_of_ones_own(law, kind, right, broken, 
 
 
 def test_a_registered_name_says_why_a_law_does_not_apply():
-    found = check_part("alibi", laws=("export", "order"))
-    assert found["export"].status == "does not apply" and "plain attention" in found["export"].reason
+    found = check_part("alibi", laws=("places", "order"))
+    assert found["places"].status == "does not apply" and found["places"].reason
     assert found["order"].status == "holds" and found["order"].claim

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -85,7 +86,11 @@ def test_yarn_truncate_per_layer_type() -> None:
     ropes = {"full_attention": yarn | {"truncate": False}, "sliding_attention": yarn | {"truncate": True}}
     size: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 2}
     config = Gemma3TextConfig(**size, layer_types=["full_attention", "sliding_attention"], rope_parameters=ropes)
-    read = lg.from_hugging_face(config)
+    with pytest.raises(
+        ValueError, match="Gemma3RotaryEmbedding"
+    ):  # read as it is there, it would not be what is written
+        lg.from_hugging_face(config)
+    read = lg.from_hugging_face({"rope_parameters": ropes})
     assert isinstance(read, dict) and read["full_attention"] is not None
     full = lg.rope_frequencies(32, **read["full_attention"].options(32)).inverse
     theirs: Any = Gemma3RotaryEmbedding(config)

@@ -61,6 +61,9 @@ broken("Saves", "state_dict", more=lambda self: self.register_buffer("slopes", t
 broken(  # in Python, so that every length makes a graph
     "ReadsLength", "compile", of=lambda self, offset: Broken.of(self, offset) * sum(1.0 for _ in range(offset.shape[0]))
 )
+broken(  # a choice by size, which would be a condition of an exported graph
+    "ChoosesByLength", "export", of=lambda self, o: Broken.of(self, o) if o.shape[-1] < 99 else -self.rate * o.abs()
+)
 broken(
     "SharesATable",
     "shared_tables",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,11 @@ from longitude.errors import check_sizes
 from longitude.linear import is_plain
 from longitude.positions.base import Encoding
 
+Model = TypeVar("Model")
 POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 
 
-def pool_heads(trained: Any, num_kv_heads: int) -> Any:
+def pool_heads(trained: Model, num_kv_heads: int) -> Model:
     """Copy a layer or model with fewer heads of keys and values, each the mean of a group of heads.
 
         W'_g = mean of W_h over the heads h with h // (heads / num_kv_heads) = g,   W of keys and of values

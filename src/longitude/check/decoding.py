@@ -177,10 +177,15 @@ def key_selection(subject: Subject) -> Measurement:
         want = subject.logits(tokens)
         share = ties.share
         error = subject.error(subject.in_chunks(tokens, [1] * subject.length), want)
-    if (first := subject.first_above(error)) is not None:
+    first = subject.first_above(error)
+    if first is not None and ties.undecided:
         raise DoesNotApply(
             f"the choice of keys differs between decoding and a whole pass from position {first} on, by {float(error.max()):.1e} "
             f"of logits; {share:.0%} of the visible scores of the choice equal another one of their query, and the number of "
             "keys decides which of equal ones are taken. The other laws compare with all keys chosen"
         )
-    return subject.measurement(error, "")
+    return subject.measurement(
+        error,
+        "while decoding other keys are chosen than in a whole pass, and no equal scores explain it: what the choice keeps of "
+        "cached tokens, their keys or their positions, is not that of a whole pass",
+    )

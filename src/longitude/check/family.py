@@ -57,19 +57,16 @@ def by_its_class(test: Test) -> Test:
 
 def judged(test: Test, subject: Subject, found: Measurement | Exception, reason: str) -> Measurement:
     """A failure as it is, or its cause in a key that has no effect. DoesNotApply where the class does the same."""
-    keys = not_understood(subject.config)
+    keys = not_understood(subject.config, by_class=subject.stock)
     unknown = f" (not understood: {', '.join(keys)})" if keys else ""
     fresh = None if keys and not subject.stock else of_its_class(subject)
     if fresh is None and (keys or subject.stock):
         raise DoesNotApply(f"nothing tells what its class makes of its config{unknown}: {reason}")
     if fresh is not None and (theirs := measured(test, fresh)) is not None:
+        kind = f"{type(fresh.model).__name__} of transformers"
         if isinstance(found, Measurement) and (key := without_effect(test, fresh, theirs)):
-            cause = f"{key} has no effect, as if it were not in the config: {reason}"
-            return replace(found, cause=cause, whose="config")
-        kind = type(fresh.model).__name__
-        raise DoesNotApply(
-            f"{kind} of transformers itself does otherwise than is read here of its config{unknown}: {reason}"
-        )
+            return replace(found, cause=f"{key} is not followed by {kind}: {reason}", whose="config")
+        raise DoesNotApply(f"{kind} itself does otherwise than is read here of its config{unknown}: {reason}")
     if isinstance(found, Exception):
         raise found
     return found
@@ -95,8 +92,9 @@ def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None)
     """The same laws on a small random model of another config, which may be declared to be a third one."""
     make = type(subject.model)._from_config if subject.stock else maker_of(config)
     try:
+        smaller = small(config)
         with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in make(small(config)).parameters())
+            size = sum(parameter.numel() for parameter in make(smaller).parameters())
         if size > LARGEST:
             return None
         model = random_of(config, make=make)

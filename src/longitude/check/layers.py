@@ -20,9 +20,10 @@ from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unr
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import border_of
+from longitude.checkpoints.reading import layers_from_hugging_face
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.hugging_face import as_mapping
-from longitude.positions.layers import LayerPositions, layers_from_hugging_face
+from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -242,7 +243,7 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
 
     The last tokens come behind those before them as a chunk, and the very last alone.
     """
-    config, length = subject.model.config, tokens.shape[1]
+    config, length = subject.declared or subject.model.config, tokens.shape[1]
     caches = {
         "its cache": lambda: DynamicCache(config=config),
         "a static cache": lambda: StaticCache(config=config, max_cache_len=2 * length),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
@@ -15,6 +17,15 @@ BOTH_WAYS = {
     "reformer": "its LSH layers choose keys by the hashes of all tokens, later ones among them",
 }
 """Model types whose own code is not causal, and how."""
+
+
+SWITCHES = ("causal", "is_decoder")
+"""Keys by which models that can attend in both directions do not."""
+
+
+def switched_off(config: Any) -> str | None:
+    """The key that makes a model attend in both directions."""
+    return next((key for key in SWITCHES if getattr(config, key, None) is False), None)
 
 
 def require_one_way(subject: Subject) -> None:
@@ -52,6 +63,8 @@ def causality(subject: Subject) -> Measurement:
     for start in sorted({1, subject.length // 2, subject.length - 1}):
         changed = torch.cat([tokens[:, :start], subject.tokens(subject.length - start, seed=1)], 1)
         worst[:start] = worst[:start].maximum(subject.error(subject.logits(changed), want)[:start])
+    if subject.first_above(worst) is not None and (switch := switched_off(subject.config)):
+        raise DoesNotApply(f"its tokens attend in both directions: {switch} = False in its config")
     return subject.measurement(
         worst,
         "logits depend on tokens that come later: the causal mask is dropped in a whole pass, as by an attention function "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,18 +13,16 @@ from torch import Tensor, nn
 from longitude.check.family import by_its_class
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
 from longitude.checkpoints.config import (
-    LENGTH_KEYS,
     contradictions,
-    declared_length,
     head_dim_of,
-    parameters_of,
+    remarks,
+    require_numbers,
     ropes as config_ropes,
     unread,
-    unread_keys,
 )
 from longitude.checkpoints.positions import last_position, table_of
-from longitude.positions.hugging_face import ORIGINAL, RopeConfig, unread_words
-from longitude.positions.scaling import DynamicNTK, Frequencies, Llama3, LongRoPE, rope_frequencies
+from longitude.positions.hugging_face import RopeConfig
+from longitude.positions.scaling import Frequencies, LongRoPE, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
 
 FAR = 100_003
@@ -34,13 +32,6 @@ LATER = 3
 """Where given positions begin: some tables begin at 1 or 2 by themselves."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
-
-
-SIZES = (
-    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "vocab_size"),
-    *(ORIGINAL, *LENGTH_KEYS),
-)
-"""Keys of a config whose numbers count something."""
 
 
 class NotShown(DoesNotApply):
@@ -141,41 +132,12 @@ def require_tables(tables: Mapping[str | None, Tables]) -> None:
 @CHECKPOINT_LAWS.law(threshold=0)
 def config(subject: Subject) -> Measurement:
     """config.json: contradictions, unknown keys, silent defaults."""
-    raw = subject.raw.get("text_config") or subject.raw
-    found = [*no_sizes(raw)] or [*contradictions(subject.raw, subject.config)]
-    unread = unread_keys(subject.raw, subject.config)
-    notes = [*([unread_words(unread)] if unread else []), *other_factors(raw, subject.config)]
-    return Measurement(len(found), 0, "; ".join(notes), cause="; ".join(found))
-
-
-def no_sizes(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Numbers that count something and cannot."""
-    for key in SIZES:
-        if isinstance(number := raw.get(key), int | float) and not number > 0:
-            yield f"{key} = {number}, expected a positive number"
-
-
-def other_factors(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Factors that are larger than what the lengths make of them: no fault where it is on purpose, as in some published files."""
-    declared = declared_length(config)
-    for layer, rope in config_ropes_or_none(config).items():
-        scaling = rope.scaling
-        original: int = getattr(scaling, "original_max_length", None) or 0
-        given = parameters_of(raw, layer).get("factor")
-        if isinstance(scaling, Llama3 | DynamicNTK) or not original or not given or not declared:
-            continue
-        if given * original > 1.01 * declared:
-            yield (
-                f"factor {given:g} times {ORIGINAL} = {original} is {given * original:g}, and max_position_embeddings = "
-                f"{declared} is {declared / original:g} times; no fault if it is on purpose"
-            )
-
-
-def config_ropes_or_none(config: Any) -> dict[str | None, RopeConfig]:
     try:
-        return config_ropes(config)
-    except ValueError:
-        return {}
+        require_numbers(subject.raw)
+    except ValueError as error:
+        return Measurement(1, 0, cause=str(error))
+    found = list(contradictions(subject.raw, subject.config))
+    return Measurement(len(found), 0, "; ".join(remarks(subject.raw, subject.config)), cause="; ".join(found))
 
 
 @CHECKPOINT_LAWS.law(threshold=FREQUENCIES)

@@ -18,6 +18,8 @@ ALL = 4096
 """At least as many as any law compares, unless a length is given; some modules make a table of so many places."""
 COUNTS = ("topk", "budget")
 """What modules call the number of keys, blocks or tokens that they choose."""
+EQUAL = 1e-6
+"""Scores so near to each other are equal but for rounding."""
 INVISIBLE = -1e30
 """Scores below are those of keys that a mask hides."""
 
@@ -29,7 +31,7 @@ class Selection:
         self.numbers = [
             (module, name, number)
             for module in model.modules()
-            if "indexer" in type(module).__name__.lower()
+            if any("indexer" in kind.__name__.lower() for kind in type(module).__mro__)
             for name, number in vars(module).items()
             if any(word in name for word in COUNTS) and type(number) is int
         ]
@@ -69,11 +71,11 @@ class Selection:
 
 
 class Ties(TorchFunctionMode):
-    """Counts, of the scores that top-k gets within these modules, those that equal another one of the same query."""
+    """Looks at the scores that top-k gets within these modules: how many are equal, and whether the choice is decided by that."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside, self.equal, self.visible = 0, 0, 0
+        self.inside, self.equal, self.visible, self.undecided = 0, 0, 0, 0
 
     def begins(self, *_: Any) -> None:
         self.inside += 1
@@ -82,15 +84,24 @@ class Ties(TorchFunctionMode):
         self.inside -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.inside and func in (torch.topk, Tensor.topk):
-            scores = args[0].detach().double().sort(dim=kwargs.get("dim", -1) if kwargs else -1).values
-            scores = scores.movedim(kwargs.get("dim", -1) if kwargs else -1, -1)
-            seen, same = scores > INVISIBLE, scores.diff(dim=-1) == 0
-            nothing = torch.zeros_like(same[..., :1])
-            tied = torch.cat([nothing, same], -1) | torch.cat([same, nothing], -1)
-            self.visible += int(seen.sum())
-            self.equal += int((tied & seen).sum())
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self.inside and func in (torch.topk, Tensor.topk) and args[0].numel():
+            self.look(args[0], kwargs["k"] if "k" in kwargs else args[1], kwargs.get("dim", -1))
+        return func(*args, **kwargs)
+
+    def look(self, scores: Tensor, k: int, dim: int) -> None:
+        """Count, of scores of which the k largest are taken."""
+        ordered = scores.detach().double().movedim(dim, -1).sort(dim=-1, descending=True).values
+        seen, same = (
+            ordered > INVISIBLE,
+            ordered.diff(dim=-1).abs() <= EQUAL * ordered.abs().amin(-1, keepdim=True).clamp(min=1),
+        )
+        nothing = torch.zeros_like(ordered[..., :1], dtype=torch.bool)
+        tied = torch.cat([nothing, same], -1) | torch.cat([same, nothing], -1)
+        self.visible += int(seen.sum())
+        self.equal += int((tied & seen).sum())
+        if 0 < k < ordered.shape[-1]:  # the last one taken and the first one left
+            self.undecided += int((same[..., k - 1] & seen[..., k]).sum())
 
     @property
     def share(self) -> float:

@@ -23,7 +23,7 @@ from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
 from longitude.positions.coordinates import canonical, explicit
-from longitude.positions.hugging_face import RopeConfig, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig, read_ropes
 from longitude.positions.remapped import Remapped
 from longitude.positions.rotary import Rotary
 from longitude.registry import options_of
@@ -276,7 +276,7 @@ def with_own_rotation(
     own = own_rotation(config, layer, "base" in options or "base" not in known)
     scaled = issubclass(factory, Remapped) and own.get("rope_type", "default") not in ("default", "longitude")
     one = {**config.to_dict(), "rope_parameters": own}
-    if scaled and isinstance(rope := from_hugging_face(one), RopeConfig) and rope.scaling is not None:
+    if scaled and isinstance(rope := read_ropes(one), RopeConfig) and rope.scaling is not None:
         options = {"scaling": rope.scaling.as_dict(), **options}
     if "rope_theta" in own and "base" in known:
         options = {"base": own["rope_theta"], **options}

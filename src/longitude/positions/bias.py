@@ -35,16 +35,16 @@ class FixedBias:
         raise NotImplementedError
 
 
-def alibi_slopes(num_heads: int, recipe: str = "paper") -> list[float]:
+def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> list[float]:
     """The published slopes: 2^(-8h/H), h = 1 .. H, where H is a power of two.
 
     Otherwise those of the power of two below, followed by every second slope of the power of two above; so not sorted. MPT's
     code takes the slopes of the power of two above, every second from the second and then every second from the first. These
-    are the same numbers (with its alibi_bias_max of 8, as released), so both recipes give one list.
+    are the same numbers, so both recipes give one list. bias_max: another number for 8, alibi_bias_max of MPT's configs.
     """
 
     def geometric(n: int) -> list[float]:
-        return [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
+        return [2.0 ** (-bias_max * h / n) for h in range(1, n + 1)]
 
     check_sizes("ALiBi", num_heads=num_heads)
     if recipe not in get_args(Recipe):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from longitude import c_compile
 from longitude.c_compile import in_memory, needs_operator, words
 from longitude.derivatives import in_forward_mode
-from longitude.kernels import switched_off, why_not_on
+from longitude.kernels import switched_off, why_no_triton, why_not_on
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers that torch's product of complex numbers rotates sooner than rotate.c is called
@@ -168,7 +167,7 @@ def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved"
 @lru_cache
 def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]] | None:
     """`gpu.rotate.rotate`, where it runs on a GPU; None, with one warning, where it does not."""
-    if find_spec("triton") is None or "triton" in switched_off():
+    if why_no_triton() is not None or "triton" in switched_off():
         return None
 
     def small_call() -> None:

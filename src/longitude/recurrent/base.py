@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.attention.state_mixer import StateInputs, StateMixer
+from longitude.derivatives import exporting
 from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 
@@ -18,6 +19,8 @@ class ChunkedMixer(StateMixer):
 
     mode = "chunked"
     chunk_size = 64
+    any_length = False
+    """Whether its parallel mode is one formula for every length, which a graph can hold: chunks and steps are counted."""
 
     def set_mode(self, mode: str, chunk_size: int) -> None:
         """ValueError for an unknown mode, or a chunk without tokens."""
@@ -26,7 +29,8 @@ class ChunkedMixer(StateMixer):
 
     def options(self, inputs: StateInputs) -> dict[str, Any]:
         """What every recurrence takes besides its tokens and its state."""
-        return {"mode": self.mode, "chunk_size": self.chunk_size, "reset": inputs.reset, "valid": inputs.valid}
+        mode = "parallel" if self.any_length and exporting() else self.mode
+        return {"mode": mode, "chunk_size": self.chunk_size, "reset": inputs.reset, "valid": inputs.valid}
 
 
 class RecurrentMixer(ChunkedMixer):

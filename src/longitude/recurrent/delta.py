@@ -189,6 +189,7 @@ class GatedDeltaNet(DeltaMixer):
     """
 
     source = "Yang et al. 2024"
+    any_length = True
     decays = "head"
 
     def __init__(

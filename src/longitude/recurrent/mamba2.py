@@ -173,6 +173,7 @@ class Mamba2(Mamba2Block, RecurrentMixer):
     """
 
     source = "Dao and Gu 2024"
+    any_length = True
 
     def __init__(
         self,

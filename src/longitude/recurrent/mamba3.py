@@ -170,6 +170,7 @@ class Mamba3(RecurrentMixer):
     """
 
     source = "Lahoti et al. 2026"
+    any_length = True
     undecayed = ("dt_bias", "B_bias", "C_bias", "D")
 
     def __init__(

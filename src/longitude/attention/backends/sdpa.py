@@ -15,7 +15,7 @@ from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, offsets, per_query_head
 from longitude.attention.spans import by_spans, pieces, with_wide_values
-from longitude.derivatives import in_forward_mode
+from longitude.derivatives import exporting, in_forward_mode
 from longitude.positions.base import Drift, OffsetBias, PairBias
 
 SHORT_BYTES = 2**26
@@ -173,7 +173,7 @@ def sdpa_limits(r: Request) -> str | None:
     for part in sdpa_dense(r):
         if r.terms and r.q.dtype in (torch.bfloat16, torch.float16):
             return f"its dense bias would be rounded to {r.q.dtype}"
-        if (size := sdpa_bias_bytes(part)) > SHORT_BYTES:
+        if not exporting() and (size := sdpa_bias_bytes(part)) > SHORT_BYTES:
             return f"its dense bias would take {size / 2**20:.0f} MiB, above {SHORT_BYTES // 2**20}"
     return None
 
