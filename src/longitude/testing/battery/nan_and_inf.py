@@ -180,6 +180,7 @@ def nan_in_documents(build: MixerExample) -> None:
 
     Whatever the loss makes of them, also where a gradient alone is not finite; and of padding no gradient of a parameter. In
     every form, on every backend (of an encoding), with the loops in C and without; whole, and token by token with a cache.
+    In a recurrence the outputs that are lost are the same in all of these: that token's, and those behind it in its document.
     """
     of_encoding = isinstance(build.encoding, Example)
     backends = [*BACKENDS] if of_encoding else []
@@ -198,12 +199,17 @@ def _stays_in_its_document(here: str, net: LayerStack, documents: Tensor, values
     clean = _everything(net, x := numbers(*documents.shape, DIM), documents)
     second, padding = documents == 1, documents < 0
     bad = second & (second.cumsum(1) == 2)  # a token in the middle of each
+    behind = second & (second.cumsum(1) >= 2)
     for value in values:
         what = f"{value} in a document, {here}"
         found = _everything(net, x.masked_fill(bad[..., None], value), documents)
         _same_elsewhere(what, found, clean, ~(second | padding))
         if not net.mixer.saturates and any(bool(found[n][bad].isfinite().all(-1).any()) for n in ("output", SINGLE)):
             raise LawBroken(f"{what}: its own output is finite")
+        if hasattr(net.mixer, "mode") and any(
+            (found[n].isfinite().all(-1) == behind).any() for n in ("output", SINGLE)
+        ):
+            raise LawBroken(f"{what}: other outputs are lost than its own and those behind it in its document")
         what = f"{value} at padding, {here}"
         found = _everything(net, x.masked_fill(padding[..., None], value), documents)
         _same_elsewhere(what, found, clean, ~padding)
