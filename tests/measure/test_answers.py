@@ -60,7 +60,7 @@ def test_answers_are_kept_and_can_be_scored_and_asked_again(checkpoints, tmp_pat
     results = go(config, tmp_path / "run", checkpoints["llama"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     assert lines == [json.loads(json.dumps(each)) for each in results.answers] and len(lines) == 6
-    assert read_results(tmp_path / "run").answers == tuple(lines)
+    assert read_results(tmp_path / "run").answers == lines
     asked = measurement.plan("passkey", [512], [0.0, 1.0], 3)
     for line in lines:
         answer = Answer(**{name: value for name, value in line.items() if name != "model"})
