@@ -24,12 +24,12 @@ from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Part, plan
 from longitude.measure.report import terminal, write_report
-from longitude.measure.retrieval import scoring
 from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.measure.windows import Bounded
 from longitude.runs.progress import Progress
 from longitude.runs.store import Store
+from longitude.statistics import proportions
 from tests.measure.conftest import write
 from tests.support import edit_config
 
@@ -111,7 +111,7 @@ def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
     ]
     measured = (Measured("a", Part("passkey", 32, ""), rows, None, None, []),)
     lines = [line for line in sentences(Results(tmp_path, about, measured)) if "of its own" in line]
-    _, low, high = scoring.ratio(scoring.wilson(0.4, 20), scoring.wilson(0.8, 20))
+    _, low, high = proportions.ratio(proportions.wilson(0.4, 20), proportions.wilson(0.8, 20))
     interval = f"95 % interval {low:.0%} to {high:.0%}"
     assert lines == [f"a: passkey at 128 tokens is 50% of its own at 64 ({interval})"]  # of b there is nothing to keep
 

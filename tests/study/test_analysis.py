@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from longitude.measure import interval, t_interval
-from longitude.measure.retrieval import scoring
 from longitude.report.wording import percent
+from longitude.statistics import proportions
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.analysis import analyse
 from longitude.study.answers import longest_solved, share
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.report import table, write_report
 from longitude.study.results import read_run
 from tests.study.conftest import BITS, SHARES, conclusion, line, printed, summary, trial_at, write_answers, write_run
@@ -301,7 +301,7 @@ def test_a_trial_never_run_is_no_error(tmp_path):
 def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
     frame = summary(write_answers(tmp_path))
     found = line(frame, "rope", 16)
-    assert (found["value"], found["low"], found["high"]) == scoring.mean([1.0] * 198 + [0.0] * 2)
+    assert (found["value"], found["low"], found["high"]) == proportions.mean([1.0] * 198 + [0.0] * 2)
     assert (found["seeds"], found["documents"], found["change"]) == (1, 200, None)
     assert line(frame, "learned", 32)["value"] is None
     verdicts = {label: list(part["verdict"]) for label, part in frame.groupby("label")}

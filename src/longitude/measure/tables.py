@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, with_trained
-from longitude.measure.intervals import paired_ratio
 from longitude.measure.key_tokens import TASK as LONGPPL
-from longitude.measure.retrieval import scoring
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import Results
+from longitude.statistics import proportions
+from longitude.statistics.documents import paired_ratio
 
 
 class Cell(NamedTuple):
@@ -113,7 +113,7 @@ def _trials(rows: list[Row], length: int) -> int:
 
 
 def _of_trials(value: float, count: int) -> str:
-    _, low, high = scoring.wilson(value, count)
+    _, low, high = proportions.wilson(value, count)
     return f"{low:.0%} to {high:.0%}, n {count}"
 
 
@@ -138,7 +138,7 @@ def _change(ours: dict[tuple[Any, ...], float], theirs: dict[tuple[Any, ...], fl
     both = [(ours[question], theirs[question]) for question in ours.keys() & theirs.keys()]
     if not both:
         return NONE
-    value, low, high = scoring.paired(*zip(*both, strict=True))
+    value, low, high = proportions.paired(*zip(*both, strict=True))
     better, worse = (sum(sign * (a - b) > 0 for a, b in both) for sign in (1, -1))
     return Cell(f"{value:+.0%}", f"{low:+.0%} to {high:+.0%}, {better} and {worse} of {len(both)}")
 
@@ -231,10 +231,10 @@ def _kept(results: Results) -> list[str]:
             if len(lengths) < 2 or lengths[-1] <= short or not scores[short]:
                 continue
             both = (
-                scoring.wilson(scores[at], sum(row.count or 0 for row in rows if row.length == at))
+                proportions.wilson(scores[at], sum(row.count or 0 for row in rows if row.length == at))
                 for at in (lengths[-1], short)
             )
-            kept, low, high = scoring.ratio(*both)
+            kept, low, high = proportions.ratio(*both)
             lines.append(
                 f"{about['label']}: {task} at {lengths[-1]} tokens is {kept:.0%} of its own at {short} "
                 f"(95 % interval {low:.0%} to {high:.0%})"

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from longitude import plugins
 from longitude.measure.rows import Row, from_frame, read_rows
+from longitude.statistics.estimates import Sums
 from longitude.study.config import StudyConfig
 from longitude.study.rates import Choice, recorded, shown
 from longitude.study.record import read_study, require_own
@@ -54,30 +55,6 @@ RULE = "rule without positions"
 def ngrams_named(order: int) -> str:
     """Bigrams, trigrams, 4-grams."""
     return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
-
-
-class Sums(NamedTuple):
-    """A metric's sums over documents, of the same documents for every seed.
-
-    Attributes:
-        seeds: Of the trials.
-        of: [seeds, documents], such as nats.
-        over: Of the same shape, such as bytes.
-    """
-
-    seeds: tuple[int, ...]
-    of: np.ndarray
-    over: np.ndarray
-
-    @property
-    def pooled(self) -> tuple[np.ndarray, np.ndarray]:
-        """[documents] each, summed over the seeds: the models as they are."""
-        return self.of.sum(0), self.over.sum(0)
-
-    def only(self, seeds: Sequence[int]) -> "Sums":
-        """Of these seeds."""
-        rows = [self.seeds.index(seed) for seed in seeds]
-        return Sums(tuple(seeds), self.of[rows], self.over[rows])
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ from claims import statements
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
 from claims.evidence import Evidence, Measured
 from claims.verdicts import seeds_to_decide, verdict_of, what_decides
-from longitude.measure.intervals import Interval
+from longitude.statistics.documents import Interval
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, estimated
 from longitude.study.config import StudyConfig
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, estimated
 from longitude.study.record import read_study
 from tests.study.conftest import write_answers, write_run
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from longitude.measure import from_frame, read_rows
 from longitude.models.encoder import LongitudeForMaskedLM
+from longitude.statistics.estimates import WEAK
 from longitude.study.analysis import analyse, summary
-from longitude.study.estimates import WEAK
 from longitude.study.tasks.base import of_task, task_of
 from longitude.study.tasks.masked import MASK, SHARE, Masked
 from longitude.study.train import build_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longitude.measure import from_frame, read_rows
-from longitude.measure.retrieval import scoring
+from longitude.statistics import proportions
 from longitude.study.plan import checked
 from longitude.study.tasks import sequences
 from longitude.study.tasks.base import Measuring, of_task, task_of
@@ -128,7 +128,7 @@ def measured(spoil):
 def test_right_answers_count_fully():
     rows, table = measured(lambda written: written)
     exact, symbols = rows["exact_match"], rows["symbol_accuracy"]
-    assert (exact.value, exact.low, exact.high) == scoring.mean([1.0] * 6) and exact.low < 0.7
+    assert (exact.value, exact.low, exact.high) == proportions.mean([1.0] * 6) and exact.low < 0.7
     assert (exact.task, exact.method, exact.length, exact.documents, exact.count, exact.tokens) == (
         "reverse", "greedy", 4, 6, 6, 24,
     )  # fmt: skip
