@@ -54,11 +54,6 @@ class Unit:
         readable = "".join(c if c.isalnum() or c in "._=" else "-" for c in self.label)[:80]
         return f"{self.kind}-{readable}-{self.key}"
 
-    @property
-    def unfinished_name(self) -> str:
-        """Of its folder while it is in progress: the same for every label, so that no two processes make one unit."""
-        return f".{self.kind}-{self.key}"
-
 
 def key_of(value: Any) -> str:
     """The key of a JSON value, the same on every machine."""
@@ -83,6 +78,10 @@ class Store:
     def folder(self, unit: Unit) -> Path:
         """Of a finished unit."""
         return self.units / unit.name
+
+    def unfinished(self, kind: str, key: str) -> Path:
+        """Of a unit in progress: the same for every label, so that no two processes make one unit."""
+        return self.units / f".{kind}-{key}"
 
     def find(self, kind: str, key: str) -> Path | None:
         """The folder of a finished unit, whatever its label is; None where it is not finished.
@@ -109,10 +108,10 @@ class Store:
     def is_busy(self, unit: Unit) -> bool:
         """Whether another process works on a unit now."""
         try:
-            with self._held(unit, self.units / unit.unfinished_name):
+            with self._held(unit, self.unfinished(unit.kind, unit.key)):
                 return False
         except BusyError:
-            return (self.units / unit.unfinished_name).is_dir()
+            return (self.unfinished(unit.kind, unit.key)).is_dir()
 
     @contextmanager
     def making(self, unit: Unit) -> Iterator[Path]:
@@ -121,7 +120,7 @@ class Store:
         Raises:
             BusyError: Another process works on the unit, or has just finished it.
         """
-        unfinished = self.units / unit.unfinished_name
+        unfinished = self.unfinished(unit.kind, unit.key)
         unfinished.mkdir(parents=True, exist_ok=True)
         with self._held(unit, unfinished):
             if self.holds(unit):
@@ -180,7 +179,7 @@ class Store:
         for unit in units:
             if (folder := self.find(unit.kind, unit.key)) is not None:
                 shutil.rmtree(folder)
-            if (unfinished := self.units / unit.unfinished_name).is_dir():
+            if (unfinished := self.unfinished(unit.kind, unit.key)).is_dir():
                 try:
                     with self._held(unit, unfinished):
                         shutil.rmtree(unfinished)
