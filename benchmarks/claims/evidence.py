@@ -10,8 +10,7 @@ from longitude.statistics.estimates import Sums
 from longitude.study.analysis import CRITERIA
 from longitude.study.config import StudyConfig
 from longitude.study.criterion import Criterion
-from longitude.study.kept import ROWS, is_kept, read_kept
-from longitude.study.record import read_study
+from longitude.study.kept import ROWS, is_kept, read_kept, read_study
 from longitude.study.results import Run, read_run
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -164,7 +164,7 @@ class Store:
 
     def question(self) -> Any:
         """What was asked last; None where nothing was."""
-        return read_json(self.run / QUESTION, "give the command again with its options")
+        return read_json(self.run / QUESTION, "remove it, and give the command again with its options")
 
     def require_place(self) -> None:
         """ValueError unless the directory is new, empty, or holds units."""

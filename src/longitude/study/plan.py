@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from longitude.errors import unknown
-from longitude.labels import folder, parse_label
+from longitude.labels import parse_label
 from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
@@ -139,7 +139,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
         _require_digits(label, task, task.vocabulary(config)["vocab_size"])
-    require_distinct("encodings, as names of folders,", ["-".join(folder(label)).lower() for label in labels])
+    require_distinct("encodings", labels)
     longest = (before or config).longest
     config = replace(
         config, encodings=labels, split_length=config.split_length or (before and before.split_length) or longest

@@ -280,18 +280,16 @@ def run_of(store: Store, question: Mapping[str, Any]) -> Run:
 
 def status_of(store: Store, keys: Keys) -> Status:
     """How far a trial is, by its finished units, or by what an unfinished one says."""
-    units = (("measure", keys.measuring), ("train", keys.training))
-    for unit in units:
-        if (folder := store.find(*unit)) is not None:
-            found = read_status(folder)
-            failure = store.unfinished("measure", keys.measuring) / FAILURE
-            if found.status == "trained" and failure.exists():
-                return read_status(failure.parent, FAILURE)
-            return found
-    unfinished = store.unfinished("train", keys.training)
-    if (unfinished / FAILURE).exists():
-        return read_status(unfinished, FAILURE)
-    return keys.trial.status("running" if unfinished.is_dir() else "not run", 0)
+    trained, measured = store.find("train", keys.training), store.find("measure", keys.measuring)
+    if trained is None:
+        unfinished = store.unfinished("train", keys.training)
+        if (unfinished / FAILURE).exists():
+            return read_status(unfinished, FAILURE)
+        return keys.trial.status("running" if unfinished.is_dir() else "not run", 0)
+    if measured is not None:
+        return read_status(measured)
+    failed, status = store.unfinished("measure", keys.measuring), read_status(trained)
+    return read_status(failed, FAILURE) if status.status == "trained" and (failed / FAILURE).exists() else status
 
 
 def read_status(folder: Path, name: str = STATUS) -> Status:

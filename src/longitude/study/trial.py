@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from longitude.labels import folder, parse_label
+from longitude.labels import parse_label, safe
 from longitude.study.config import StudyConfig
 
 
@@ -62,7 +62,7 @@ class Trial:
     @property
     def name(self) -> str:
         """For names of folders."""
-        return f"{folder(self.label)[0]}-{self.seed}-lr={self.rate}"
+        return f"{safe(self.label)[:60]}-{self.seed}-lr={self.rate}"
 
     @property
     def title(self) -> str:
