@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from longitude.runs.files import LOCK, flush, lock, naming, read_json, remove_unfinished, write_json
-from longitude.runs.provenance import provenance
 
 QUESTION, UNITS, UNIT = "question.json", "units", "unit.json"
 KEY_DIGITS = 12
@@ -128,6 +127,8 @@ class Store:
                 raise BusyError(unit.name)
             remove_unfinished(unfinished)
             yield unfinished
+            from longitude.runs.provenance import provenance  # it loads torch, which options of a command do without
+
             with naming(self.folder(unit)):
                 about = {"kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
                 made = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}

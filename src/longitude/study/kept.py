@@ -71,9 +71,8 @@ def read_study(folder: Path) -> dict[str, Any] | None:
     remedy = f"copy the whole folder again, or keep its study again into {folder}"
     study = read_json(folder / STUDY, remedy)
     if study.get("schema") != SCHEMA or not isinstance(study.get("configuration"), dict):
-        raise ValueError(
-            f"{folder / STUDY} has schema {study.get('schema')}, and this release reads {SCHEMA}; {remedy}"
-        )
+        found = study.get("schema")
+        raise ValueError(f"{folder / STUDY} has schema {found}, of another release; this one reads {SCHEMA}; {remedy}")
     StudyConfig.of(study["configuration"])
     return study
 
