@@ -36,10 +36,10 @@ from longitude.measure.config import MeasureConfig
 from longitude.measure.documents import documents_of
 from longitude.measure.plan import plan
 from longitude.measure.run import measure
-from longitude.measure.seeds import seed_difference, t_interval
 from longitude.measure.sources import read_text
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
+from longitude.statistics.seeds import seed_difference, t_interval
 
 SEEDS = (0, 1, 2)
 LENGTH = 128

@@ -20,7 +20,6 @@ writes its rows with their protocol, by default as benchmarks/results/DATE-prope
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -43,6 +42,7 @@ from longitude.positions.composed import compose
 from longitude.runs.files import write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
 from longitude.study.analysis import analyse
+from longitude.study.results import question_of
 
 STUDY = {"--encodings": "all", "--steps": "260", "--learning-rates": "0.004", "--seeds": "0"}
 """Of the study, where ARGS does not say another: an hour on two cores."""
@@ -167,7 +167,7 @@ def main() -> int:
     }
     protocol = {
         "definitions": __doc__, "words": words, "timing": timing, "shape": asdict(SHAPE), "machine": machine(),
-        "versions": versions(), "commit": commit_of_code(), "study": json.loads((options.run / "study.json").read_text()),
+        "versions": versions(), "commit": commit_of_code(), "study": question_of(options.run),
     }  # fmt: skip
     result = {"protocol": protocol, "rows": rows}
     write_json(options.out, result)

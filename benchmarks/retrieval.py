@@ -25,10 +25,10 @@ from longitude.extend.unfinished import digest_of_weights, folder_of
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import plan
 from longitude.measure.retrieval import run as ask
-from longitude.measure.retrieval.scoring import wilson
 from longitude.measure.run import measure
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
+from longitude.statistics.proportions import wilson
 
 FACTOR = 4
 UNCHANGED, SEARCHED = "unchanged", "longrope"

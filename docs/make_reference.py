@@ -18,7 +18,7 @@ WORDS = {
 """Of sections that are no module of their own."""
 INTERFACES = (
     "study.tasks.base.register_task", "study.tasks.base.Task", "study.tasks.base.Measuring", "study.analysis.Analysis",
-    "study.criterion.Finding", "study.comparisons.Comparison", "study.estimates.Estimate", "report.figure.Figure",
+    "study.criterion.Finding", "statistics.comparisons.Comparison", "statistics.estimates.Estimate", "report.figure.Figure",
     "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
     "attention.request.Request", "attention.verdict.Verdict", "testing.engine.Measurement", "models.streams.Packed",
     "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",

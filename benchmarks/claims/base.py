@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from claims.evidence import Evidence, Measured, NotRun
 from longitude.errors import unknown
-from longitude.study.estimates import HOLDS, LOST, Estimate
+from longitude.statistics.estimates import HOLDS, LOST, Estimate
 
 CONFIRMED, REFUTED, UNDECIDED, NOT_RUN = "confirmed", "refuted", "undecided at this size", "not run"
 CLAIMS: "dict[str, Claim]" = {}
@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
     """A statement on the evidence.
 
     Attributes:
-        verdict: `HOLDS`, `LOST` or `UNCLEAR` of longitude.study.estimates; None where it was not run.
+        verdict: `HOLDS`, `LOST` or `UNCLEAR` of longitude.statistics.estimates; None where it was not run.
         number: What it is drawn from, with its interval, in words.
         estimate: Likewise, as a number; None where there is none.
         remark: Why it was not run, or what would decide it.

@@ -4,7 +4,7 @@ from typing import Any
 
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, NotRun
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR
 
 Row = dict[str, Any]
 

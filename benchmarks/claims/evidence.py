@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from claims.protocol import SERIES, differs, given_options, preset_of
 from longitude.runs.files import read_json
+from longitude.statistics.estimates import Sums
 from longitude.study.analysis import CRITERIA
 from longitude.study.config import StudyConfig
 from longitude.study.criterion import Criterion
-from longitude.study.kept import ROWS, is_kept, read_kept
-from longitude.study.record import read_study
-from longitude.study.results import Run, Sums, read_run
+from longitude.study.kept import ROWS, is_kept, read_kept, read_study
+from longitude.study.results import Run, read_run
 
 RESULTS = Path(__file__).parents[1] / "results"
 """Of the benches, in a checkout of the repository."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,7 +130,9 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
         return None
     drawn.sort(key=lambda line: (run.labels.index(line[0]), run.methods.index(line[1])))
     labels, methods = ({line[place]: None for line in drawn} for place in (0, 1))
-    part = run.part(replace(run.config, encodings=tuple(labels), methods=(*methods,)))
+    kept = {"encodings": [*labels], "methods": [each for each in run.config.methods if each in methods]}
+    study = {**run.study, "configuration": {**run.study["configuration"], **kept}}
+    part = Run(run.path, study, tuple(trial for trial in run.trials if trial.label in labels), run.rows)
     criterion = CRITERIA[run.task.kind](part)
     names = [label if method == first else f"{label} ({method})" for label, method in drawn]
     findings = [

@@ -25,6 +25,7 @@ from claims.protocol import (
 )
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import write_json
+from longitude.runs.store import Store
 from longitude.study.analysis import analyse
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.costs import costs
@@ -32,12 +33,10 @@ from longitude.study.executors import Executor
 from longitude.study.kept import is_kept, read_kept
 from longitude.study.plan import plan
 from longitude.study.presets import list_presets, of_preset
-from longitude.study.record import read_study
 from longitude.study.report import write_report
 from longitude.study.run_trial import Note
-from longitude.study.runner import ENDED, Watch, study
+from longitude.study.runner import Watch, study
 from longitude.study.start import is_there
-from longitude.study.trial import trials_of
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ def members(root: Path, claims: Sequence[str], options: Mapping[str, Any], fresh
         fresh: What is in the folders will be removed.
 
     Raises:
-        ValueError: An unknown claim, or one that reads no study; an option that each study has of its own; a folder that was run
-            with other options.
+        ValueError: An unknown claim, or one that reads no study; an option that each study has of its own; a folder whose series
+            was begun with other options.
     """
     for name in options:
         if name not in OPTIONS:
@@ -83,15 +82,7 @@ def members(root: Path, claims: Sequence[str], options: Mapping[str, Any], fresh
             raise ValueError(f"--only {listed(claims)}: no study is read; docs/claims.md says what it would take")
     if not fresh:
         _require_same_options(root, options)
-    found = [_member(root, name, options) for name in _after_their_starts(names)]
-    for member in [] if fresh else found:
-        saved = read_study(member.run)
-        if saved is not None and (why := differs(member.config, saved)):
-            raise ValueError(
-                f"{member.run} was run with {why} as --preset {SERIES}/{member.name} has it now; restore the preset, or start "
-                f"this study over: longitude study --preset {SERIES}/{member.name} --out {member.run} --fresh"
-            )
-    return found
+    return [_member(root, name, options) for name in _after_their_starts(names)]
 
 
 def _after_their_starts(names: Sequence[str]) -> list[str]:
@@ -155,16 +146,16 @@ class Time(NamedTuple):
 
 def time_of(member: Member, fresh: bool, on_progress: Watch) -> Time:
     """As committed results of the study took, else from a few steps of each model on this machine."""
-    trials = trials_of(member.run, member.config, {})
-    waiting = [trial.label for trial in trials if fresh or trial.status.status not in (*ENDED, "trained")]
+    config = member.config
+    if config.start and not is_there(config.start, member.run):  # it is trained before this one
+        config = replace(config, start=None)
+    planned, store = plan(config, member.run), Store(member.run)
+    waiting = [units.trial.label for units in planned.trials if fresh or not store.holds(units.measuring)]
     if not waiting:
         return Time(member.name, 0, 0.0, "done")
     seconds, source = _committed(member), "as committed"
     if seconds is None:
-        config, run = member.config, member.run
-        if config.start and not is_there(config.start, run):  # it is trained before this one
-            config = replace(config, start=None)
-        found = costs(plan(config, run, fresh), on_progress)
+        found = costs(planned, on_progress)
         seconds, source = {cost.label: cost.seconds for cost in found}, "from a few steps here"
     return Time(member.name, len(waiting), sum(seconds[label] for label in waiting), source)
 
@@ -211,13 +202,10 @@ def run_series(
     for place, member in enumerate(found, 1):
         note(f"study {member.name}, {place} of {len(found)}")
         try:
-            planned = plan(member.config, member.run, fresh)
-            changes = planned.grows or not planned.finished
-            executor = executor_of(planned.config, len(planned.trials))
-            outcome = study(planned, fresh, on_progress, note, executor)
-            if changes:
-                note(f"report: {write_report(analyse(member.run))}")
-            complete &= outcome.complete
+            planned = plan(member.config, member.run)
+            found_in = study(planned, fresh, on_progress, note, executor_of(planned.config, len(planned.trials)))
+            note(f"report: {write_report(analyse(found_in))}")
+            complete &= found_in.complete
         except ValueError as error:
             note(f"study {member.name} did not end: {error}")
             complete = False

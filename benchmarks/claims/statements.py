@@ -1,4 +1,4 @@
-"""The kinds of statements. Differences are paired by seed and by document; intervals are those of longitude.study.estimates.
+"""The kinds of statements. Differences are paired by seed and by document; intervals are those of longitude.statistics.estimates.
 
 A statement expects a number within a range. It holds where every interval lies inside, over seeds and over documents; it does
 not hold where every one lies on one side outside; else the results cannot tell. Costs are judged by their value: they are
@@ -12,11 +12,11 @@ from typing import Literal
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, Measured, NotRun
 from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
-from longitude.measure.intervals import document_contrast
 from longitude.report.wording import percent
+from longitude.statistics.documents import document_contrast
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
 from longitude.study.answers import AnswerCriterion, share
 from longitude.study.criterion import Effective
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
 from longitude.study.losses import TOLERANCE
 from longitude.study.tables import reach, training
 

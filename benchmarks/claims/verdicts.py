@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate
 
 POWER = 0.8
 """How likely the seeds that are named decide a statement whose mean and spread stay as they are."""

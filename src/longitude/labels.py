@@ -3,7 +3,6 @@
 They are made of characters that no shell and no file system changes.
 """
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -218,11 +217,6 @@ def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
 def safe(label: str) -> str:
     """A label as part of a file name."""
     return re.sub(r"[^\w.,=+-]", "_", label)
-
-
-def folder(label: str) -> tuple[str, str]:
-    """How the folders of a label begin and end: a hash keeps labels apart that differ in case, or after many letters."""
-    return safe(label)[:100], hashlib.sha256(label.encode()).hexdigest()[:6]
 
 
 def _value(text: str) -> Any:

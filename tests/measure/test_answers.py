@@ -18,13 +18,14 @@ from longitude.measure.config import MeasureConfig
 from longitude.measure.documents import bos_of
 from longitude.measure.plan import plan
 from longitude.measure.report import terminal, write_report
-from longitude.measure.retrieval import TASKS, measurement, scoring
+from longitude.measure.retrieval import TASKS, measurement
 from longitude.measure.retrieval.measurement import Answer
 from longitude.measure.retrieval.prompts import encode, tokens_of_chat
 from longitude.measure.run import Results, measure, read_results
 from longitude.measure.tables import by_position, tables, wrong_answers
 from longitude.measure.windows import Bounded, Reader
 from longitude.runs.progress import Progress
+from longitude.statistics import proportions
 from tests.measure.conftest import build, write
 
 SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64, "device": "cpu"}
@@ -60,7 +61,7 @@ def test_answers_are_kept_and_can_be_scored_and_asked_again(checkpoints, tmp_pat
     results = go(config, tmp_path / "run", checkpoints["llama"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     assert lines == [json.loads(json.dumps(each)) for each in results.answers] and len(lines) == 6
-    assert read_results(tmp_path / "run").answers == tuple(lines)
+    assert read_results(tmp_path / "run").answers == lines
     asked = measurement.plan("passkey", [512], [0.0, 1.0], 3)
     for line in lines:
         answer = Answer(**{name: value for name, value in line.items() if name != "model"})
@@ -79,7 +80,7 @@ def test_a_score_has_its_count_and_interval(checkpoints, tmp_path, answers) -> N
     answers({"LlamaForCausalLM": {0}})
     results = go(MeasureConfig(**SIZES | ASKED), tmp_path / "run", checkpoints["llama"])
     [table] = tables(results)
-    _, low, high = scoring.wilson(1 / 3, 6)
+    _, low, high = proportions.wilson(1 / 3, 6)
     assert table.lengths == [512] and table.lines[0][3][0].value == "33%"
     assert table.lines[0][3][0].interval == f"{low:.0%} to {high:.0%}, n 6"
 
@@ -96,12 +97,12 @@ def test_models_are_compared_on_the_same_questions(checkpoints, tmp_path, answer
 
 def test_the_interval_of_pairs() -> None:
     """Bonett and Price 2012 by hand: of 10 pairs 3 one way and 1 the other: 2/12 +- 1.96 sqrt((6/12 - (2/12)^2) / 12)."""
-    value, low, high = scoring.paired([1] * 3 + [0] + [1] * 6, [0] * 3 + [1] + [1] * 6)
+    value, low, high = proportions.paired([1] * 3 + [0] + [1] * 6, [0] * 3 + [1] + [1] * 6)
     half = 1.959964 * math.sqrt((0.5 - 1 / 36) / 12)
     assert (value, low, high) == pytest.approx((0.2, 1 / 6 - half, 1 / 6 + half))
-    _, low, high = scoring.paired([1.0] * 4, [1.0] * 4)
+    _, low, high = proportions.paired([1.0] * 4, [1.0] * 4)
     assert low < 0 < high  # four pairs alike are no proof of equality
-    assert scoring.paired([0.5, 1.0], [1.0, 0.25])[0] == pytest.approx(0.125)
+    assert proportions.paired([0.5, 1.0], [1.0, 0.25])[0] == pytest.approx(0.125)
 
 
 def test_intervals_of_pairs_hold_the_difference() -> None:
@@ -110,7 +111,7 @@ def test_intervals_of_pairs_hold_the_difference() -> None:
     for _ in range(2000):
         draws = [random.random() for _ in range(20)]
         ours, theirs = [float(x < 0.7) for x in draws], [float(0.2 < x < 0.8) for x in draws]
-        _, low, high = scoring.paired(ours, theirs)
+        _, low, high = proportions.paired(ours, theirs)
         held += low <= 0.1 <= high
     assert held >= 1860
 

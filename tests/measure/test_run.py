@@ -1,15 +1,17 @@
 """A run directory: what is in it, what continues, what is refused, and what a kill costs."""
 
 import math
-import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from random import Random
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -18,16 +20,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from longitude.cli import main
 from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
-from longitude.measure.plan import Unit, plan
+from longitude.measure.plan import Part, plan
 from longitude.measure.report import terminal, write_report
-from longitude.measure.retrieval import scoring
-from longitude.measure.run import measure, read_results
+from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.measure.windows import Bounded
 from longitude.runs.progress import Progress
+from longitude.runs.store import Store
+from longitude.statistics import proportions
 from tests.measure.conftest import write
 from tests.support import edit_config
 
@@ -107,8 +109,9 @@ def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
         for length, both in lengths.items()
         for i, value in enumerate(both)
     ]
-    lines = [line for line in sentences(runs.Results(tmp_path, about, rows, [], {}, set())) if "of its own" in line]
-    _, low, high = scoring.ratio(scoring.wilson(0.4, 20), scoring.wilson(0.8, 20))
+    measured = (Measured("a", Part("passkey", 32, ""), rows, None, None, []),)
+    lines = [line for line in sentences(Results(tmp_path, about, measured)) if "of its own" in line]
+    _, low, high = proportions.ratio(proportions.wilson(0.4, 20), proportions.wilson(0.8, 20))
     interval = f"95 % interval {low:.0%} to {high:.0%}"
     assert lines == [f"a: passkey at 128 tokens is 50% of its own at 64 ({interval})"]  # of b there is nothing to keep
 
@@ -158,14 +161,14 @@ def test_reasons_alike_stand_once(llama, checkpoints):
     reasons = {(32, "0"): "takes 257 of 32", (32, "1"): "takes 258 of 32", (48, "0"): "takes 258 of 48"}
     reasons[64, "0"] = "no end"
     model = str(checkpoints["llama"])
-    absent = [(Unit(model, "passkey", *where), reason) for where, reason in reasons.items()]
-    assert sentences(replace(results, absent=absent))[:2] == [
+    absent = [Measured(model, Part("passkey", *where), [], why, None, []) for where, why in reasons.items()]
+    assert sentences(replace(results, measured=(*results.measured, *absent)))[:2] == [
         "llama has no passkey at 32 48: takes 257 of 32",
         "llama has no passkey at 64: no end",
     ]
-    untrained = {model: about | {"trained": None} for model, about in results.about["models"].items()}
+    untrained = {model: about | {"trained": None} for model, about in results.question["models"].items()}
     assert "llama: its config.json has no trained length" in sentences(
-        replace(results, about=results.about | {"models": untrained})
+        replace(results, question=dict(results.question) | {"models": untrained})
     )
 
 
@@ -175,8 +178,6 @@ def test_it_continues_and_grows(checkpoints, config, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go(config, out, checkpoints["llama"], stop=1)
     assert len(read_results(out).rows) > 0
-    with open(out / "rows.jsonl", "a") as file:
-        file.write('{"unit": "half a li')
     _, _, watcher = go(config, out, checkpoints["llama"])
     assert len(watcher.units) == 2  # of three
     results, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"])
@@ -188,40 +189,43 @@ def test_it_continues_and_grows(checkpoints, config, tmp_path):
     assert len(watcher.units) == 6
 
 
-def test_what_is_another_measurement_is_refused(checkpoints, config, text, tmp_path):
-    models, out = shutil.copytree(checkpoints["llama"], tmp_path / "a"), tmp_path / "run"
-    go(config, out, models)
+def test_questions_share_a_folder(checkpoints, config, text, tmp_path):
+    """Other options, lengths, models or text are other units beside those that are there, and nothing is measured twice."""
+    model, out = shutil.copytree(checkpoints["llama"], tmp_path / "a"), tmp_path / "run"
+    first, *_ = go(config, out, model)
 
-    def refused(config=config, model=models):
-        with pytest.raises(ValueError) as caught:
-            go(config, out, model)
-        assert "leave --out out" in str(caught.value)
-        return str(caught.value)
+    def new(changed, *models):
+        """How many units this question measures that are not there yet; asked a second time, none."""
+        before = len(list((out / "units").iterdir()))
+        results, *_ = go(changed, out, *models)
+        alone, *_ = go(changed, tmp_path / f"alone-{before}", *models)
+        assert numbers(results.rows) == numbers(alone.rows)
+        _, _, watcher = go(changed, out, *models)
+        assert watcher.units == []
+        return len(list((out / "units").iterdir())) - before
 
-    assert "documents 3, not 2" in refused(replace(config, documents=2))
-    assert "lengths 48 64, not 64" in refused(replace(config, lengths=(64,)))
-    assert "lengths 48 64, not 48 64 80" in refused(replace(config, lengths=(48, 64, 80)))
-    assert "holds measurements with models" in refused(model=checkpoints["gpt_neox"])
-    before = text.read_text()
-    try:
-        text.write_text(before + "more\n")
-        assert "another text" in refused()
-    finally:
-        text.write_text(before)
-    os.utime(models / "model.safetensors", (1, 1))
-    assert "before its files changed" in refused()
+    assert new(replace(config, documents=2), model) == 3
+    assert new(replace(config, lengths=(32, 64)), model) == 0  # a part of what is there
+    assert new(replace(config, lengths=(40, 64)), model) == 1
+    assert new(config, checkpoints["gpt_neox"]) == 3
+    assert new(config, checkpoints["llama"]) == 0  # the same files elsewhere
+    longer = tmp_path / "longer.txt"
+    longer.write_text(text.read_text()[5:] + "more\n")
+    assert new(replace(config, text=str(longer)), model) == 3
+    weights = load_file(model / "model.safetensors")
+    save_file({name: 1.01 * weight for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    assert new(config, model) == 3
+    back, _, watcher = go(config, out, checkpoints["llama"])
+    assert watcher.units == [] and [row.value for row in back.rows] == [row.value for row in first.rows]
 
 
 def test_it_writes_only_where_it_may(checkpoints, config, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds other files"):
-        go(config, tmp_path / "full", checkpoints["llama"])
-    with pytest.raises(ValueError, match="a file of this name"):
-        go(config, tmp_path / "full" / "thesis.txt", checkpoints["llama"])
-    (tmp_path / "run").mkdir()
-    with runs.locked(tmp_path / "run"), pytest.raises(ValueError, match="is being written by process"):
-        go(config, tmp_path / "run", checkpoints["llama"])
+    for out in (tmp_path / "full", tmp_path / "full" / "thesis.txt"):
+        with pytest.raises(ValueError, match=str(out)):
+            go(config, out, checkpoints["llama"])
+    assert {path.name for path in (tmp_path / "full").iterdir()} == {"thesis.txt"}
 
 
 def test_beyond_a_table_of_positions_there_is_a_reason(checkpoints, config, tmp_path):
@@ -249,7 +253,7 @@ def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_p
     longer = write(tmp_path, "llama", rope_parameters=rope, original_max_position_embeddings=32)
     edit_config(longer, max_position_embeddings=64)
     results, _, _ = go(replace(config, methods=("non-overlapping",)), tmp_path / "run", checkpoints["llama"], longer)
-    assert [about["trained"] for about in results.about["models"].values()] == [32, 32]
+    assert [about["trained"] for about in results.question["models"].values()] == [32, 32]
     table, _ = tables(results)
     assert table.lengths == [32, 48, 64] and [line[1] for line in table.lines] == ["rope", "rope linear"]
     [cost] = [sentence for sentence in sentences(results) if "bits per byte at 32 tokens" in sentence]
@@ -282,6 +286,7 @@ def spoil(folder, change):
 def test_one_bad_model_of_several_costs_the_others_nothing(checkpoints, config, tmp_path, monkeypatch):
     """One that cannot be loaded, for a reason that no header shows."""
     bad, load = shutil.copytree(checkpoints["llama"], tmp_path / "bad"), runs.load
+    spoil(bad, lambda weights: weights["model.norm.weight"].mul_(1.5))  # else it is the same model as the other
     with monkeypatch.context() as patched:
         patched.setattr(
             runs, "load", lambda path, **options: load(path, **options) if path != str(bad) else int("damaged")
@@ -308,25 +313,30 @@ def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("rows.jsonl", '{"a": 1}\n'),
-        ("rows.jsonl", "garbage\n"),
-        ("rows.jsonl", "3\n"),
-        ("rows.jsonl", '{"model": "elsewhere", "task": "perplexity", "length": 48, "way": "", "rows": []}\n'),
-        ("measure.json", '{"schema": 1}'),
-        ("measure.json", '{"schema": 1, "configuration": 3, "models": 4}'),
-    ],
-)
-def test_a_damaged_directory_is_one_line(llama, checkpoints, config, tmp_path, file, content):
+@pytest.mark.parametrize("content", ["", "garbage", "3", '{"rows": [{"a": 1}]}', '{"rows": 3}', "{}"])
+@pytest.mark.parametrize("file", ["result.json", "unit.json"])
+def test_a_damaged_unit_is_one_line(llama, checkpoints, config, tmp_path, file, content):
     out = shutil.copytree(llama[0].path, tmp_path / "run")
-    (out / file).write_text(content)
+    damaged = sorted((out / "units").iterdir())[0]
+    (damaged / file).write_text(content)
+    again = partial(go, replace(config, methods=METHODS), out, checkpoints["llama"])
     with pytest.raises(ValueError) as caught:
-        go(replace(config, methods=METHODS), out, checkpoints["llama"])
-    reason = str(caught.value)
-    assert reason.startswith(f"{out / file} is damaged (") and reason.endswith("; --fresh starts over")
-    assert "\n" not in reason
+        again()
+    assert str(damaged) in str(caught.value) and "\n" not in str(caught.value)
+    shutil.rmtree(damaged)
+    results, *_ = again()
+    assert numbers(results.rows) == numbers(llama[0].rows)
+
+
+@pytest.mark.parametrize("content", ["garbage", "3", '{"verb": "study"}', '{"verb": "measure", "units": 3}'])
+def test_a_question_is_written_again(llama, checkpoints, config, tmp_path, content):
+    """It says what was asked last, and decides nothing that is measured."""
+    out = shutil.copytree(llama[0].path, tmp_path / "run")
+    (out / "question.json").write_text(content)
+    with pytest.raises(ValueError, match=str(out)):
+        read_results(out)
+    results, _, watcher = go(replace(config, methods=METHODS), out, checkpoints["llama"])
+    assert watcher.units == [] and results.rows == llama[0].rows
 
 
 def test_an_interruption_loses_the_window_it_was_in(checkpoints, config, tmp_path, monkeypatch):
@@ -347,11 +357,14 @@ def test_an_interruption_loses_the_window_it_was_in(checkpoints, config, tmp_pat
     stop = len(read) + 2  # in the first unit
     with pytest.raises(KeyboardInterrupt):
         go(one, out, model)
-    assert (out / "windows.jsonl").read_bytes().count(b"\n") == 2
+    [journal] = out.glob("units/.*/windows.jsonl")
+    assert journal.read_bytes().count(b"\n") == 2
+    with open(journal, "a") as file:
+        file.write('{"pass": "half a li')
     stop, before = None, len(read)
     again = shutil.copytree(out, tmp_path / "again")
     results, *_ = go(one, out, model)
-    assert len(read) == before + passes - 2 and not (out / "windows.jsonl").exists()
+    assert len(read) == before + passes - 2 and not [*out.rglob("windows.jsonl")]
     assert [row.value for row in results.rows] == [row.value for row in whole.rows]
 
     weights = load_file(model / "model.safetensors")
@@ -361,49 +374,76 @@ def test_an_interruption_loses_the_window_it_was_in(checkpoints, config, tmp_pat
     assert len(read) == before + passes and changed.rows[0].value != results.rows[0].value
 
 
+PROGRAM = "import sys; from longitude.cli import main; sys.exit(main(sys.argv[1:]))"
+OPTIONS = "--lengths 48 64 --documents 3 --chunk 40 --batch 64 --device cpu --methods non-overlapping".split()
+
+
+def command(out: Path, text: Path, *models: object) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "measure",
+        *map(str, models),
+        *OPTIONS,
+        "--text",
+        str(text),
+        "--out",
+        str(out),
+    ]
+
+
 @pytest.mark.slow
-def test_a_killed_measurement_loses_one_unit_at_most(checkpoints, config, text, tmp_path):
-    models = [str(checkpoints[name]) for name in ("llama", "gpt_neox", "bloom")]
-    options = "--lengths 48 64 --documents 3 --chunk 40 --batch 64 --device cpu --methods non-overlapping".split()
-    where = ["--text", str(text), "--out", str(tmp_path / "run")]
-    program = "import sys; from longitude.cli import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", program, "measure", *models, *options, *where]
-    journal = tmp_path / "run" / "rows.jsonl"
-    killed = 0
-    for lines in (1, 4, 7):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < lines):
-            time.sleep(0.002)
-        before = journal.read_bytes().count(b"\n")
-        process.send_signal(signal.SIGKILL)
-        killed += process.wait() == -signal.SIGKILL
-        assert journal.read_bytes().count(b"\n") >= before
-    assert killed >= 2
-    done = journal.read_bytes().count(b"\n")
-    results, _, watcher = go(config, tmp_path / "run", *models)
+@pytest.mark.timeout(900)
+def test_no_row_is_lost_in_twenty_kills(checkpoints, config, text, tmp_path):
+    """At random moments, two processes on one folder; what was finished before a kill is there after it, to the bit."""
+    models, out = [checkpoints[name] for name in ("llama", "gpt_neox", "bloom")], tmp_path / "run"
+    random, quiet = Random(0), subprocess.DEVNULL
+    killed, finished = 0, set[Path]()
+    while killed < 20:
+        running = [subprocess.Popen(command(out, text, *models), stdout=quiet, stderr=quiet) for _ in range(2)]
+        time.sleep(random.uniform(1, 7))
+        for process in running:
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+        now = set(out.glob("units/[!.]*"))
+        assert finished <= now
+        finished = now
+        if len(finished) == 9:
+            shutil.rmtree(random.choice(sorted(finished)))  # else there is nothing left to kill
+            finished = set(out.glob("units/[!.]*"))
+    results, failures, _ = go(config, out, *models)
     whole, *_ = go(config, tmp_path / "whole", *models)
+    assert failures == [] and numbers(results.rows) == numbers(whole.rows)
+    assert len([*out.glob("units/*")]) == 9 == len([*out.glob("units/[!.]*")])
+
+
+def test_two_processes_share_the_work(checkpoints, config, tmp_path):
+    """What another process is at is waited for, and is not measured twice."""
+    out = tmp_path / "run"
+    whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"])
+    planned = plan(config, (str(checkpoints["llama"]),))
+    unit = planned.units(planned.subjects[0])[Part("perplexity", 48, "non-overlapping")]
+    release = Event()
+
+    def other():
+        with suppress(KeyboardInterrupt), Store(out).making(unit):
+            held.set()
+            release.wait(60)
+            raise KeyboardInterrupt  # it dies in its work
+
+    held, thread = Event(), Thread(target=other)
+    thread.start()
+    assert held.wait(60)
+
+    class Releasing(Notes):
+        def update(self, description, done, total=None):
+            super().update(description, done, total)
+            if len(self.units) == 2:
+                release.set()
+
+    watcher = Releasing()
+    results = measure(planned, out, watcher)
+    thread.join()
+    assert [unit.split()[-2] for unit in watcher.units] == ["32", "64", "48"]
     assert numbers(results.rows) == numbers(whole.rows)
-    assert len(watcher.units) == 9 - done
-
-
-def test_without_a_folder_every_question_has_one(checkpoints, text, tmp_path, monkeypatch):
-    """runs/measure for the first; one with a hash for another, and a third where the text behind a name changed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("longitude.measure.report.write_report", lambda results: "not drawn here")
-    mine = tmp_path / "mine.txt"
-    mine.write_bytes(text.read_bytes())
-    sizes = "--lengths 48 64 --documents 3 --chunk 40 --batch 64 --device cpu --methods non-overlapping".split()
-
-    def folders(*changes: str) -> set[str]:
-        assert main(["measure", str(checkpoints["llama"]), "--text", str(mine), *sizes, *changes]) == 0
-        assert len(in_bits(read_results(Path("runs/measure")).rows)) == 3  # stays as it was
-        return {path.name for path in Path("runs").iterdir()}
-
-    assert folders() == folders() == {"measure"}
-    two = folders("--documents", "2")
-    assert two == folders("--documents", "2") and len(two) == 2
-    assert all(re.fullmatch("measure(-[0-9a-f]{6})?", name) for name in two)
-    mine.write_text(text.read_text() + "and more\n")
-    assert len(three := folders()) == 3 and three == folders()
-    mine.write_text(text.read_text() + "and another\n")
-    assert len(folders()) == 4

@@ -7,7 +7,7 @@ import torch
 from longitude.positions.buckets import T5Bias
 from longitude.show import learned
 from longitude.study.train import build_model, save
-from tests.study.conftest import NUMBERS, trial_at, write_run
+from tests.study.conftest import NUMBERS, units_in, write_run
 
 LENGTH = 16
 
@@ -24,7 +24,7 @@ def study(tmp_path_factory):
         for module in model.modules():
             if isinstance(module, T5Bias):
                 torch.nn.init.ones_(module.table)
-        save(model, trial_at(path, label, 0).folder)
+        save(model, units_in(path, label, 0)["train"])
     return path
 
 
@@ -124,7 +124,7 @@ def test_runs_that_lack_what_is_asked_for(study, command):
     _, _, err = command("show", study, "--encoding", "ropee")
     assert "unknown label of --encoding 'ropee': did you mean 'rope'?" in err
     _, _, err = command("show", "alibi", "--encoding", "rope")
-    assert "--encoding chooses models of a study; expected a folder with study.json" in err
+    assert "--encoding chooses models of a study; expected a folder that `longitude study` wrote" in err
     _, _, err = command("show", study, "--heads", 2)
     assert "--heads is for names of encodings and mixers" in err
 

@@ -4,8 +4,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ import pytest
 from rich.console import Console
 
 from longitude.measure import Row, default_bins, read_rows, write_rows
+from longitude.runs.store import Store, Unit
 from longitude.study import analysis, runner
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
-from longitude.study.plan import plan
-from longitude.study.record import measured_by, record_of
+from longitude.study.plan import StudyPlan, plan
 from longitude.study.report import summary_lines, table
-from longitude.study.results import FIRST, LAST, read_run
+from longitude.study.results import FIRST, LAST, Keys, Run, keys_of, question_of, read_run, status_of
+from longitude.study.run_trial import TrialRunner
 from longitude.study.tasks.base import of_task
-from longitude.study.train import recipe
-from longitude.study.trial import Trial
+from longitude.study.trial import Status, Trial
+from longitude.study.units import TrialUnits, ngrams_unit, units_of
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
 WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "layers": 4, "hidden": 128}
@@ -57,15 +58,63 @@ def data() -> StudyData:
     return split(NUMBERS, 48, 16, 4)
 
 
-def trial_at(path: Path, label: str, seed: int, config: StudyConfig = TINY) -> Trial:
+def trial_of(label: str, seed: int = 0, config: StudyConfig = TINY) -> Trial:
     """A trial of a study with one learning rate, and the steps of the study."""
-    return Trial(path, label, seed, config.learning_rates[0], config.steps)
+    return Trial(label, seed, config.learning_rates[0], config.steps)
 
 
-def run(config: StudyConfig, path: Path, **options) -> tuple[runner.Outcome, list[str]]:
+def units_in(path: Path, label: str, seed: int = 0) -> dict[str, Path]:
+    """The folders of a trial's units, "train" and "measure"; those that are not there are unfinished ones."""
+    store, question = Store(path), question_of(path)
+    assert question is not None
+    [keys] = [keys for keys in keys_of(question) if (keys.trial.label, keys.trial.seed) == (label, seed)]
+    pairs = (("train", keys.training), ("measure", keys.measuring))
+    return {kind: store.find(kind, key) or store.unfinished(kind, key) for kind, key in pairs}
+
+
+@dataclass(frozen=True, eq=False)
+class OneTrial:
+    """One trial in a folder of its own, without a study around it."""
+
+    path: Path
+    label: str
+    seed: int
+    config: StudyConfig
+    data: StudyData
+
+    @property
+    def units(self) -> TrialUnits:
+        return units_of(self.config, trial_of(self.label, self.seed, self.config), self.data.description)
+
+    @property
+    def title(self) -> str:
+        return self.units.trial.title
+
+    def folder(self, unit: Unit) -> Path:
+        store = Store(self.path)
+        return store.find(unit.kind, unit.key) or store.unfinished(unit.kind, unit.key)
+
+    @property
+    def trained(self) -> Path:
+        return self.folder(self.units.training)
+
+    @property
+    def measured(self) -> Path:
+        return self.folder(self.units.measuring)
+
+    @property
+    def status(self) -> Status:
+        units = self.units
+        return status_of(Store(self.path), Keys(units.trial, units.training.key, units.measuring.key))
+
+    def run(self, note: Callable[[str], Any] = lambda words: None) -> Status:
+        return TrialRunner(self.config, self.data, Store(self.path)).run(self.units, note=note)
+
+
+def run(config: StudyConfig, path: Path, **options) -> tuple[Run, list[str]]:
     """What a study ended with, and its notes."""
     notes: list[str] = []
-    return runner.study(plan(config, path, options.get("fresh", False)), note=notes.append, **options), notes
+    return runner.study(plan(config, path), note=notes.append, **options), notes
 
 
 def dying(plain: Callable, when: int | str, die: Callable[[], None]) -> Callable:
@@ -83,7 +132,7 @@ def dying(plain: Callable, when: int | str, die: Callable[[], None]) -> Callable
 
 STUDY = """
 import os, signal, sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 import longitude.study.data
 from longitude.study import runner
@@ -110,8 +159,9 @@ def assert_same_runs(one: Path, other: Path) -> None:
     pd.testing.assert_frame_equal(*rows, check_exact=True)
     for trials in zip(read_run(one).trials, read_run(other).trials, strict=True):
         assert len({trial.folder.name for trial in trials}) == len({trial.selection for trial in trials}) == 1
-        for name in ("losses.jsonl", "documents.parquet", "model.safetensors"):
+        for name in ("losses.jsonl", "model.safetensors"):
             assert len({(trial.folder / name).read_bytes() for trial in trials}) == 1
+        pd.testing.assert_frame_equal(*(trial.documents for trial in trials), check_exact=True)
 
 
 # ---- findings ----------------------------------------------------------------------------------------------------------
@@ -206,43 +256,76 @@ def write_run(
     }  # fmt: skip
     random = np.random.default_rng(0)
     common = random.normal(0, spread, config.documents)
-    path.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    for label, of_label in values.items():
-        for i, seed in enumerate(config.seeds):
-            folder = (trial := trial_at(path, label, seed, config)).folder
-            folder.mkdir(parents=True)
-            record = record_of(config, trial, data, recipe(config)) | {"measured": measured_by(config, data)}
-            (folder / "trial.json").write_text(json.dumps(record))
-            status = {
-                "status": "done", "label": label, "seed": seed, "encoding": label, "step": config.steps, "steps": config.steps,
-                "parameters": 1_085_000, "training_seconds": 43.2, "measuring_seconds": 12.9,
-            } | (states or {}).get((label, seed), {})  # fmt: skip
+    store, rows = Store(path), list[Row]()
+    steps = {label: state["steps"] for (label, _), state in (states or {}).items() if "steps" in state}
+    planned = StudyPlan(config, StudyData([], [], [], data), path, steps)
+    trials = [units.trial for units in planned.trials]
+    for trial in trials:
+        label, seed, units = trial.label, trial.seed, units_of(config, trial, data)
+        status = {
+            "status": "done", "label": label, "seed": seed, "rate": trial.rate, "encoding": label, "step": trial.steps,
+            "steps": trial.steps, "parameters": 1_085_000, "training_seconds": 43.2, "measuring_seconds": 12.9,
+        } | (states or {}).get((label, seed), {})  # fmt: skip
+        _write_training(store, units, status, config, random)
+        if status["status"] != "done":
+            continue
+        i = config.seeds.index(seed)
+        here = [value[i] if isinstance(value, tuple) else value for value in values[label]]
+        at = dict(zip(config.test_lengths, here, strict=True))
+        empty = {"method": [], "length": [], "document": []}
+        sums = _exact(config, at) if config.task == "reverse" else _sums(config, at, common, noise, random)
+        sums = [*sums, *_quarters(config, (gains or {}).get(label), common)]
+        frame = pd.concat([pd.DataFrame({"label": label, "seed": seed, **part}) for part in (empty, *sums)])
+        with store.making(units.measuring) as folder:
             (folder / "status.json").write_text(json.dumps(status))
-            (folder / "losses.jsonl").write_text("".join(_losses(config, status["step"], random)))
-            if status["status"] != "done":
-                continue
-            here = [value[i] if isinstance(value, tuple) else value for value in of_label]
-            at = dict(zip(config.test_lengths, here, strict=True))
-            empty = {"method": [], "length": [], "document": []}
-            sums = _exact(config, at) if config.task == "reverse" else _sums(config, at, common, noise, random)
-            sums = [*sums, *_quarters(config, (gains or {}).get(label), common)]
-            frame = pd.concat([pd.DataFrame({"label": label, "seed": seed, **part}) for part in (empty, *sums)])
             frame.to_parquet(folder / "documents.parquet", index=False)
-            rows += _rows(config, label, seed, at)
+            rows += (of_trial := [*_rows(config, label, seed, at)])
+            write_rows(of_trial, folder / "results.parquet")
     write_rows(rows, path / "results.parquet")
-    study = {
-        "schema": 3, "train_steps": {}, "choices": {}, "begun": "2026-01-31T12:00:00+00:00",
-        "commit": "0123456789abcdef0123456789abcdef01234567",
-        "versions": {"python": "3.11.2", "longitude": "0.1.0", "torch": "2.13.0+cpu", "accelerate": None},
-        "machine": {"system": "Linux x86_64", "cpu": "A processor", "cores": 2, "threads": 2, "gpu": None},
-        "continued": [], "configuration": json.loads(json.dumps(asdict(config))),
-        "data": data, "recipe": json.loads(json.dumps(recipe(config))),
-    }  # fmt: skip
-    if ngrams:
-        study["ngrams"] = ngrams
-    (path / "study.json").write_text(json.dumps(study))
+    with store.making(ngrams_unit(config, data)) as folder:
+        (folder / "ngrams.json").write_text(json.dumps(ngrams or {}))
+    store.ask(
+        runner.question_for(planned) | {
+            "begun": "2026-01-31T12:00:00+00:00", "commit": "0123456789abcdef0123456789abcdef01234567",
+            "versions": {"python": "3.11.2", "longitude": "0.1.0", "torch": "2.13.0+cpu", "accelerate": None},
+            "machine": {"system": "Linux x86_64", "cpu": "A processor", "cores": 2, "threads": 2, "gpu": None},
+        }
+    )  # fmt: skip
     return path
+
+
+def put_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Other rows for the trials of a run that `write_run` made."""
+    of = {(trial.label, trial.seed): [] for trial in read_run(path).trials}
+    for row in rows:
+        of[row.label, row.seed].append(row)
+    for (label, seed), own in of.items():
+        write_rows(own, units_in(path, label, seed)["measure"] / "results.parquet")
+
+
+def edit_question(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what a run was asked, in place."""
+    question = json.loads((path / "question.json").read_text())
+    edit(question)
+    (path / "question.json").write_text(json.dumps(question))
+
+
+def _write_training(store: Store, units: TrialUnits, status: dict[str, Any], config: StudyConfig, random: Any) -> None:
+    """The unit of a training that ended, or what an unfinished one holds."""
+    ended = status["status"]
+    if ended == "not run":
+        return
+    log = "".join(_losses(config, status["step"], random))
+    if ended in ("failed", "running"):
+        folder = store.unfinished("train", units.training.key)
+        folder.mkdir(parents=True)
+        (folder / "losses.jsonl").write_text(log)
+        if ended == "failed":
+            (folder / "failure.json").write_text(json.dumps(status | {"trace": ""}))
+        return
+    with store.making(units.training) as folder:
+        (folder / "losses.jsonl").write_text(log)
+        (folder / "status.json").write_text(json.dumps(status | {"status": "trained" if ended == "done" else ended}))
 
 
 def _quarters(config, gain, common):

@@ -9,19 +9,30 @@ import pandas as pd
 import pytest
 
 from longitude.measure import interval, t_interval
-from longitude.measure.retrieval import scoring
 from longitude.report.wording import percent
+from longitude.statistics import proportions
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.analysis import analyse
 from longitude.study.answers import longest_solved, share
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.report import table, write_report
 from longitude.study.results import read_run
-from tests.study.conftest import BITS, SHARES, conclusion, line, printed, summary, trial_at, write_answers, write_run
+from tests.study.conftest import (
+    BITS,
+    SHARES,
+    conclusion,
+    edit_question,
+    line,
+    printed,
+    summary,
+    units_in,
+    write_answers,
+    write_run,
+)
 
 
 def test_values_and_changes_are_those_of_the_sums(tmp_path):
     run = write_run(tmp_path, {"rope": BITS["rope"]}, seeds=(0, 1))
-    sums = [pd.read_parquet(trial_at(tmp_path, "rope", seed).folder / "documents.parquet") for seed in (0, 1)]
+    sums = [pd.read_parquet(units_in(tmp_path, "rope", seed)["measure"] / "documents.parquet") for seed in (0, 1)]
 
     def bits(length):
         parts = [each[each["length"] == length] for each in sums]
@@ -51,7 +62,7 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path):
 def test_documents_are_paired_whatever_their_order(tmp_path):
     run = write_run(tmp_path, {"rope": (2.6, 2.7)}, test_lengths=(256, 512), spread=0.5, noise=0.001)
     before = line(summary(run), "rope", 512)
-    path = trial_at(tmp_path, "rope", 0).folder / "documents.parquet"
+    path = units_in(tmp_path, "rope", 0)["measure"] / "documents.parquet"
     sums = pd.read_parquet(path)
     pd.concat([sums[sums["length"] == 256], sums[sums["length"] == 512].iloc[::-1]]).to_parquet(path)
     after = line(summary(run), "rope", 512)
@@ -257,7 +268,7 @@ def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
     bits = {"rope": BITS["rope"]}
     one = write_run(tmp_path / "one", bits)
     two = write_run(tmp_path / "two", bits, seeds=(0, 1))
-    status = trial_at(two, "rope", 1).folder / "status.json"
+    status = units_in(two, "rope", 1)["measure"] / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "diverged"}))
     assert summary(two).equals(summary(one))
     assert {row.seed for row in read_run(two).rows} == {0}
@@ -267,20 +278,26 @@ def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
     ("broken", "message"),
     [
         (".", "there is no such run directory"),
-        ("study.json", "study.json is missing"),
-        ("results.parquet", "results.parquet is missing"),
-        ("cells/rope-0-lr=0.005-fe4d55/documents.parquet", "documents.parquet is missing although its trial is done"),
-        ("cells/rope-0-lr=0.005-fe4d55/losses.jsonl", "losses.jsonl is missing although its trial is done"),
-        ("b'PAR1 cut off'", "not a readable parquet table"),
+        ("question.json", "holds no study"),
+        ("documents.parquet", "measure-rope.* is damaged"),
+        ("results.parquet", "measure-rope.* is damaged"),
+        ("losses.jsonl", "losses.jsonl ends at step 0 of 200"),
+        ("b'PAR1 cut off'", "measure-rope.* is damaged"),
     ],
 )
 def test_what_a_run_lacks_is_named_and_its_old_page_stays(broken, message, tmp_path):
     run = write_run(tmp_path / "run", {"rope": BITS["rope"]})
     (run / "report.html").write_text("before")
+    units = units_in(run, "rope", 0)
     if broken.startswith("b'"):
-        (trial_at(run, "rope", 0).folder / "documents.parquet").write_bytes(broken.encode())
+        (units["measure"] / "documents.parquet").write_bytes(broken.encode())
     else:
-        (run / broken).rename(tmp_path / "elsewhere")
+        of_unit = {
+            "losses.jsonl": units["train"],
+            "documents.parquet": units["measure"],
+            "results.parquet": units["measure"],
+        }
+        (of_unit.get(broken, run) / broken).rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=message):
         write_report(analyse(run))
     if broken != ".":
@@ -289,9 +306,10 @@ def test_what_a_run_lacks_is_named_and_its_old_page_stays(broken, message, tmp_p
 
 def test_a_trial_never_run_is_no_error(tmp_path):
     run = write_run(tmp_path, {"rope": BITS["rope"]})
-    study = json.loads((run / "study.json").read_text())
-    study["configuration"]["encodings"].append("alibi")
-    (run / "study.json").write_text(json.dumps(study))
+    never = {"label": "alibi", "seed": 0, "rate": 0.005, "steps": 200, "training": "0" * 12, "measuring": "0" * 12}
+    edit_question(
+        run, lambda asked: (asked["configuration"]["encodings"].append("alibi"), asked["trials"].append(never))
+    )
     assert "not run: alibi" in conclusion(run).caution
     with pytest.raises(ValueError, match="not measured by 'sliding', but by non-overlapping"):
         summary(run, "sliding")
@@ -301,7 +319,7 @@ def test_a_trial_never_run_is_no_error(tmp_path):
 def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
     frame = summary(write_answers(tmp_path))
     found = line(frame, "rope", 16)
-    assert (found["value"], found["low"], found["high"]) == scoring.mean([1.0] * 198 + [0.0] * 2)
+    assert (found["value"], found["low"], found["high"]) == proportions.mean([1.0] * 198 + [0.0] * 2)
     assert (found["seeds"], found["documents"], found["change"]) == (1, 200, None)
     assert line(frame, "learned", 32)["value"] is None
     verdicts = {label: list(part["verdict"]) for label, part in frame.groupby("label")}
@@ -327,9 +345,7 @@ def test_a_failure_to_learn_is_not_a_failure_of_length(tmp_path):
     learning, holding = ("learning",), ("holding",)
     assert failed == {"rope": [(), (), holding], "none": [learning] * 3, "t5": [(), (), holding]}
     assert '"none" (50%)' in conclusion(run).caution
-    study = json.loads((run / "study.json").read_text())
-    study["data"]["floor"] = {"16": 0.5}
-    (run / "study.json").write_text(json.dumps(study))
+    edit_question(run, lambda asked: asked["data"].update(floor={"16": 0.5}))
     assert "rule without positions: 50%" in conclusion(run).caution
 
 

@@ -1,21 +1,17 @@
 """Floor and ceiling of a task beside what its labels reach."""
 
-import json
-
 import pytest
 
 from longitude.study.analysis import analyse
 from longitude.study.pictures import figures
 from longitude.study.report import table
 from longitude.study.tables import markdown
-from tests.study.conftest import conclusion, write_answers
+from tests.study.conftest import conclusion, edit_question, write_answers
 
 
 def test_what_a_rule_without_positions_reaches_stands_beside_the_labels(tmp_path):
     run = write_answers(tmp_path)
-    study = json.loads((run / "study.json").read_text())
-    study["data"]["floor"] = {"8": 0.5, "16": 0.25}
-    (run / "study.json").write_text(json.dumps(study))
+    edit_question(run, lambda asked: asked["data"].update(floor={"8": 0.5, "16": 0.25}))
     found = analyse(run)
     assert "| rule without positions | 50% | 25% |  |  |  |  |" in markdown(found)
     last = [str(list(column.cells)[-1]) for column in table(found).columns]
@@ -37,8 +33,6 @@ def test_what_a_rule_without_positions_reaches_stands_beside_the_labels(tmp_path
 )
 def test_where_no_label_learned_the_task_the_study_says_which_does(data, shares, advice, tmp_path):
     run = write_answers(tmp_path, {label: (share,) * 4 for label, share in zip(("none", "t5"), shares, strict=True)})
-    study = json.loads((run / "study.json").read_text())
-    study["data"] |= data
-    (run / "study.json").write_text(json.dumps(study))
+    edit_question(run, lambda asked: asked["data"].update(data))
     caution = conclusion(run).caution
     assert advice in caution if advice else "known to learn" not in caution

@@ -2,14 +2,13 @@
 
 import csv
 import io
-import json
 import re
 
 import pytest
 
 from longitude.cli import main
 from longitude.study.compare import side_by_side
-from tests.study.conftest import summary, write_answers, write_run
+from tests.study.conftest import edit_question, summary, write_answers, write_run
 
 BOTH = {"test_lengths": (256, 512), "seeds": (0, 1, 2), "noise": 0.002}
 A, B = {"rope": (2.27, 4.39), "alibi": (2.48, 2.45)}, {"t5": (2.37, 4.02)}
@@ -54,8 +53,7 @@ def test_one_text_by_two_names_is_the_same_data_and_one_name_of_two_texts_is_not
     found = side_by_side(runs)
     assert found.comparisons and found.unpaired == [] and found.options == {"data": [("a", "b"), ("folder",)]}
     other = write_run(tmp_path / "other", A, data=("folder",), **BOTH)
-    for path in (other / "study.json", *other.glob("cells/*/trial.json")):
-        path.write_text(path.read_text().replace("cd" * 32, "ef" * 32))
+    edit_question(other, lambda asked: asked["data"].update(training_sha256="ef" * 32))
     assert "did not see the same data (--data)" in side_by_side([runs[1], other]).sentence
 
 
@@ -64,13 +62,6 @@ def test_labels_matched_by_compute_are_paired_with_others_only_where_their_steps
     """Plain attention has the same steps either way, so its seeds saw the same data."""
     own = {"compute": {(label, seed): {"step": n, "steps": n} for label, n in steps.items() for seed in range(9)}}
     runs = [write_run(tmp_path / match, A, own.get(match), match=match, **BOTH) for match in ("steps", "compute")]
-    study = json.loads((runs[1] / "study.json").read_text())
-    (runs[1] / "study.json").write_text(json.dumps(study | {"train_steps": steps}))
-    for label, each in steps.items():
-        for path in runs[1].glob(f"cells/{label}-*/trial.json"):
-            own = json.loads(path.read_text())
-            own["trained"]["train_steps"] = each
-            path.write_text(json.dumps(own))
     found = side_by_side(runs)
     assert found.options == {"match": ["steps", "compute"]} and bool(found.comparisons) == paired
     assert paired or "did not see the same data (--match)" in found.sentence
@@ -90,8 +81,7 @@ def test_what_cannot_be_compared_is_refused_by_name(other, message, runs, tmp_pa
     digest = other.pop("sha256", None)
     run = write_run(tmp_path / "other", {"rope": (2.27, 4.39)}, **BOTH | other)
     if digest:
-        for path in (run / "study.json", *run.glob("cells/*/trial.json")):
-            path.write_text(path.read_text().replace("ab" * 32, digest))
+        edit_question(run, lambda asked: asked["data"].update(sha256=digest))
     with pytest.raises(ValueError, match=message):
         side_by_side([runs[0], run])
 

@@ -86,7 +86,7 @@ def test_a_plan_counts_the_parameters_of_the_run_and_writes_nothing(tmp_path):
     config = replace(TINY, encodings=("rope",), steps=200, hidden=64, batch_size=8, methods=("non-overlapping",))
     [cost] = costs(plan(config, Path(tmp_path / "none")))
     outcome, _ = run(config, tmp_path / "run")
-    [(_, status)] = outcome.trials
+    [status] = outcome.trials
     assert cost.parameters == status.parameters
     assert status.training_seconds is not None
     print(f"training {cost.training_seconds / status.training_seconds:.2f}")

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from longitude.checkpoints.load import byte_tokenizer, load
 from longitude.measure.sources import read_text, read_texts
 from longitude.positions.samplers import Randomized
+from longitude.runs.store import Store
 from longitude.study.config import StudyConfig
 from longitude.study.data import BLOCK, Text, Windows, prepare, split
 from longitude.study.plan import checked, plan
@@ -269,7 +270,7 @@ def test_a_model_of_tokens_is_trained_and_saved_with_its_tokenizer(tokenizer, tm
     study_of_tokens = config(tmp_path / "text", tokenizer=tokenizer, encodings=("rope",), **small)
     planned = plan(study_of_tokens, tmp_path / "run")
     assert study(planned).complete
-    checkpoint = load(planned.trials[0].folder)
+    checkpoint = load(Store(planned.run).folder(planned.trials[0].training))
     assert checkpoint.tokenizer("def latitude", add_special_tokens=False)["input_ids"] == list(
         reader(tokenizer).read(b"def latitude").ids
     )

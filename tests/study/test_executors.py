@@ -8,36 +8,44 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from longitude.study import ray_cluster, run_trial
+from longitude.study import ray_cluster
 from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
 from longitude.study.executors import InProcess, Workers
 from longitude.study.ray_cluster import RayCluster
-from tests.study.conftest import NUMBERS, TINY, assert_same_runs, process, run
+from longitude.study.run_trial import TrialRunner
+from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, process, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
 
 
-def killed_once(plain, flag: Path, **named):
-    """`run_trial`, whose process is killed at the first report of progress unless `flag` is there."""
-    if not flag.exists() and named["trial"].label == "rope":
+@dataclass(frozen=True, eq=False)
+class KilledOnce:
+    """Runs trials; its process is killed in mid-training of rope unless `flag` is there."""
 
+    runner: TrialRunner
+    flag: Path
+
+    @property
+    def store(self):
+        return self.runner.store
+
+    def run(self, units, on_progress, note):
         def die(share, words):
-            if share > 0.2:
-                flag.touch()
+            if share > 0.2 and not self.flag.exists() and units.trial.label == "rope":
+                self.flag.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            on_progress(share, words)
 
-        named["on_progress"] = die
-    return plain(**named)
+        return self.runner.run(units, die, note)
 
 
 class Killing:
@@ -46,17 +54,18 @@ class Killing:
     def __init__(self, executor, flag: Path):
         self.executor, self.flag = executor, flag
 
-    def map(self, run, *arguments):
-        return self.executor.map(partial(killed_once, run, self.flag), *arguments)
+    def map(self, runner, *arguments):
+        return self.executor.map(KilledOnce(runner, self.flag), *arguments)
 
 
-def always_killed(**named):
-    os.kill(os.getpid(), signal.SIGKILL)
+class AlwaysKilled:
+    def run(self, *arguments):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class AlwaysKilling(Workers):
-    def map(self, run, *arguments):
-        return super().map(always_killed, *arguments)
+    def map(self, runner, *arguments):
+        return super().map(AlwaysKilled(), *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,7 @@ def test_two_workers_give_the_rows_of_one_process_though_one_is_killed(plain, tm
 def test_a_trial_that_is_always_killed_is_failed_and_tried_again(plain, tmp_path):
     config = replace(TINY, encodings=("rope",))
     outcome, notes = run(config, tmp_path, executor=AlwaysKilling(1))
-    assert [status.status for _, status in outcome.trials] == ["failed"]
+    assert [trial.status for trial in outcome.trials] == ["failed"]
     assert "its process was killed" in notes[-1] and notes[-1].count("3 times") == 1
     assert run(config, tmp_path, executor=Workers(1))[0].complete
 
@@ -118,11 +127,11 @@ def test_one_gpu_for_each_worker(monkeypatch):
     assert Execution(workers=4).of(on("cuda", 1), 20) == Workers(4, ("2", "5"))
 
 
-def test_a_trial_has_the_threads_of_the_study(tmp_path, monkeypatch):
+def test_a_trial_has_the_threads_of_the_study(tmp_path, data, monkeypatch):
     seen = []
-    monkeypatch.setattr(run_trial.TrialRun, "attempt", lambda self: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(TrialRunner, "_run", lambda *_: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()
-    run_trial.run_trial(replace(TINY, threads=3), None, None)  # type: ignore[arg-type]
+    OneTrial(tmp_path, "rope", 0, replace(TINY, threads=3), data).run()
     assert seen == [3] and torch.get_num_threads() == before
 
 
@@ -131,12 +140,13 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 RAY = """
 from longitude.study.ray_cluster import RayCluster
 from tests.study.test_executors import Killing
-storage = Path(sys.argv[3]) if sys.argv[3:] else None
+if sys.argv[3:]:  # as on a machine that does not see the run directory
+    from longitude.study import ray_cluster
+    ray_cluster._question = lambda store: b"" if "ray_worker" in sys.modules else os.urandom(8)
 notes = []
-executor = Killing(RayCluster(storage=storage), Path(sys.argv[2]))
+executor = Killing(RayCluster(), Path(sys.argv[2]))
 outcome = runner.study(plan(replace(config, steps=4), Path(sys.argv[1])), note=notes.append, executor=executor)
 assert outcome.complete, notes
-assert storage is None or not list(storage.glob("*/cells/*/*"))
 """
 
 
@@ -168,7 +178,7 @@ def test_the_process_that_waits_for_ray_is_killed_and_nothing_of_it_stays(plain,
                 started |= {*psutil.Process(study.pid).children(recursive=True)}
             time.sleep(0.2)
     assert study.returncode == -signal.SIGKILL and len(started) > 2
-    assert len([*tmp_path.glob("cells/*/results.parquet")]) >= 1  # what had ended is there
+    assert len([*tmp_path.glob("units/measure-*/results.parquet")]) >= 1  # what had ended is there
     assert run(TINY, tmp_path)[0].complete
     assert_same_runs(plain, tmp_path)
     assert not psutil.wait_procs(started, timeout=120)[1]
@@ -217,8 +227,8 @@ def test_options_of_ray():
 
 
 def test_options_of_another_executor_are_refused():
-    with pytest.raises(ValueError, match="--storage has no meaning with --executor local"):
-        Execution(storage=Path("here")).of(on("cpu", 1), 1)
+    with pytest.raises(ValueError, match="--ray-address has no meaning with --executor local"):
+        Execution(ray_address="auto").of(on("cpu", 1), 1)
     with pytest.raises(ValueError, match="--workers has no meaning with --executor ray"):
         Execution(executor="ray", workers=2).of(on("cpu", 1), 1)
     with pytest.raises(ValueError, match="--gpus-per-trial must be 0 or more, got -1"):

@@ -2,15 +2,12 @@
 
 import errno
 import itertools
-import json
 import os
 import re
 import shutil
 import signal
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +17,13 @@ import torch
 
 from longitude.cli import main
 from longitude.measure import read_rows
+from longitude.runs import store
 from longitude.study import ngrams, resume, run_trial, runner, train
 from longitude.study.executors import InProcess, Workers
-from longitude.study.record import SCHEMA, place_of
 from longitude.study.results import read_run
 from longitude.study.resume import LossLog
 from longitude.study.tasks import text
-from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, process, run, trial_at
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, process, run, trial_of, units_in
 
 pytestmark = pytest.mark.usefixtures("numbers")
 ONE = replace(TINY, encodings=("none",), test_lengths=(16, 32), steps=4)
@@ -36,12 +33,10 @@ BROKEN = OSError(errno.EIO, "Input/output error")
 ERROR, INTERRUPT, MEMORY = RuntimeError("no reason"), KeyboardInterrupt(), MemoryError()
 
 FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
-    "before study.json is written": (runner, "write_json", "study.json", FULL),
-    "as study.json takes its name": (os, "replace", "study.json", BROKEN),
-    "after study.json is written": (runner, "record_ngrams", 1, INTERRUPT),
+    "as question.json takes its name": (os, "replace", "question.json", BROKEN),
     "while n-grams are counted": (ngrams, "ngram_bits", 1, MEMORY),
-    "before any trial begins": (runner, "_gather", 1, INTERRUPT),
-    "before trial.json is written": (run_trial, "write_json", "trial.json", FULL),
+    "before any trial begins": (runner.Trials, "run", 1, INTERRUPT),
+    "before the routes are written": (run_trial, "write_json", "routes.json", FULL),
     "as status.json takes its name": (os, "replace", "status.json", INTERRUPT),
     "while the model is built": (train, "build_model", 1, ERROR),
     "at the first step": (LossLog, "append", 1, INTERRUPT),
@@ -50,18 +45,17 @@ FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
     "before a checkpoint is declared complete": (train, "seal", 3, ERROR),
     "as a checkpoint is declared complete": (os, "replace", "complete.json", FULL),
     "while files go to the disk": (resume, "flush", 9, BROKEN),
-    "while the trained model is moved in": (os, "replace", "model.safetensors", INTERRUPT),
-    "as the trained model is complete": (os, "replace", "config.json", FULL),
+    "before the trained model is saved": (run_trial, "save", 1, INTERRUPT),
+    "while a unit goes to the disk": (store, "flush", 5, BROKEN),
+    "as the training is moved in": (os, "rename", 1, INTERRUPT),
     "while the model is measured": (text, "losses_by_length", 1, MEMORY),
     "as documents.parquet takes its name": (os, "replace", "documents.parquet", INTERRUPT),
     "before the rows of a trial are written": (run_trial, "write_rows", 1, FULL),
-    "as gathered rows take their name": (os, "replace", "results.parquet", BROKEN),
+    "as the rows are moved in": (os, "rename", 2, INTERRUPT),
     "before checkpoints are removed": (run_trial, "remove_checkpoints", 1, ERROR),
-    "before the loss that chooses a learning rate is measured": (run_trial.TrialRun, "select", 1, ERROR),
-    "before a learning rate is chosen": (runner, "_choose", 1, INTERRUPT),
-    "before a trial is done": (run_trial.TrialRun, "record", 4, INTERRUPT),
-    "before rows are gathered": (runner, "_gather", 2, INTERRUPT),
-    "while rows are gathered": (runner, "write_rows", 2, FULL),
+    "before the loss that chooses a learning rate is measured": (run_trial, "selection_loss", 1, ERROR),
+    "before a learning rate is chosen": (runner, "choices", 1, INTERRUPT),
+    "while rows are gathered": (runner, "write_rows", 1, FULL),
 }
 """Where a call of a function, by its number or by the name of a path, raises."""
 
@@ -103,34 +97,34 @@ def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studie
         struck.append(error)
         raise error
 
-    study = json.loads((one / "study.json").read_text())
-    del study["ngrams"]
-    (one / "study.json").write_text(json.dumps(study))
+    if name == "ngram_bits":
+        shutil.rmtree(next(one.glob("units/ngrams-*")))
     with monkeypatch.context() as patched:
         patched.setattr(where, name, dying(getattr(where, name), when, strike))
         words = ending_of(one)
     full = f"no space left on the disk of {one}; free some, then the same command continues where it stopped"
-    failed = f"{trial_at(one, 'rope', 0).title}: failed, {type(error).__name__}: "
+    failed = f"{trial_of('rope').title}: failed, {type(error).__name__}: "
     assert words in (repr(error), full if error is FULL else "") or words.startswith(failed)
     assert struck == [error]
     assert_kept(studies[0], one)
     assert_mended(studies[1], one, studies[0])
 
 
-REMEDY = "move {folder} away, and the same `longitude study` trains this one again"
 CUT: dict[str, str | None] = {
     "results.parquet": None,
-    "rope/results.parquet": None,
-    "rope/documents.parquet": None,
-    "rope/trainer/trainer_state.json": None,
-    "rope/losses.jsonl": f"losses.jsonl ends at step [0-3] of 4; {REMEDY}",
-    "rope/status.json": f"status.json is not readable JSON .*; {REMEDY}",
-    "rope/trial.json": f"trial.json is not readable JSON .*; {REMEDY}",
-    "rope/model.safetensors": f"{{folder}} holds no whole model .*; {REMEDY}",
-    "rope/config.json": f"{{folder}} holds no whole model .*; {REMEDY}",
-    "study.json": "study.json is not readable JSON .*; restore it from a copy, or name another --out",
+    "question.json": "question.json is not readable JSON .*; remove it",
+    "train/trainer/trainer_state.json": None,
+    "train/routes.json": None,
+    "train/losses.jsonl": "losses.jsonl ends at step [0-3] of 4; move {folder} away",
+    "train/unit.json": "unit.json is not readable JSON .*; move {folder} away",
+    "train/status.json": None,
+    "train/model.safetensors": "{folder} holds no whole model .*; move {folder} away",
+    "train/config.json": "{folder} holds no whole model .*; move {folder} away",
+    "measure/status.json": "status.json is not readable JSON .*; move {folder} away",
+    "measure/results.parquet": "{folder} is damaged .*; move {folder} away",
+    "measure/documents.parquet": "{folder} is damaged .*; move {folder} away",
 }
-"""Files of a study that is done: None where the same command makes them again, else how they are refused."""
+"""Files of a study that is done: None where the same command needs no more or makes again, else how they are refused."""
 
 
 @pytest.mark.one_in(7)
@@ -138,29 +132,28 @@ CUT: dict[str, str | None] = {
 @pytest.mark.parametrize("name", CUT)
 def test_a_file_that_a_power_cut_left_short_is_made_again_or_refused_with_what_to_do(name, kept, studies, tmp_path):
     path = shutil.copytree(studies[1], tmp_path / "run", copy_function=shutil.copy2)
-    trial = trial_at(path, "rope", 0)
-    file = trial.folder / name.removeprefix("rope/") if name.startswith("rope/") else path / name
+    units = units_in(path, "rope")
+    kind, _, inside = name.partition("/")
+    file = units[kind] / inside if inside else path / name
+    folder = units.get(kind, file)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(kept * len(whole))])
     if "whole model" in (CUT[name] or ""):  # nothing reads it before it is to be measured again
-        (trial.folder / "documents.parquet").unlink()
+        shutil.rmtree(units["measure"])
     if (message := CUT[name]) is not None:
-        with pytest.raises(ValueError, match=message.format(folder=re.escape(str(trial.folder)))):
+        with pytest.raises(ValueError, match=message.format(folder=re.escape(str(folder)))):
             run_and_read(path)
         assert_kept(studies[1], path)
-        if name == "study.json":
-            file.write_bytes(whole)
-        else:
-            trial.folder.rename(tmp_path / "away")
+        folder.rename(tmp_path / "away")
     assert_mended(studies[1], path, studies[1])
     assert not read_run(path).undone
 
 
 def run_and_read(path: Path) -> None:
     """As the command line does; a trial that failed raises its reason."""
-    for _, status in run(TWO, path)[0].trials:
-        if status.status == "failed":
-            raise ValueError(status.reason)
+    for trial in run(TWO, path)[0].trials:
+        if trial.status == "failed":
+            raise ValueError(trial.reason)
     read_run(path)
 
 
@@ -169,18 +162,16 @@ def assert_mended(whole: Path, path: Path, before: Path) -> None:
     assert run(TWO, path)[0].complete
     assert_same_runs(whole, path)
     assert_kept(before, path)
-    records = [json.loads((each / "study.json").read_text()) for each in (whole, path)]
-    assert all(records[0][name] == records[1][name] for name in ("configuration", "data", "recipe", "ngrams"))
-    assert not [left for left in path.rglob(".*") if left.name not in (".lock", ".workers")]
+    records = [read_run(each).study for each in (whole, path)]
+    assert all(records[0][name] == records[1][name] for name in ("configuration", "data", "recipe", "ngrams", "trials"))
+    assert not [left for left in path.rglob(".*") if left.name != ".lock"]
 
 
 def assert_kept(before: Path, after: Path) -> None:
     """The trial that was finished was neither trained nor measured again, and its rows are those of the study."""
-    folders = [trial_at(path, "none", 0).folder for path in (before, after)]
-    for path in folders[0].rglob("*.*"):
-        assert (folders[1] / path.relative_to(folders[0])).stat().st_mtime_ns == path.stat().st_mtime_ns, path
-    rows = [read_rows(path / "results.parquet").query("label == 'none'") for path in (before, after)]
-    pd.testing.assert_frame_equal(*rows)
+    for folder in units_in(before, "none").values():
+        for path in folder.rglob("*.*"):
+            assert (after / path.relative_to(before)).stat().st_mtime_ns == path.stat().st_mtime_ns, path
 
 
 # ---- pure ----------------------------------------------------------------------------------------------------------------
@@ -212,18 +203,18 @@ def test_clocks_that_run_backwards_and_files_of_the_future_change_nothing(studie
         os.utime(path, (2**32, 2**32))
     clock = itertools.count(2e9, -3600)
     monkeypatch.setattr(time, "time", lambda: next(clock))
-    monkeypatch.setattr(runner, "_now", lambda: datetime.fromtimestamp(time.time(), UTC).isoformat())
     assert run(TWO, one)[0].complete
     assert_same_runs(studies[1], one)
-    status = trial_at(one, "rope", 0).status
-    assert status.training_seconds > 0 and status.measuring_seconds > 0
+    [trial] = read_run(one).of("rope")
+    assert trial.training_seconds is not None and trial.training_seconds > 0
+    assert trial.measuring_seconds is not None and trial.measuring_seconds > 0
 
 
 # ---- killed --------------------------------------------------------------------------------------------------------------
 KILLS = {
     "training": "import longitude.study.resume as c; killed_at(c.LossLog, 'append', 3)\n",
     "measuring": "from longitude.study.tasks import text; killed_at(text, 'losses_by_length', 1)\n",
-    "gathering": "killed_at(runner, 'write_rows', 2)\n",
+    "gathering": "killed_at(runner, 'write_rows', 1)\n",
 }
 
 
@@ -255,32 +246,3 @@ def test_a_report_that_breaks_is_written_by_the_same_command(name, studies, tmp_
 
 def raise_(error: BaseException) -> None:
     raise error
-
-
-@pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        (
-            "study.json",
-            {"configuration": 3},
-            "study.json lacks configuration; restore it from a copy, or name another --out",
-        ),
-        ("study.json", {"data": []}, "study.json lacks data; restore it from a copy"),
-        (
-            "study.json",
-            {"schema": SCHEMA + 1},
-            f"has schema {SCHEMA + 1}, of another release.*, or name another",
-        ),
-        ("status.json", {"later": 1}, f"status.json is not of this release .*'later'.*; {REMEDY}"),
-    ],
-)
-def test_records_of_other_releases_are_refused_with_the_reason(file, change, message, studies, tmp_path):
-    path = shutil.copytree(studies[1], tmp_path / "run")
-    folder = trial_at(path, "rope", 0).folder
-    record = (path if file == "study.json" else folder) / file
-    record.write_text(json.dumps(json.loads(record.read_text()) | change))
-    before = record.read_bytes()
-    for call in (run_and_read, read_run, *([partial(place_of, TWO, TWO)] if file == "study.json" else [])):
-        with pytest.raises(ValueError, match=message.format(folder=re.escape(str(folder)))):
-            call(path)
-    assert record.read_bytes() == before

@@ -7,8 +7,6 @@ import string
 import subprocess
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ from longitude.positions.scaling import SCHEMES
 from longitude.registry import options_of
 from longitude.study.plan import checked
 from longitude.study.train import build_model
-from tests.study.conftest import TINY, run, trial_at
+from tests.study.conftest import TINY, run, units_in
 from tests.support import refused_calls
 
 tiny = partial(replace, TINY, layers=2, steps=2)
@@ -184,28 +182,6 @@ def test_a_name_that_fits_no_label_is_not_registered(name):
         SCHEMES.register(name)
 
 
-def test_two_labels_never_share_a_folder():
-    """Nor on a file system that knows no case, nor where names are cut."""
-    random = Random(0)
-    labels = {"".join(random.choices("aA:_,=+.", k=random.choice((2, 3, 99, 100, 101, 140)))) for _ in range(2000)}
-    trials = [trial_at(Path(), label, seed) for label in labels for seed in (0, 1)]
-    assert len({trial.name.lower() for trial in trials}) == len(trials)
-    longest = max(len(trial.name) for trial in trials)
-    assert longest < 130 and not any(re.search(r"[^\w.,=+-]", trial.name) for trial in trials)
-
-
-def test_labels_whose_folders_would_be_one_are_refused():
-    """A hash of six digits is one that two of some thousands share."""
-    folders: dict[str, str] = {}
-    for size in range(100_000):
-        label = "+".join(["attention"] * 10) + f"+window:size={size}"
-        other = folders.setdefault(trial_at(Path(), label, 0).name, label)
-        if other != label:
-            break
-    with pytest.raises(ValueError, match="--encodings, as names of folders, must name at least one, and each once"):
-        checked(tiny(encodings=(other, label), layers=11))
-
-
 def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     scheme = "rope:scaling=yarn,factor=3,original_max_length=16"
     config = tiny(
@@ -216,7 +192,7 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope", "none", "rope", "rope", "rope"]
     assert rows["value"].notna().all() and set(rows["length"]) == {16, 32, 48}
     saved = [
-        json.loads((trial_at(tmp_path, label, 0).folder / "config.json").read_text()) for label in config.encodings
+        json.loads((units_in(tmp_path, label, 0)["train"] / "config.json").read_text()) for label in config.encodings
     ]
     assert (saved[0]["mixer"]["name"], saved[0]["mixer"]["size"], saved[4]["encoding"]["base"]) == (
         "window",
@@ -225,7 +201,7 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     )
     yarn = {"name": "yarn", "factor": 3, "original_max_length": 16}
     assert saved[3]["encoding"]["scaling"].items() >= yarn.items()
-    hybrid = AutoModelForCausalLM.from_pretrained(trial_at(tmp_path, "rope+attention+mamba", 0).folder)
+    hybrid = AutoModelForCausalLM.from_pretrained(units_in(tmp_path, "rope+attention+mamba", 0)["train"])
     generated = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert generated.shape == (1, 7)
 

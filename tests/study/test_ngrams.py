@@ -8,10 +8,8 @@ import pandas as pd
 import pytest
 
 from longitude.measure import losses_by_length
-from longitude.runs.files import read_json, write_json
 from longitude.study.data import Windows
-from longitude.study.ngrams import NGrams, ngram_bits, ngrams_of, record_ngrams
-from longitude.study.plan import StudyPlan
+from longitude.study.ngrams import NGrams, ngram_bits, ngrams_of
 from longitude.study.tasks.base import Measuring
 from longitude.study.tasks.text import Text
 from longitude.study.train import build_model
@@ -63,38 +61,32 @@ def test_orders_that_do_not_fit(order, vocabulary):
         NGrams(np.zeros((1, 3), int), order, vocabulary)
 
 
-def test_a_study_counts_its_own_windows_once_and_keeps_the_numbers(tmp_path, data):
+def test_a_study_counts_its_own_windows(data):
     config = replace(TINY, steps=20)
-    planned = StudyPlan(config, data, tmp_path, config)
     windows = Windows(data.training, 16, 40, seed=0)
     training = np.stack([windows.text[start : start + 17] for start in windows.starts])
     held_out = [
         document.numpy()[i : i + 17] for document in data.validation for i in range(0, len(document) // 48 * 48, 16)
     ]
-    want = {str(k): NGrams(training, k, 256).nats(np.stack(held_out)).mean() / np.log(2) for k in (2, 3)}
-    write_json(tmp_path / "study.json", {"begun": "now"})
-    record_ngrams(planned)
-    assert read_json(tmp_path / "study.json") == {"begun": "now", "ngrams": pytest.approx(want)}
-    write_json(tmp_path / "study.json", {"ngrams": {"2": 1.0}})
-    record_ngrams(planned)
-    assert read_json(tmp_path / "study.json") == {"ngrams": {"2": 1.0}}
+    want = {k: NGrams(training, k, 256).nats(np.stack(held_out)).mean() / np.log(2) for k in (2, 3)}
+    assert ngrams_of(config, data) == pytest.approx(want)
 
 
-def test_bits_are_per_byte_where_tokens_are_longer(data, tmp_path):
+def test_bits_are_per_byte_where_tokens_are_longer(data):
     twice = replace(data, token_bytes=[np.full(len(document), 2) for document in data.validation])
-    bytes_, tokens = (ngrams_of(StudyPlan(TINY, each, tmp_path, TINY)) for each in (data, twice))
+    bytes_, tokens = (ngrams_of(TINY, each) for each in (data, twice))
     assert tokens == {order: pytest.approx(bits / 2) for order, bits in bytes_.items()}
 
 
 @pytest.mark.parametrize("config", [REVERSE, replace(TINY, steps=2**24, batch_size=8)])
-def test_no_ngrams_of_other_tasks_and_of_too_much_text(config, data, tmp_path):
-    assert ngrams_of(StudyPlan(config, data, tmp_path, config)) == {}
+def test_no_ngrams_of_other_tasks_and_of_too_much_text(config, data):
+    assert ngrams_of(config, data) == {}
 
 
-def test_masked_bytes_are_compared_with_counts_of_bytes_alone(data, tmp_path):
+def test_masked_bytes_are_compared_with_counts_of_bytes_alone(data):
     """Bigrams look at one side only; a model that fills in bytes without any context has the entropy of one byte."""
     config = replace(TINY, task="masked", steps=400)
-    [(order, bits)] = ngrams_of(StudyPlan(config, data, tmp_path, config)).items()
+    [(order, bits)] = ngrams_of(config, data).items()
     text = np.concatenate([document.numpy() for document in data.validation])
     share = np.bincount(text) / len(text)
     assert order == 1 and bits == pytest.approx(-(share[share > 0] * np.log2(share[share > 0])).sum(), rel=0.1)

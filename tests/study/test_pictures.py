@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from longitude.measure import Row, read_rows, write_rows
+from longitude.measure import Row, read_rows
 from longitude.measure.rows import from_frame
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
@@ -15,7 +15,7 @@ from longitude.study.pictures import PICTURES
 from longitude.study.tasks.base import TASKS, register_task, rows_by_distance
 from longitude.study.tasks.sequences import Copy
 from longitude.study.train import build_model, save
-from tests.study.conftest import REVERSE, run, trial_at, values, write_answers, write_run
+from tests.study.conftest import REVERSE, put_rows, run, units_in, values, write_answers, write_run
 
 
 def drawn(name, analysis):
@@ -45,7 +45,7 @@ def test_a_bias_is_drawn_before_and_after_training(tmp_path):
         for module in model.modules():
             if isinstance(module, T5Bias):
                 torch.nn.init.ones_(module.table)
-        save(model, trial_at(tmp_path, label, 0).folder)
+        save(model, units_in(tmp_path, label, 0)["train"])
     [figure] = drawn("biases", analysis)
     spec = figure.chart.to_dict()
     alibi, t5 = spec["concat"]  # the others have no bias that positions alone decide
@@ -92,7 +92,7 @@ def test_answers_by_length_and_distance(tmp_path):
         rows += rows_by_distance(
             answers, "exact_match", {"task": "reverse", "label": "rope", "seed": seed, "learning_rate": 4e-3}
         )
-    write_rows(rows, tmp_path / "results.parquet")
+    put_rows(tmp_path, rows)
     [figure] = drawn("by-distance", analyse(tmp_path))
     spec = figure.chart.to_dict()
     [rope] = spec["concat"]  # t5 has no distances
@@ -108,19 +108,18 @@ def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     rows = rows_by_distance(
         answers, "exact_match", {"task": "reverse", "label": "rope", "seed": 0, "learning_rate": 4e-3}
     )
-    write_rows(rows, tmp_path / "results.parquet")
+    put_rows(tmp_path, rows)
     [figure] = drawn("by-distance", analyse(tmp_path))
     spec = figure.chart.to_dict()
     squares = values(spec, "rect", spec["concat"][0])
     assert [each["place"] for each in squares] == ["1", "2 to 3", "4 to 7", "8 to 15", "16 to 31", "32 to 63"]
     assert [(each["count"], each["value"]) for each in squares] == [(1, 1), (2, 1), (4, 1), (8, 0), (16, 0), (32, 0)]
     answers = pd.DataFrame({"method": "by-distance", "length": 8, "distance": [1, 2, 4, 32, 64], "exact": 1})
-    write_rows(
+    put_rows(
+        tmp_path,
         rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0, "learning_rate": 4e-3}),
-        tmp_path / "results.parquet",
     )
-    run = analyse(tmp_path).run
-    assert len(run.part(run.config).rows) == 5  # of whatever method
+    assert len(analyse(tmp_path).run.rows) == 5  # of whatever method
     [figure] = drawn("by-distance", analyse(tmp_path))  # of a task that names the least of several distances
     assert list(figure.table) == ["label", "length", "1", "2 to 3", "4 to 7", "32 to 63", "64 to 127"]
 
@@ -157,7 +156,7 @@ def test_losses_by_length_and_position(tmp_path):
     bits = {(0, 16): 6.0, (16, 24): 3.0, (24, 32): 2.0, (32, 64): 2.5, (64, 128): 2.5, (128, 192): 1.0, (192, 256): 2.0}
     rows = [position_row("rope", 256, *place, value) for place, value in bits.items()]
     rows += [position_row("rope", 512, 256, 512, 4.0)]
-    write_rows(rows, tmp_path / "results.parquet")
+    put_rows(tmp_path, rows)
     [figure] = drawn("by-length-and-position", analyse(tmp_path))
     spec = figure.chart.to_dict()
     squares = values(spec, "rect", spec["concat"][0])
@@ -178,7 +177,7 @@ def test_right_symbols_by_length_and_place(tmp_path):
             position_from=place, position_to=place + 1, value=float(place < 16), learning_rate=4e-3)
         for length in (16, 20) for place in range(length)
     ]  # fmt: skip
-    write_rows(rows, tmp_path / "results.parquet")
+    put_rows(tmp_path, rows)
     [figure] = drawn("by-length-and-position", analyse(tmp_path))
     spec = figure.chart.to_dict()
     squares = values(spec, "rect", spec["concat"][0])

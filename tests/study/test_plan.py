@@ -85,7 +85,7 @@ def test_wrong_use_is_refused_before_anything_is_written(message, config, tmp_pa
 
 def test_directories_and_disks_that_do_not_fit_stay_untouched(tmp_path, monkeypatch):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="holds other files and no study"):
+    with pytest.raises(ValueError, match="holds other files and no results"):
         plan(TINY, tmp_path)
     with pytest.raises(ValueError, match="there is a file of this name"):
         plan(TINY, tmp_path / "thesis.tex")

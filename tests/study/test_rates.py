@@ -2,19 +2,19 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
 from longitude.measure import from_frame, read_rows
+from longitude.runs.store import Store
 from longitude.study import rates, run_trial, runner
 from longitude.study.budget import train_steps
 from longitude.study.executors import Workers
 from longitude.study.plan import plan
 from longitude.study.rates import Choice, choices, choose, chosen, chosen_rates, edges, recorded, shown
-from longitude.study.results import read_run
+from longitude.study.results import Keys, read_run, status_of
 from longitude.study.tasks.base import task_for
 from longitude.study.train import build_model, selection_loss
 from longitude.study.trial import Status, Trial, trials_of
@@ -57,11 +57,11 @@ def test_an_end_of_the_sweep_is_named():
     assert [line.partition(": ")[2] for line in edges(found)] == ["e", "a", "c, d"]
 
 
-def statuses(tmp_path, losses: dict[tuple[str, int, float], float | str | None], **options) -> dict[Trial, Status]:
+def statuses(losses: dict[tuple[str, int, float], float | str | None], **options) -> dict[Trial, Status]:
     """(label, seed, rate) -> loss on the selection text; None where it diverged, else a status."""
     config = replace(SWEEP, seeds=(0, 1), **options)
     found = {}
-    for trial in trials_of(tmp_path, config, {}):
+    for trial in trials_of(config, {}):
         loss = losses.get((trial.label, trial.seed, trial.rate), 2.0)
         state = "trained" if isinstance(loss, float) else loss or "diverged"
         selection = loss if isinstance(loss, float) else None
@@ -69,18 +69,18 @@ def statuses(tmp_path, losses: dict[tuple[str, int, float], float | str | None],
     return found
 
 
-def test_nothing_is_chosen_before_every_candidate_has_ended(tmp_path):
-    found = statuses(tmp_path, {("rope", 1, 0.01): 1.0})
+def test_nothing_is_chosen_before_every_candidate_has_ended():
+    found = statuses({("rope", 1, 0.01): 1.0})
     assert {label: choice.rate for label, choice in choices(found).items()} == {"none": 0.005, "rope": 0.01}
     for state in ("failed", "running", "not run"):
-        found = statuses(tmp_path, {("rope", 0, 0.01): state})
+        found = statuses({("rope", 0, 0.01): state})
         assert [*choices(found)] == ["none"]
         assert {(trial.label, trial.rate) for trial in chosen([*found], choices(found))} == {("none", 0.005)}
         assert {(t.label, t.rate) for t in shown(found, choices(found))} == {("none", 0.005), ("rope", 0.01)}
 
 
-def test_a_study_with_one_rate_chooses_nothing(tmp_path):
-    found = statuses(tmp_path, {}, learning_rates=(0.005,))
+def test_a_study_with_one_rate_chooses_nothing():
+    found = statuses({}, learning_rates=(0.005,))
     assert choices(found) == {} and chosen([*found], {}) == shown(found, {}) == [*found]
 
 
@@ -115,41 +115,44 @@ def test_selection_examples_are_of_the_training_length_and_nobody_elses():
 # ---- studies -----------------------------------------------------------------------------------------------------------
 
 
+def states_of(planned) -> dict[Trial, Status]:
+    """How far each trial is, by its units."""
+    store = Store(planned.run)
+    keys = [Keys(units.trial, units.training.key, units.measuring.key) for units in planned.trials]
+    return {each.trial: status_of(store, each) for each in keys}
+
+
 def test_a_sweep_trains_every_candidate_and_measures_the_chosen(tmp_path):
     planned = plan(replace(SWEEP, seeds=(0, 1)), tmp_path)
-    assert len(planned.trials) == 8 and not planned.finished
+    assert len(planned.trials) == 8
     outcome, notes = run(replace(SWEEP, seeds=(0, 1)), tmp_path)
     assert outcome.complete and len(outcome.trials) == 4
-    study = json.loads((tmp_path / "study.json").read_text())
-    found = recorded(study)
-    for trial in planned.trials:
-        status = trial.status
+    found = read_run(tmp_path).choices
+    for trial, status in states_of(planned).items():
         assert found[trial.label].losses[trial.rate][trial.seed] == status.selection
-        measured = found[trial.label].rate == trial.rate
-        assert status.status == ("done" if measured else "trained") and trial.measured == measured
+        assert status.status == ("done" if found[trial.label].rate == trial.rate else "trained")
     for choice in found.values():
         means = choice.means
-        assert means[choice.rate] == min(means.values()) and study["choices"]
+        assert means[choice.rate] == min(means.values())
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {(row.label, row.seed, row.learning_rate) for row in rows} == {
         (label, seed, found[label].rate) for label in ("none", "rope") for seed in (0, 1)
     }
-    assert plan(replace(SWEEP, seeds=(0, 1)), tmp_path).finished
     assert "widen the sweep" in conclusion(tmp_path).caution
     assert [note for note in notes if note.startswith("learning rates, by the loss")]
 
 
 def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(tmp_path, monkeypatch):
     assert run(TINY, tmp_path / "grown")[0].complete
-    first = {trial.name for trial in plan(TINY, tmp_path / "grown").every_trial}
+    first = {units.trial for units in plan(TINY, tmp_path / "grown").trials}
     plain, trained = run_trial.train, []
 
     def spied(model, config, trial, *rest):
-        trained.append(trial.name)
+        trained.append(trial)
         return plain(model, config, trial, *rest)
 
     monkeypatch.setattr(run_trial, "train", spied)
-    assert run(replace(TINY, learning_rates=(1e-2,)), tmp_path / "grown")[0].complete
+    assert run(SWEEP, tmp_path / "grown")[0].complete
     assert len(trained) == 2 and not first & {*trained}
     assert run(SWEEP, tmp_path / "whole")[0].complete
     assert_same_runs(tmp_path / "grown", tmp_path / "whole")
@@ -159,14 +162,14 @@ def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(
 def losses(monkeypatch):
     """Rate -> loss on the selection text, instead of what the model has; a rate that is not in it keeps the model's."""
     found: dict[float, float] = {}
-    plain, select = run_trial.selection_loss, run_trial.TrialRun.select
+    plain, train = run_trial.selection_loss, run_trial.TrialRunner.train
 
-    def selected(self, model):
+    def trained(self, trial, *rest):
         with monkeypatch.context() as patched:
-            patched.setattr(run_trial, "selection_loss", lambda *of: found.get(self.trial.rate) or plain(*of))
-            return select(self, model)
+            patched.setattr(run_trial, "selection_loss", lambda *of: found.get(trial.rate) or plain(*of))
+            return train(self, trial, *rest)
 
-    monkeypatch.setattr(run_trial.TrialRun, "select", selected)
+    monkeypatch.setattr(run_trial.TrialRunner, "train", trained)
     return found
 
 
@@ -179,28 +182,16 @@ def test_another_rate_makes_the_choice_anew_and_rows_of_the_old_one_leave(tmp_pa
     losses |= {0.005: 2.0, 0.01: 2.5, 0.002: 1.0}
     assert run(ROPE, tmp_path)[0].complete
     assert rates_of(tmp_path) == [0.005]
-    before = [trial for trial in plan(ROPE, tmp_path).every_trial if trial.rate == 0.005]
-    outcome, notes = run(replace(ROPE, learning_rates=(0.002,)), tmp_path)
-    assert outcome.complete and {trial.rate for trial, _ in outcome.trials} == {0.002} == {*rates_of(tmp_path)}
-    assert "learning rates are chosen among all of the study: 0.005 0.01 0.002" in notes
-    assert all(trial.trained and trial.status.status == "done" for trial in before)
+    three = replace(ROPE, learning_rates=(0.005, 0.01, 0.002))
+    outcome, notes = run(three, tmp_path)
+    assert outcome.complete and {trial.rate for trial in outcome.trials} == {0.002} == {*rates_of(tmp_path)}
     assert any("widen the sweep" in note and "lowest" in note for note in notes)
     assert {row.learning_rate for row in read_run(tmp_path).rows} == {0.002}
-    assert run(replace(ROPE, test_lengths=(16, 48)), tmp_path)[0].complete  # what is not chosen is not measured again
-    assert {json.dumps(trial.status.status) for trial in before} == {'"done"'}
-
-
-def test_rows_of_a_rate_that_is_no_longer_chosen_are_not_read(tmp_path, losses):
-    """As a process leaves them that is killed between the choice and the rows."""
-    losses |= {0.005: 2.0, 0.01: 2.5}
-    assert run(SWEEP, tmp_path)[0].complete
-    study = json.loads((tmp_path / "study.json").read_text())
-    study["choices"]["rope"]["rate"] = 0.01
-    (tmp_path / "study.json").write_text(json.dumps(study))
-    found = read_run(tmp_path)
-    assert {row.label for row in found.rows} == {"none"}
-    assert [(trial.label, trial.status) for trial in found.trials] == [("none", "done"), ("rope", "trained")]
-    assert "not measured: rope" in conclusion(tmp_path).caution
+    longer = replace(three, test_lengths=(16, 48))
+    assert run(longer, tmp_path)[0].complete  # what is not chosen is not measured again
+    ended = {trial.rate: status.status for trial, status in states_of(plan(longer, tmp_path)).items()}
+    assert ended == {0.005: "trained", 0.01: "trained", 0.002: "done"}
+    assert run(ROPE, tmp_path)[0].complete and rates_of(tmp_path) == [0.005]
 
 
 def test_a_loss_that_is_not_finite_is_never_chosen(tmp_path, losses):
@@ -209,18 +200,18 @@ def test_a_loss_that_is_not_finite_is_never_chosen(tmp_path, losses):
     assert outcome.complete and rates_of(tmp_path) == [0.01]
     losses |= {0.01: math.inf}
     outcome, notes = run(ROPE, tmp_path / "none")
-    assert not outcome.complete and [status.status for _, status in outcome.trials] == ["diverged"]
+    assert not outcome.complete and [trial.status for trial in outcome.trials] == ["diverged"]
     assert any("diverged at every learning rate: rope" in note for note in notes)
-    assert "diverged" in printed(tmp_path / "none") and plan(ROPE, tmp_path / "none").finished
+    assert "diverged" in printed(tmp_path / "none")
 
 
 def test_tested_lengths_have_no_part_in_the_choice(tmp_path, losses, monkeypatch):
     """A chosen model that is not finite at a longer length stays chosen, when lengths are added and when rates are."""
     losses |= {0.005: 1.0, 0.01: 2.0, 0.02: 3.0}
-    monkeypatch.setattr(run_trial.TrialRun, "measure", lambda self, model, on_progress: (False, None))
-    for changes in ({}, {"test_lengths": (16, 32, 48)}, {"learning_rates": (0.02,)}):
+    monkeypatch.setattr(run_trial.TrialRunner, "write", lambda *_: (False, None))
+    for changes in ({}, {"test_lengths": (16, 32, 48)}, {"learning_rates": (5e-3, 1e-2, 0.02)}):
         outcome, _ = run(replace(ROPE, **changes), tmp_path)
-        assert {(trial.rate, status.status) for trial, status in outcome.trials} == {(0.005, "diverged")}
+        assert {(trial.rate, trial.status) for trial in outcome.trials} == {(0.005, "diverged")}
 
 
 def test_a_failed_candidate_is_tried_again_before_anything_is_chosen(tmp_path, monkeypatch):
@@ -234,8 +225,8 @@ def test_a_failed_candidate_is_tried_again_before_anything_is_chosen(tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(run_trial, "train", breaks)
         outcome, _ = run(SWEEP, tmp_path)
-    assert [(trial.label, status.status) for trial, status in outcome.trials] == [("none", "done"), ("rope", "failed")]
-    assert [*recorded(json.loads((tmp_path / "study.json").read_text()))] == ["none"]
+    assert [(trial.label, trial.status) for trial in outcome.trials] == [("none", "done"), ("rope", "failed")]
+    assert [*read_run(tmp_path).choices] == ["none"]
     assert "failed: rope" in conclusion(tmp_path).caution
     assert run(SWEEP, tmp_path)[0].complete
 
@@ -259,7 +250,7 @@ def whole(tmp_path_factory):
     [
         (run_trial, "selection_loss", 3),  # while candidates are trained
         (rates, "choose", 1),  # before the choice is written
-        (runner, "_gather", 1),  # after it
+        (runner, "choices", 1),  # before it is known what was chosen
         (run_trial, "write_rows", 2),  # while the chosen are measured
     ],
 )
@@ -279,16 +270,6 @@ def test_a_sweep_side_by_side_gives_the_rows_of_one_process_though_a_worker_is_k
     assert_same_runs(whole, tmp_path / "two")
 
 
-def test_a_model_of_another_rate_is_refused_by_name(whole, tmp_path):
-    path = shutil.copytree(whole, tmp_path / "run")
-    one, other = (trial for trial in plan(SWEEP, path).every_trial if trial.label == "rope")
-    shutil.rmtree(one.folder)
-    shutil.copytree(other.folder, one.folder)
-    for call in (lambda: read_run(path), lambda: run(SWEEP, path)):
-        with pytest.raises(ValueError, match=r"was trained with learning_rate 0\.01, its study has 0\.005"):
-            call()
-
-
 # ---- steps that are matched by compute -----------------------------------------------------------------------------------
 
 
@@ -298,28 +279,27 @@ def test_labels_matched_by_compute_have_steps_of_their_own_everywhere(tmp_path):
     assert expected["none"] == 20 != expected["mamba"]
     outcome, _ = run(config, tmp_path)
     assert outcome.complete
-    for trial, status in outcome.trials:
+    for trial in outcome.trials:
         losses = [json.loads(line) for line in (trial.folder / "losses.jsonl").read_text().splitlines()]
-        assert len(losses) == trial.steps == status.steps == expected[trial.label]
+        assert len(losses) == trial.steps == expected[trial.label]
         peak = max(range(len(losses)), key=lambda i: losses[i]["learning_rate"])
         assert abs(peak - trial.steps / 2) <= 1  # it warms up for half of its own steps
-        assert json.loads((trial.folder / "trial.json").read_text())["trained"]["train_steps"] == trial.steps
+        assert json.loads((trial.folder / "unit.json").read_text())["inputs"]["steps"] == trial.steps
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {(row.label, row.train_steps, row.train_tokens) for row in rows} == {
         (label, steps, steps * 32) for label, steps in expected.items()
     }
     sentence = f'steps, matched by compute: "none" 20, mamba {expected["mamba"]}'
     assert sentence in " ".join(printed(tmp_path, 200).split())
-    grown, _ = run(replace(config, encodings=("rope",)), tmp_path)
-    assert grown.complete and json.loads((tmp_path / "study.json").read_text())["train_steps"] == {
-        **expected,
-        "rope": 20,
-    }
 
 
 def test_few_seeds_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "run_trial", lambda config, trial, **rest: replace(trial.status, status="failed"))
-    for seeds, more in (((0,), "--seeds 1 2 adds to them"), ((1, 5), "--seeds 0 adds to them"), ((0, 1, 2), None)):
+    monkeypatch.setattr(run_trial.TrialRunner, "run", lambda self, units, *_: units.trial.status("failed", 0))
+    for seeds, more in (
+        ((0,), "--seeds 0 1 2 adds to them"),
+        ((1, 5), "--seeds 1 5 0 adds to them"),
+        ((0, 1, 2), None),
+    ):
         _, notes = run(replace(TINY, seeds=seeds, encodings=("rope",)), tmp_path / str(len(seeds)))
         named = [note for note in notes if "fewer than 3 seeds give wide intervals" in note]
         assert len(named) == 1 and more in named[0] if more else not named

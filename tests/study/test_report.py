@@ -83,7 +83,13 @@ def test_figures_are_whole_files(run):
         assert (run / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         svg = (run / "figures" / f"{name}.svg").read_text(encoding="utf-8")
         assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>") and "alibi" in svg  # the line's own label
-    assert {path.name for path in run.iterdir()} == {"cells", "figures", "report.html", "results.parquet", "study.json"}
+    assert {path.name for path in run.iterdir()} == {
+        "units",
+        "figures",
+        "report.html",
+        "results.parquet",
+        "question.json",
+    }
 
 
 @pytest.mark.slow

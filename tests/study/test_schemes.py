@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -11,11 +12,10 @@ from longitude.positions.absolute import Sinusoidal
 from longitude.study import schemes, tasks
 from longitude.study.plan import plan
 from longitude.study.results import read_run
-from longitude.study.run_trial import TrialRun
 from longitude.study.schemes import SCHEMES, extended, extends, searched, windows_of
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
-from tests.study.conftest import NUMBERS, TINY, run, trial_at
+from tests.study.conftest import NUMBERS, TINY, OneTrial, run
 
 TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(0))
 BY_ALL = replace(TINY, encodings=("rope", "sinusoidal", "learned", "alibi"), methods=("non-overlapping", *SCHEMES))
@@ -147,7 +147,7 @@ def study(tmp_path_factory):
         patches.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
         path = tmp_path_factory.mktemp("study") / "run"
         run(replace(BY_ALL, methods=("non-overlapping",)), path)
-        trained = {each: each.stat().st_mtime_ns for each in path.glob("cells/*/model.safetensors")}
+        trained = {each: each.stat().st_mtime_ns for each in path.glob("units/train-*/model.safetensors")}
         outcome, _ = run(BY_ALL, path)
         assert outcome.complete and trained == {each: each.stat().st_mtime_ns for each in trained}
     return path
@@ -189,7 +189,7 @@ def test_a_search_is_given_the_selection_text(data, tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(tasks.text, "searched", lambda model, documents, *_: given.append(documents) or "linear")
     config = replace(TINY, encodings=("rope",), methods=("longrope",))
-    TrialRun(config, trial_at(tmp_path, "rope", 0, config), data).run()
+    OneTrial(tmp_path, "rope", 0, config, data).run()
     assert len(given) == 2 and all(each is data.apart for each in given)
 
 
@@ -207,14 +207,14 @@ def test_what_a_label_was_not_measured_by_is_in_its_status(study):
 def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path, monkeypatch):
     """What is searched for depends on the model and the text, on nothing before."""
     config = replace(BY_ALL, encodings=("rope",))
-    trial = trial_at(tmp_path, "rope", 0, config)
+    trial = OneTrial(tmp_path, "rope", 0, config, data)
     with monkeypatch.context() as patches:
         patches.setattr(schemes, "evolve", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            TrialRun(config, trial, data).run()
-    assert TrialRun(config, trial, data).run().status == "done"
+        status = trial.run()
+        assert status.status == "failed" and status.reason is not None and "ZeroDivisionError" in status.reason
+    assert trial.run().status == "done"
     [other] = read_run(study).of("rope")
-    assert (trial.folder / "documents.parquet").read_bytes() == (other.folder / "documents.parquet").read_bytes()
+    pd.testing.assert_frame_equal(pd.read_parquet(trial.measured / "documents.parquet"), other.documents)
 
 
 @pytest.mark.usefixtures("numbers")

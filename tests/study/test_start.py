@@ -6,17 +6,18 @@ import json
 import shutil
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
 from longitude.models import LongitudeForCausalLM
+from longitude.runs.store import Store
 from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.resume import LossLog
-from longitude.study.run_trial import TrialRun
 from longitude.study.schemes import extended
 from longitude.study.train import build_model, first_model
-from tests.study.conftest import NUMBERS, TINY, dying, run, trial_at
+from tests.study.conftest import NUMBERS, TINY, OneTrial, dying, run, trial_of, units_in
 
 YARN = "rope:scaling=yarn,factor=3,original_max_length=16"
 TINY = replace(TINY, test_lengths=(16, 48))
@@ -59,7 +60,7 @@ def same(one, other):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_begins_with_the_model_of_its_seed(seed, first, tmp_path):
     data = plan(replace(TUNED, seeds=(0, 1)), first.parent / "new").data
-    model = first_model(TUNED, trial_at(tmp_path, YARN, seed, TUNED), data)
+    model = first_model(TUNED, trial_of(YARN, seed, TUNED), data)
     assert same(model, model_of(first, "rope", seed)) and not same(model, build_model(TUNED, YARN, seed))
     tokens = torch.arange(48)[None]
     expected = extended(model_of(first, "rope", seed), "yarn", 16, 48)
@@ -89,25 +90,26 @@ def test_a_killed_trial_ends_with_the_same_files(tuned, first, tmp_path, monkeyp
         raise Killed
 
     planned = plan(TUNED, first.parent / "new")
-    trial = trial_at(tmp_path, YARN, 0, TUNED)
+    trial = OneTrial(tmp_path, YARN, 0, planned.config, planned.data)
     with monkeypatch.context() as patches:
         patches.setattr(LossLog, "append", dying(LossLog.append, 6, die))
         with pytest.raises(Killed):
-            TrialRun(planned.config, trial, planned.data).run()
-    assert TrialRun(planned.config, trial, copy.deepcopy(planned.data)).run().status == "done"
+            trial.run()
+    assert replace(trial, data=copy.deepcopy(planned.data)).run().status == "done"
     [other] = read_run(tuned).of(YARN)
-    for name in ("losses.jsonl", "model.safetensors", "documents.parquet"):
-        assert (trial.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
+    for name in ("losses.jsonl", "model.safetensors"):
+        assert (trial.trained / name).read_bytes() == (other.folder / name).read_bytes(), name
+    pd.testing.assert_frame_equal(pd.read_parquet(trial.measured / "documents.parquet"), other.documents)
 
 
 def test_where_it_began_is_recorded(tuned, first):
-    study = json.loads((tuned / "study.json").read_text())
+    study = read_run(tuned).study
     [trial] = read_run(tuned).of(YARN)
-    own = json.loads((trial.folder / "trial.json").read_text())["trained"]
+    own = json.loads((trial.folder / "unit.json").read_text())["inputs"]
     [began] = [each for each in read_run(first).of("rope") if each.seed == 0]
     sha256 = hashlib.sha256((began.folder / "model.safetensors").read_bytes()).hexdigest()
     assert study["data"]["start"] == "rope" and study["data"]["start_sha256"] == {"0": sha256}
-    assert own["start"] == "first:rope" and own["start_sha256"] == sha256
+    assert own["start"] == sha256
 
 
 def test_seeds_are_added(first):
@@ -118,17 +120,18 @@ def test_seeds_are_added(first):
     assert len({*read_run(path).study["data"]["start_sha256"].values()}) == 2
 
 
-def test_a_start_that_was_trained_again_is_refused(tuned, first):
+def test_another_start_trains_other_models(tuned, first):
+    """Weights of the start are part of a model's unit: what began from others is another model, and both stay."""
     [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]
-    weights = trial.folder / "model.safetensors"
+    weights, planned = trial.folder / "model.safetensors", plan(TUNED, tuned)
     before = weights.read_bytes()
     try:
         weights.write_bytes((read_run(first).of("rope")[1].folder / "model.safetensors").read_bytes())
-        with pytest.raises(ValueError, match=r"tuned began from rope of seed 0 .* it was trained again; --fresh"):
-            run(TUNED, tuned)
+        other = plan(TUNED, tuned)
     finally:
         weights.write_bytes(before)
-    assert run(TUNED, tuned)[0].complete
+    assert not {units.training.key for units in other.trials} & {units.training.key for units in planned.trials}
+    assert all(Store(tuned).holds(units.measuring) for units in planned.trials)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,8 @@ def test_refusals(options, message, first):
 def test_a_start_that_is_not_done_is_refused(first, tmp_path):
     shutil.copytree(first, tmp_path / "first")
     [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]
-    path = tmp_path / "first" / "cells" / trial.folder.name / "status.json"
+    shutil.rmtree(units_in(tmp_path / "first", "rope")["measure"])
+    path = tmp_path / "first" / "units" / trial.folder.name / "status.json"
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"status": "diverged", "reason": "the loss was not finite at step 3"})
     )
@@ -171,4 +175,4 @@ def test_a_start_that_is_not_done_is_refused(first, tmp_path):
 
 def test_a_study_does_not_begin_from_itself(first):
     with pytest.raises(ValueError, match=r"--start first:rope is this study"):
-        plan(replace(TINY, encodings=("rope", "learned"), seeds=(0, 1), start="first:rope"), first, fresh=True)
+        plan(replace(TINY, encodings=("rope", "learned"), seeds=(0, 1), start="first:rope"), first)

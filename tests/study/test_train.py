@@ -17,12 +17,10 @@ from longitude.study import resume, run_trial, train
 from longitude.study.data import Windows
 from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
-from longitude.study.run_trial import TrialRun
 from longitude.study.tasks import text
 from longitude.study.tasks.base import of_task, sampler_of
 from longitude.study.train import build_model
-from longitude.study.trial import Trial
-from tests.study.conftest import REVERSE, SHAPE, TINY, dying, trial_at
+from tests.study.conftest import REVERSE, SHAPE, TINY, OneTrial, dying
 
 TINY = replace(TINY, steps=20, batch_size=4)  # saves at steps 5, 10, 15, 20
 
@@ -32,30 +30,35 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def unkilled(data, tmp_path_factory) -> Trial:
-    trial = trial_at(tmp_path_factory.mktemp("unkilled"), "rope", 1, TINY)
-    assert TrialRun(TINY, trial, data).run().status == "done"
+def unkilled(data, tmp_path_factory) -> OneTrial:
+    trial = OneTrial(tmp_path_factory.mktemp("unkilled"), "rope", 1, TINY, data)
+    assert trial.run().status == "done"
     return trial
 
 
-def assert_same(one: Trial, other: Trial) -> None:
-    assert not list(one.folder.glob(".*"))  # nothing unfinished is left
-    for name in ("documents.parquet", "losses.jsonl", "model.safetensors", "config.json"):
-        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
-    rows, others = (from_frame(read_rows(trial.folder / "results.parquet")) for trial in (one, other))
+def assert_same(one: OneTrial, other: OneTrial) -> None:
+    assert not list((one.path / "units").glob(".*"))  # nothing unfinished is left
+    for name in ("losses.jsonl", "model.safetensors", "config.json"):
+        assert (one.trained / name).read_bytes() == (other.trained / name).read_bytes(), name
+    assert (one.measured / "documents.parquet").read_bytes() == (other.measured / "documents.parquet").read_bytes()
+    rows, others = (from_frame(read_rows(trial.measured / "results.parquet")) for trial in (one, other))
     assert [replace(row, train_seconds=None) for row in rows] == [replace(row, train_seconds=None) for row in others]
     assert one.status.selection == other.status.selection is not None
 
 
 def test_files_of_a_trial(unkilled, data):
-    names = {path.relative_to(unkilled.folder).as_posix() for path in unkilled.folder.rglob("*") if path.is_file()}
-    assert names == {
-        "config.json", "generation_config.json", "model.safetensors", "losses.jsonl", "results.parquet",
-        "documents.parquet", "status.json", "trial.json", "trainer/trainer_state.json",
+    names = {
+        kind: {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".lock"}
+        for kind, folder in {"train": unkilled.trained, "measure": unkilled.measured}.items()
+    }
+    assert names["train"] == {
+        "unit.json", "routes.json", "status.json", "config.json", "generation_config.json", "model.safetensors",
+        "losses.jsonl", "trainer/trainer_state.json",
     }  # fmt: skip
+    assert names["measure"] == {"unit.json", "routes.json", "status.json", "results.parquet", "documents.parquet"}
     status = unkilled.status
     assert (status.status, status.step, status.reason) == ("done", 20, None)
-    losses = [json.loads(line) for line in (unkilled.folder / "losses.jsonl").read_text().splitlines()]
+    losses = [json.loads(line) for line in (unkilled.trained / "losses.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in losses] == list(range(1, 21))
     assert [entry["tokens"] for entry in losses] == [64 * step for step in range(1, 21)]
     assert max(entry["learning_rate"] for entry in losses) == TINY.learning_rates[0]
@@ -64,12 +67,12 @@ def test_files_of_a_trial(unkilled, data):
 @pytest.mark.parametrize("positions", ["contiguous", "randomized"])
 def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp_path):
     config = checked(replace(TINY, encodings=("rope",), steps=1, positions=positions))
-    trial = trial_at(tmp_path, "rope", 1, config)
-    TrialRun(config, trial, data).run()
+    trial = OneTrial(tmp_path, "rope", 1, config, data)
+    trial.run()
     windows = Windows(data.training, 16, 4, 1, sampler_of(config))
     batch = {name: torch.stack([windows[i][name] for i in range(4)]) for name in windows[0]}
     targets, model = batch.pop("shift_labels").flatten(), build_model(config, "rope", 1)
-    first = json.loads((trial.folder / "losses.jsonl").read_text())["loss"]
+    first = json.loads((trial.trained / "losses.jsonl").read_text())["loss"]
     assert first == pytest.approx(F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item(), rel=1e-5)
     if positions == "randomized":
         del batch["position_ids"]
@@ -77,14 +80,14 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
 
 
 def test_rows_are_those_of_the_saved_checkpoint(unkilled, data):
-    model = AutoModelForCausalLM.from_pretrained(unkilled.folder)
+    model = AutoModelForCausalLM.from_pretrained(unkilled.trained)
     again = losses_by_length(model, data.validation, lengths=[16, 32, 48], token_bytes=1, span=48)
-    rows = read_rows(unkilled.folder / "results.parquet")
+    rows = read_rows(unkilled.measured / "results.parquet")
     values = dict(zip(rows["length"][rows["method"] == "non-overlapping"], rows["value"]))
     found = {each.window: each.row().value for each in again if each.method == "non-overlapping"}
     assert found == pytest.approx(values, rel=1e-6)  # weights mapped from a file: products round another way
     assert set(rows["label"]) == {"rope"} and set(rows["seed"]) == {1} and set(rows["train_length"]) == {16}
-    documents = pd.read_parquet(unkilled.folder / "documents.parquet")
+    documents = pd.read_parquet(unkilled.measured / "documents.parquet")
     assert list(documents.columns) == "label seed method length document nats tokens bytes".split()
     sums = documents[documents["length"] == 48][["nats", "bytes"]].sum()
     assert sums["nats"] / sums["bytes"] / math.log(2) == pytest.approx(values[48], rel=1e-12)
@@ -103,7 +106,7 @@ def test_every_encoding_reads_the_same_tokens_in_the_same_order(data, tmp_path, 
     for label in ("none", "t5", "fox"):
         read[label] = []
         config = replace(TINY, steps=3)
-        assert TrialRun(config, trial_at(tmp_path, label, 0, config), data).run().status == "done"
+        assert OneTrial(tmp_path, label, 0, config, data).run().status == "done"
     assert read["none"] == read["t5"] == read["fox"] == list(range(12))
 
 
@@ -128,29 +131,30 @@ KILLS = {
     "after three saves": (LossLog, "append", 17),
     "in mid-save, most files there": (train, "seal", 2),
     "in mid-save, the optimizer missing": (torch, "save", 4),
-    "while the model is moved in": (os, "replace", "config.json"),
+    "before the model is saved": (run_trial, "save", 1),
     "while the status is written": (os, "replace", "status.json"),
+    "as the unit is moved in": (os, "rename", 1),
     "while measuring": (text, "losses_by_length", 1),
     "before the rows are written": (run_trial, "write_rows", 1),
 }
 
 
-def killed(patched, kill: str, config, trial: Trial, data) -> None:
+def killed(patched, kill: str, trial: OneTrial) -> None:
     """Run a trial until it is killed."""
     where, name, when = KILLS[kill]
     with patched.context() as patches:
         patches.setattr(where, name, dying(getattr(where, name), when, die))
         with pytest.raises(Killed):
-            TrialRun(config, trial, data).run()
+            trial.run()
     assert trial.status.status in ("not run", "running", "trained")
 
 
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
-    trial = trial_at(tmp_path, "rope", 1, TINY)
-    killed(monkeypatch, kill, TINY, trial, data)
-    assert TrialRun(TINY, trial, data).run().status == "done"
+    trial = OneTrial(tmp_path, "rope", 1, TINY, data)
+    killed(monkeypatch, kill, trial)
+    assert trial.run().status == "done"
     assert_same(trial, unkilled)
 
 
@@ -161,11 +165,11 @@ def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path,
 def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, monkeypatch):
     config = replace(REVERSE if task == "reverse" else replace(TINY, steps=8), positions=positions)
     config = checked(replace(config, encodings=("rope",)))
-    whole, trial = (trial_at(tmp_path / name, "rope", 1, config) for name in ("whole", "killed"))
+    whole, trial = (OneTrial(tmp_path / name, "rope", 1, config, data) for name in ("whole", "killed"))
     notes = []
-    TrialRun(config, whole, data).run()
-    killed(monkeypatch, kill, config, trial, data)
-    assert TrialRun(config, trial, data, note=notes.append).run().status == "done"
+    whole.run()
+    killed(monkeypatch, kill, trial)
+    assert trial.run(notes.append).status == "done"
     assert notes == ([f"{trial.title}: continues from step 2"] if kill == "before the first save" else [])
     assert_same(whole, trial)
 
@@ -174,20 +178,20 @@ def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypat
     """What training draws comes from a generator that checkpoints hold; lengths whose places fit the table are measured."""
     options = {"train_length": 2, "test_lengths": (2, 20), "steps": 8, "batch_size": 4, "documents": 4, **SHAPE}
     config = checked(of_task("addition-reversed", encodings=("abacus:max_start=16",), **options))
-    whole, trial = (trial_at(tmp_path / name, config.encodings[0], 1, config) for name in ("whole", "killed"))
-    TrialRun(config, whole, data).run()
-    killed(monkeypatch, "before the first save", config, trial, data)
-    status = TrialRun(config, trial, data).run()
+    whole, trial = (OneTrial(tmp_path / name, config.encodings[0], 1, config, data) for name in ("whole", "killed"))
+    whole.run()
+    killed(monkeypatch, "before the first save", trial)
+    status = trial.run()
     assert_same(whole, trial)
-    assert {*read_rows(trial.folder / "results.parquet")["length"]} == {2, 20} and status.reason is None
+    assert {*read_rows(trial.measured / "results.parquet")["length"]} == {2, 20} and status.reason is None
 
 
 def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
-    trial, notes = trial_at(tmp_path, "rope", 1, TINY), []
-    killed(monkeypatch, "after three saves", TINY, trial, data)
-    saved = trial.folder / "trainer" / "checkpoint-15" / "optimizer.pt"
+    trial, notes = OneTrial(tmp_path, "rope", 1, TINY, data), []
+    killed(monkeypatch, "after three saves", trial)
+    saved = trial.trained / "trainer" / "checkpoint-15" / "optimizer.pt"
     saved.write_bytes(saved.read_bytes()[:-100])
-    assert TrialRun(TINY, trial, data, note=notes.append).run().status == "done"
+    assert trial.run(notes.append).status == "done"
     dropped = f"{trial.title}: dropped checkpoint-15: optimizer.pt is not as it was saved"
     assert notes == [dropped, f"{trial.title}: continues from step 10"]
     assert_same(trial, unkilled)
@@ -236,21 +240,21 @@ def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(data, tmp_path, mo
         self.loss = self.loss * (math.nan if next(count) == 6 else 1)
 
     monkeypatch.setattr(train.Steps, "keep_loss", poisoned)
-    trial = trial_at(tmp_path, "rope", 1, TINY)
-    status = TrialRun(TINY, trial, data).run()
+    trial = OneTrial(tmp_path, "rope", 1, TINY, data)
+    status = trial.run()
     assert (status.status, status.step, status.reason) == ("diverged", 7, "the loss was not finite at step 7")
     assert trial.status == status
-    assert len((trial.folder / "losses.jsonl").read_text().splitlines()) == 6
-    assert not (trial.folder / "results.parquet").exists()
+    assert len((trial.trained / "losses.jsonl").read_text().splitlines()) == 6
+    assert not (trial.measured / "results.parquet").exists()
 
 
 def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
     config = replace(TINY, steps=2)
-    trial = trial_at(tmp_path, "learned", 0, config)
-    status = TrialRun(config, trial, data).run()
+    trial = OneTrial(tmp_path, "learned", 0, config, data)
+    status = trial.run()
     assert status.status == "done" and "no positions from 16 on" in status.reason
-    assert set(read_rows(trial.folder / "results.parquet")["length"]) == {16}
-    documents = pd.read_parquet(trial.folder / "documents.parquet").query("method == 'non-overlapping'")
+    assert set(read_rows(trial.measured / "results.parquet")["length"]) == {16}
+    documents = pd.read_parquet(trial.measured / "documents.parquet").query("method == 'non-overlapping'")
     assert set(documents["tokens"]) == {48}  # the targets of all other trials
 
 
@@ -265,8 +269,8 @@ def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
 def test_what_training_never_used_is_named(label, words, data, tmp_path):
     """And of a far part with parameters of its own, that they had no gradient."""
     config = replace(TINY, steps=4)
-    trial = trial_at(tmp_path, label, 0, config)
-    status = TrialRun(config, trial, data).run()
+    trial = OneTrial(tmp_path, label, 0, config, data)
+    status = trial.run()
     assert status.status == "done" and (status.untrained is None) == (words is None)
     if words is not None:
         assert status.untrained is not None and status.untrained.startswith(words)

@@ -12,20 +12,20 @@ from longitude.measure.config import MeasureConfig
 def measure(
     models: Annotated[tuple[str, ...], tyro.conf.Positional],
     config: Annotated[MeasureConfig, tyro.conf.arg(name="")],
-    out: Path | None = None,
+    out: Path = Path("runs/measure"),
     fresh: bool = False,
     json: bool = False,
     plan: bool = False,
 ) -> int:
     """Measure checkpoints at each length: perplexity on your text, and retrieval; one table, one report.
 
-    The same command again continues where it stopped; with more models, tasks or lengths it adds them.
+    The same command again continues where it stopped. What was measured once is not measured again, whatever else is asked.
 
     Args:
         models: Folders of Hugging Face causal models, or names on the hub.
         config: What to measure.
-        out: Directory of the run; by default runs/measure, or one with a hash in its name where that holds other measurements.
-        fresh: Start over: remove the measurements that the directory holds.
+        out: Directory of the run. It may hold the measurements of many questions; its report is of the last one.
+        fresh: Measure again what this question needs.
         json: Print the rows as JSON instead of the tables.
         plan: Measure nothing; print tokens, FLOPs, memory and time on this machine and on one H100, from config.json alone.
     """
@@ -37,11 +37,10 @@ def measure(
         bar.update("reading the text and the configurations", 0)
         from longitude.measure import report, run, to_frame
         from longitude.measure.plan import plan as checked
+        from longitude.runs.store import Store
 
-        if out is not None:
-            run.require_place(out)
+        Store(out).require_place()
         planned = checked(config, models)
-        out = out or run.place_of(planned, Path("runs/measure"), fresh)
         bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
         results = run.measure(planned, out, bar, fresh)
     path = report.write_report(results)

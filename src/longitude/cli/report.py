@@ -24,11 +24,11 @@ def report(
     """
     if not run:
         raise ValueError("expected the directory of a study, or several: longitude report runs/study")
+    from longitude.study.results import is_study
+
     for each in run:
-        if not (each / "study.json").is_file():
-            raise ValueError(
-                f"{each} holds no study: expected a directory with study.json, as `longitude study` writes"
-            )
+        if not is_study(each):
+            raise ValueError(f"{each} holds no study: expected a directory that `longitude study` wrote")
     if json + csv + markdown > 1:
         raise ValueError("--json, --csv and --markdown are three forms of one output; choose one")
     first, *others = run

@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,29 +18,16 @@ LINES = 7
 
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
-    """Of `study`: those of the preset or task that the arguments name, or of the study in the folder that they name."""
+    """Of `study`: those of the preset or task that the arguments name, or what was asked last in the folder that they name."""
     given = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
     found = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
-    if given & {"--help", "--fresh"} or "-h" in arguments:
+    if given & {"--help", "--preset", "--task"} or "-h" in arguments or "--out" not in given:
         return found
-    from longitude.study.record import GROWING, place_of, read_study
+    from longitude.study.results import question_of
 
-    if "--out" in given:
-        at = next(i for i, word in enumerate(arguments) if word.partition("=")[0] == "--out")
-        out = Path(arguments[at].partition("=")[2] or next(iter(arguments[at + 1 :]), ""))
-        saved = read_study(out)
-        if saved is None or given & {"--preset", "--task"}:
-            return found
-        return found | {"config": StudyConfig.of(saved["configuration"])}
-    options: Any = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    asked, _ = tyro.cli(
-        StudyConfig, args=arguments[1:], default=found["config"], return_unknown_args=True, config=options
-    )
-    out = place_of(asked, found["config"], found["out"])
-    if (saved := read_study(out)) is not None:
-        before = StudyConfig.of(saved["configuration"])
-        found["config"] = replace(found["config"], **{name: getattr(before, name) for name in GROWING})
-    return found | {"out": out}
+    at = next(i for i, word in enumerate(arguments) if word.partition("=")[0] == "--out")
+    asked = question_of(Path(arguments[at].partition("=")[2] or next(iter(arguments[at + 1 :]), "")))
+    return found if asked is None else found | {"config": StudyConfig.of(asked["configuration"])}
 
 
 def _of_preset_or_task(arguments: list[str]) -> dict[str, Any]:
@@ -78,9 +64,8 @@ def study(
 ) -> int:
     """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
 
-    The same command again continues where it stopped. Other encodings, seeds, learning rates, lengths and methods are added to
-    what is there; new lengths measure the saved models. Naming a part of what is there reports this part, at the learning rates
-    chosen among all that the study has.
+    The same command again continues where it stopped. What was trained or measured once in a folder is not computed again,
+    whatever else is asked there; the report is of what you asked last.
 
     Args:
         config: What to study.
@@ -88,10 +73,9 @@ def study(
         preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
             everything, or a .toml file of your own, written like those in longitude/study/presets;
             claims/text and others are the studies that judge what papers say (docs/claims.md).
-        out: Directory of the run; by default runs/study, or runs and the name of the task or preset, and a name made of the
-            options that differ from the defaults: every question has a folder of its own. In the folder of a study, options
-            that are left out are as they are there.
-        fresh: Start over: remove the study that the directory holds.
+        out: Directory of the run; by default runs/study, or runs and the name of the task or preset. With --out, options that
+            you leave out are as you asked last there.
+        fresh: Train the models of this question again.
         json: Print the rows as JSON instead of the table.
         plan: Run nothing; print parameters, steps, FLOPs and memory of every model, and about how long the study takes on this
             machine, from a few steps of each model.
@@ -106,18 +90,16 @@ def study(
     with waiting("reading the text, building the models"):
         from longitude.runs.progress import Progress
         from longitude.study.plan import plan as checked
-        from longitude.study.results import read_run
         from longitude.study.runner import study as run
 
-        planned = checked(config, out, fresh)
-        adds = planned.grows or not planned.finished
+        planned = checked(config, out)
         executor = execution.of(planned.config, len(planned.trials))
     if plan:
         return _print_costs(planned, execution, json)
     with Progress(lines=LINES * len(planned.trials)) as bar:
-        outcome = run(planned, fresh, bar.update, bar.note, executor)
-    code = show(read_run(out) if adds else read_run(out).part(planned.named), json)
-    return code if outcome.complete else FAILURES
+        found = run(planned, fresh, bar.update, bar.note, executor)
+    code = show(found, json)
+    return code if found.complete else FAILURES
 
 
 def _print_costs(planned: Any, execution: Execution, json: bool) -> int:

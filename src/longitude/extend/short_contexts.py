@@ -14,12 +14,12 @@ from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
 from longitude.measure.documents import Documents, documents_of
-from longitude.measure.intervals import Interval, interval, paired_difference
 from longitude.measure.sources import read_text
 from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import LOGITS, Bounded
 from longitude.runs.device import device_of
 from longitude.runs.memory import available_memory, forward_memory
+from longitude.statistics.documents import Interval, interval, paired_difference
 
 TOKENS, DOCUMENTS, FEWEST = 65_536, 32, 4
 """What is scored: about this many tokens, of this many documents; of long windows no fewer than FEWEST."""

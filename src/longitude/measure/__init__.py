@@ -13,14 +13,6 @@ from longitude.errors import require_extra
 
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from longitude.checkpoints.load import Checkpoint as Checkpoint, load as load
-    from longitude.measure.intervals import (
-        Difference as Difference,
-        Interval as Interval,
-        document_difference as document_difference,
-        interval as interval,
-        paired_difference as paired_difference,
-        paired_ratio as paired_ratio,
-    )
     from longitude.measure.rows import (
         SCHEMA as SCHEMA,
         Row as Row,
@@ -29,11 +21,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
         to_frame as to_frame,
         write_rows as write_rows,
     )
-    from longitude.measure.seeds import (
-        holm as holm,
-        seed_difference as seed_difference,
-        t_interval as t_interval,
-    )
     from longitude.measure.text import (
         DocumentLosses as DocumentLosses,
         by_length as by_length,
@@ -41,16 +28,29 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
         document_losses as document_losses,
         losses_by_length as losses_by_length,
     )
+    from longitude.statistics.documents import (
+        Difference as Difference,
+        Interval as Interval,
+        document_difference as document_difference,
+        interval as interval,
+        paired_difference as paired_difference,
+        paired_ratio as paired_ratio,
+    )
+    from longitude.statistics.seeds import (
+        holm as holm,
+        seed_difference as seed_difference,
+        t_interval as t_interval,
+    )
 
 require_extra("longitude.measure", "study")
 
 _NAMES = {
-    "intervals": "Difference Interval document_difference interval paired_difference paired_ratio",
-    "rows": "SCHEMA Row from_frame read_rows to_frame write_rows",
-    "seeds": "holm seed_difference t_interval",
-    "text": "DocumentLosses by_length default_bins document_losses losses_by_length",
+    "statistics.documents": "Difference Interval document_difference interval paired_difference paired_ratio",
+    "measure.rows": "SCHEMA Row from_frame read_rows to_frame write_rows",
+    "statistics.seeds": "holm seed_difference t_interval",
+    "measure.text": "DocumentLosses by_length default_bins document_losses losses_by_length",
 }
-_MODULE_OF = {name: f"measure.{module}" for module, names in _NAMES.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULE_OF |= {"Checkpoint": "checkpoints.load", "load": "checkpoints.load"}
 
 __all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,6 +1,8 @@
 """Text as a model's tokens, each with its number of bytes of the text."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,14 @@ class Documents:
     sizes: list[Tensor]
     text: list[bytes]
     unit: str
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the tokens and of the text that they stand for."""
+        digest = sha256()
+        for ids, sizes, text in zip(self.ids, self.sizes, self.text, strict=True):
+            digest.update(len(ids).to_bytes(8) + ids.numpy().tobytes() + sizes.numpy().tobytes() + text)
+        return digest.hexdigest()
 
 
 def bos_of(tokenizer: Any, choice: BOS) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from torch import Tensor
 from longitude.checkpoints.load import Checkpoint
 from longitude.measure.documents import Documents, tokens_of
 from longitude.measure.windows import Progress, Reader, plan_windows, score
-from longitude.runs.files import FRESH, read_json, write_json
 
 GAIN, LEAST = 2.0, -2.0
 """A key token gains more than GAIN nats by the whole context, and has a log-probability above LEAST with it."""
@@ -62,42 +59,32 @@ def within(key: np.ndarray, sizes: Tensor) -> Tensor:
     return torch.from_numpy((sizes.numpy() > 0) & (missed[ends] == missed[ends - sizes.numpy()]))
 
 
-class KeyText:
-    """Key tokens of each document of a run, kept in a file as they are found."""
-
-    def __init__(self, path: Path, content: str, context: int):
-        about, saved = {"evaluator": content, "context": context, "found": {}}, read_json(path, FRESH)
-        same = isinstance(saved, dict) and {**saved, "found": {}} == about
-        self.path, self.context, self.kept = path, context, saved if same else about
-
-    def lacks(self, documents: Documents) -> bool:
-        return any(_name(text) not in self.kept["found"] for text in documents.text)
-
-    def find(
-        self, checkpoint: Checkpoint, reader: Reader, last: int | None, documents: Documents, progress: Progress
-    ) -> None:
-        """By the evaluator, in its own tokens, of which it reads `last` at most."""
-        for i, text in enumerate(documents.text):
-            if _name(text) not in self.kept["found"]:
-                ids, sizes = tokens_of(text.decode("utf-8"), checkpoint.tokenizer)
-                if last is not None and len(ids) > last + 1:
-                    raise ValueError(f"a document has {len(ids)} tokens, and its table of positions ends at {last}")
-                key = key_tokens(checkpoint.model, ids, self.context, reader=reader)
-                runs = np.flatnonzero(np.diff(np.repeat(key, sizes.numpy()), prepend=False, append=False))
-                self.kept["found"][_name(text)] = runs.reshape(-1, 2).tolist()  # [from, to), in bytes
-                write_json(self.path, self.kept)
-            progress(i + 1, len(documents.text))
-
-    def of(self, documents: Documents) -> list[Tensor]:
-        """Of each document, which of its tokens lie within key text."""
-        selected = []
-        for text, sizes in zip(documents.text, documents.sizes, strict=True):
-            key = np.zeros(len(text), dtype=bool)
-            for start, stop in self.kept["found"][_name(text)]:
-                key[start:stop] = True
-            selected.append(within(key, sizes))
-        return selected
+KeyText = list[list[tuple[int, int]]]
+"""Of each document, the runs [from, to) of its text's bytes that are of key tokens."""
 
 
-def _name(text: bytes) -> str:
-    return sha256(text).hexdigest()[:16]
+def find_key_text(
+    checkpoint: Checkpoint, reader: Reader, last: int | None, documents: Documents, context: int, progress: Progress
+) -> KeyText:
+    """By the evaluator, in its own tokens, of which it reads `last` at most."""
+    found = []
+    for i, text in enumerate(documents.text):
+        ids, sizes = tokens_of(text.decode("utf-8"), checkpoint.tokenizer)
+        if last is not None and len(ids) > last + 1:
+            raise ValueError(f"a document has {len(ids)} tokens, and its table of positions ends at {last}")
+        key = key_tokens(checkpoint.model, ids, context, reader=reader)
+        runs = np.flatnonzero(np.diff(np.repeat(key, sizes.numpy()), prepend=False, append=False))
+        found.append([(int(start), int(stop)) for start, stop in runs.reshape(-1, 2)])
+        progress(i + 1, len(documents.text))
+    return found
+
+
+def selected(found: KeyText, documents: Documents) -> list[Tensor]:
+    """Of each document, which of its tokens lie within key text."""
+    every = []
+    for runs, text, sizes in zip(found, documents.text, documents.sizes, strict=True):
+        key = np.zeros(len(text), dtype=bool)
+        for start, stop in runs:
+            key[start:stop] = True
+        every.append(within(key, sizes))
+    return every

@@ -4,11 +4,12 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from longitude import plugins
 from longitude.attention.mixer import Mixer
 from longitude.checkpoints import load as checkpoints
 from longitude.checkpoints.config import FULL, contradictions, head_dim_of, raw_config, rope_types, trained_length
@@ -23,20 +24,15 @@ from longitude.measure.sources import Text, read_text
 from longitude.measure.windows import LOGITS
 from longitude.runs.device import device_of
 from longitude.runs.memory import Memory, available_memory, forward_memory
+from longitude.runs.store import Unit
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One measurement: what a crash loses at most. way: the method of windows, or the depth of a needle, or ""."""
+class Part(NamedTuple):
+    """What of a model is measured as one unit. way: the method of windows, or the depth of a needle, or ""."""
 
-    model: str
     task: str
     length: int
     way: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.task} {self.length} {self.way} {self.model}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Subject:
         trained: The length it was trained at, from config.json.
         last: Where a table of positions ends.
         positions: Its encoding in a few words.
-        content: A hash of its files, so that a run does not mix two checkpoints of one name.
+        content: A hash of its files.
         bos: The token that begins its windows of text; None: none does.
         adds_bos: Whether its tokenizer puts that token before a text.
         documents: In its tokens.
@@ -76,6 +72,10 @@ class Subject:
         }
 
 
+CONTENT = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
+"""Files of a checkpoint that decide what it answers."""
+
+
 @dataclass(frozen=True)
 class MeasurePlan:
     """A measurement that passed every check; nothing is written yet."""
@@ -87,13 +87,47 @@ class MeasurePlan:
     device: str
     evaluator: Subject | None = None
 
-    def units(self, subject: Subject) -> list[Unit]:
-        return [
-            Unit(subject.model, task, length, way)
+    def units(self, subject: Subject) -> dict[Part, Unit]:
+        """Every part of a model's measurement, with its unit in the run directory."""
+        parts = [
+            Part(task, length, way)
             for task in self.config.tasks
             for length in self.lengths
             for way in self._ways(task, length, subject)
         ]
+        return {part: self._unit(subject, part) for part in parts}
+
+    def _unit(self, subject: Subject, part: Part) -> Unit:
+        config = self.config
+        inputs = part._asdict() | self._reading(subject) | {"seed": config.seed}
+        if part.task == PERPLEXITY:
+            assert subject.documents is not None
+            inputs |= {"documents": subject.documents.digest, "bos": subject.bos, "batch": config.batch}
+            inputs["by_position"] = self.by_position(part.length, subject)
+            inputs["key_tokens"] = keys.key if (keys := self.key_tokens(subject)) else None
+            inputs |= {"stride": config.stride} if part.way == "sliding" else {}
+        else:
+            inputs |= {"trials": config.trials, "chat": config.chat, "bos": config.bos}
+        return Unit(part.task, "-".join(map(str, filter(None, (subject.label, part.length, part.way)))), inputs)
+
+    def key_tokens(self, subject: Subject) -> Unit | None:
+        """The unit in which the evaluator finds the key tokens of a model's documents; None without one."""
+        evaluator, documents = self.evaluator, subject.documents
+        if evaluator is None or documents is None:
+            return None
+        inputs = self._reading(evaluator) | {"context": self.config.evaluator_context, "documents": documents.digest}
+        return Unit("key-tokens", evaluator.label, inputs)
+
+    def _reading(self, subject: Subject) -> dict[str, Any]:
+        """Which model, and how it computes."""
+        config, used = self.config, [plugin.record["sha256"] for plugin in plugins.loaded()]
+        return {
+            "model": subject.content,
+            "plugins": used,
+            "dtype": config.dtype,
+            "device": self.device,
+            "chunk": config.chunk,
+        }
 
     def _ways(self, task: str, length: int, subject: Subject) -> list[str]:
         if task != PERPLEXITY:
@@ -248,11 +282,12 @@ def _labels(models: tuple[str, ...]) -> dict[str, str]:
 
 
 def _content(model: str) -> str:
-    """Of the configuration's text, and of names, sizes and times of the other files."""
-    digest, folder = hashlib.sha256(), Path(model).expanduser()
-    for path in sorted(folder.glob("*")) if folder.is_dir() else ():
-        if path.is_file() and path.suffix in (".json", ".safetensors", ".bin", ".model", ".txt"):
-            state = path.stat()
-            about = path.read_bytes() if path.name == "config.json" else f"{state.st_size} {state.st_mtime_ns}".encode()
-            digest.update(path.name.encode() + about)
+    """A hash of all files of a checkpoint; of a name on the hub, of the name."""
+    digest, folder = hashlib.sha256(model.encode()), Path(model).expanduser()
+    if folder.is_dir():
+        digest = hashlib.sha256()
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.suffix in CONTENT:
+                with open(path, "rb") as file:
+                    digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -33,8 +33,8 @@ def write_report(results: Results) -> Path:
 
 
 def _protocol(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
-    """measure.json, legibly, and how the rows came about."""
-    about = results.about
+    """The question, legibly, and how the rows came about."""
+    about = results.question
     text = dict(about["text"] or {})
     for model in about["models"].values():
         if model["unit"]:
@@ -42,7 +42,7 @@ def _protocol(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
     columns = ("bos", "truncation", "weighting", "dtype", "backend", "prefill", "commit")
     rows = {name: sorted({str(getattr(row, name)) for row in results.rows if getattr(row, name)}) for name in columns}
     models = {model["label"]: f"{path}, {model['positions']}" for path, model in about["models"].items()}
-    machine = {**about["machine"], "device": about["device"], "begun": about["begun"]}
+    machine = {**about["machine"], "device": about["device"], "asked": about["at"]}
     parts = {"Models": models, "Text": text, "Options": about["configuration"], "Rows": rows, "Machine": machine}
     return [(name, legible(values)) for name, values in (parts | {"Versions": about["versions"]}).items() if values]
 

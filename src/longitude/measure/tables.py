@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, with_trained
-from longitude.measure.intervals import paired_ratio
 from longitude.measure.key_tokens import TASK as LONGPPL
-from longitude.measure.retrieval import scoring
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import Results
+from longitude.statistics import proportions
+from longitude.statistics.documents import paired_ratio
 
 
 class Cell(NamedTuple):
@@ -40,13 +40,13 @@ METRICS = {"bits_per_byte": ("bits per byte", ".3f"), "perplexity": ("perplexity
 
 def tables(results: Results) -> list[Table]:
     """All tables of a run, perplexity first."""
-    tasks = results.about["configuration"]["tasks"]
+    tasks = results.question["configuration"]["tasks"]
     every = []
     if PERPLEXITY in tasks:
         every = [
             _perplexity(results, method, metric) for method in ("non-overlapping", "sliding") for metric in METRICS
         ]
-    if results.about["configuration"].get("evaluator"):
+    if results.question["configuration"].get("evaluator"):
         every.append(_longppl(results))
     for task in (task for task in tasks if task != PERPLEXITY):
         every += [_retrieval(results, task), _paired(results, task)]
@@ -55,7 +55,7 @@ def tables(results: Results) -> list[Table]:
 
 def _perplexity(results: Results, method: str, metric: str) -> Table:
     rows = [row for row in results.rows if (row.task, row.method, row.metric) == ("text", method, metric)]
-    stride = results.about["configuration"]["stride"]
+    stride = results.question["configuration"]["stride"]
     moved = f"move by {stride} tokens" if stride else "move by half their length"
     laid = "laid end to end" if method == "non-overlapping" else moved
     name, value = METRICS[metric]
@@ -74,7 +74,7 @@ def _by_length(results: Results, rows: list[Row], title: str, caption: str, valu
 
 def _longppl(results: Results) -> Table:
     rows = [row for row in results.rows if row.task == LONGPPL]
-    asked, tokens = results.about["configuration"], {row.label: row.tokens for row in rows}
+    asked, tokens = results.question["configuration"], {row.label: row.tokens for row in rows}
     counted = ", ".join(f"{label} {count}" for label, count in tokens.items() if count)
     caption = (
         f"Lower is better: perplexity of the tokens that {asked['evaluator']} finds to need more than "
@@ -85,8 +85,8 @@ def _longppl(results: Results) -> Table:
 
 def _retrieval(results: Results, task: str) -> Table:
     rows = [row for row in results.rows if row.task == task]
-    trained = {about["label"]: about["trained"] for about in results.about["models"].values()}
-    asked = results.about["configuration"]
+    trained = {about["label"]: about["trained"] for about in results.question["models"].values()}
+    asked = results.question["configuration"]
     lengths = with_trained(asked["lengths"], trained.values() if asked.get("trained", True) else ())
     depths = any(row.depth is not None for row in rows)
     cells: dict[str, list[Cell]] = {}
@@ -113,7 +113,7 @@ def _trials(rows: list[Row], length: int) -> int:
 
 
 def _of_trials(value: float, count: int) -> str:
-    _, low, high = scoring.wilson(value, count)
+    _, low, high = proportions.wilson(value, count)
     return f"{low:.0%} to {high:.0%}, n {count}"
 
 
@@ -138,7 +138,7 @@ def _change(ours: dict[tuple[Any, ...], float], theirs: dict[tuple[Any, ...], fl
     both = [(ours[question], theirs[question]) for question in ours.keys() & theirs.keys()]
     if not both:
         return NONE
-    value, low, high = scoring.paired(*zip(*both, strict=True))
+    value, low, high = proportions.paired(*zip(*both, strict=True))
     better, worse = (sum(sign * (a - b) > 0 for a, b in both) for sign in (1, -1))
     return Cell(f"{value:+.0%}", f"{low:+.0%} to {high:+.0%}, {better} and {worse} of {len(both)}")
 
@@ -171,7 +171,7 @@ def wrong_answers(results: Results) -> list[dict[str, Any]]:
 
 
 def _lines(results: Results, cells: dict[str, list[Cell]]) -> list[tuple[str, str, str, list[Cell]]]:
-    models = results.about["models"].values()
+    models = results.question["models"].values()
     return [
         (each["label"], each["positions"], str(each["trained"] or "?"), cells[each["label"]])
         for each in models
@@ -196,12 +196,14 @@ def sentences(results: Results) -> list[str]:
 
 
 def _costs(results: Results) -> list[str]:
-    (first, reference), *others = results.about["models"].items()
-    lines = []
+    (first, reference), *others = results.question["models"].items()
+    lines, sums = [], {}
+    for each in results.measured:
+        if each.part.task == PERPLEXITY and each.part.way == "non-overlapping" and each.documents:
+            sums[each.model, each.part.length] = each.documents
     for model, about in others:
         length = about["trained"]
-        key = f"perplexity {length} non-overlapping"
-        ours, theirs = (results.documents.get(f"{key} {name}") for name in (model, first))
+        ours, theirs = (sums.get((name, length)) for name in (model, first))
         if ours is None or theirs is None or ours["bytes"] != theirs["bytes"]:
             continue  # other tokens: no pairs
         change = paired_ratio((ours["nats"], ours["bytes"]), (theirs["nats"], theirs["bytes"]))
@@ -220,8 +222,8 @@ def _costs(results: Results) -> list[str]:
 def _kept(results: Results) -> list[str]:
     """Of each task, what a model keeps at its longest length of its own score at a short one."""
     lines = []
-    for about in results.about["models"].values():
-        for task in (task for task in results.about["configuration"]["tasks"] if task != PERPLEXITY):
+    for about in results.question["models"].values():
+        for task in (task for task in results.question["configuration"]["tasks"] if task != PERPLEXITY):
             rows = [row for row in results.rows if (row.task, row.label) == (task, about["label"]) and row.count]
             scores = retrieval.scores_by_length(rows)
             lengths = [*scores]
@@ -229,10 +231,10 @@ def _kept(results: Results) -> list[str]:
             if len(lengths) < 2 or lengths[-1] <= short or not scores[short]:
                 continue
             both = (
-                scoring.wilson(scores[at], sum(row.count or 0 for row in rows if row.length == at))
+                proportions.wilson(scores[at], sum(row.count or 0 for row in rows if row.length == at))
                 for at in (lengths[-1], short)
             )
-            kept, low, high = scoring.ratio(*both)
+            kept, low, high = proportions.ratio(*both)
             lines.append(
                 f"{about['label']}: {task} at {lengths[-1]} tokens is {kept:.0%} of its own at {short} "
                 f"(95 % interval {low:.0%} to {high:.0%})"
@@ -241,8 +243,8 @@ def _kept(results: Results) -> list[str]:
 
 
 def _missing(results: Results) -> list[str]:
-    models = results.about["models"]
-    absent = [(models[unit.model]["label"], unit.task, unit.length, reason) for unit, reason in results.absent]
+    models = results.question["models"]
+    absent = [(models[m.model]["label"], m.part.task, m.part.length, m.reason) for m in results.measured if m.reason]
     absent += [(row.label, row.task, row.length, row.reason) for row in results.rows if row.reason is not None]
     alike: dict[Any, list[tuple[int | None, str]]] = {}
     for label, task, length, reason in absent:  # reasons that differ in numbers alone, by depth or length, stand once
@@ -251,7 +253,7 @@ def _missing(results: Results) -> list[str]:
         f"{label} has no {task} at {' '.join(map(str, dict(found)))}: {found[0][1]}"
         for (label, task, _), found in alike.items()
     ]
-    longest = results.about["configuration"]["lengths"][-1]
+    longest = results.question["configuration"]["lengths"][-1]
     for about in models.values():
         trained = about["trained"]
         if trained is None:

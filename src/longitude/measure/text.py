@@ -22,9 +22,9 @@ from torch import Tensor, int64, nn
 
 from longitude.errors import check_choice, check_sizes
 from longitude.measure.config import METHODS, Method, check_ascending, check_each_once, checked_lengths
-from longitude.measure.intervals import interval
 from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress, Reader, plan_windows, score
+from longitude.statistics.documents import interval
 
 _PROTOCOL = ("metric", "method", "window", "stride", "position_from", "position_to", "truncation", "dtype")
 """Columns of `Row` that are attributes of `DocumentLosses`."""

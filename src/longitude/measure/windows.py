@@ -157,18 +157,18 @@ class Bounded(Reader):
 class Resumable(Reader):
     """Reads through another reader and keeps the losses of each pass in a journal, so that after a kill none is read again.
 
-    question: what losses depend on besides tokens. Losses that are not finite are not kept.
+    path: of one unit, as losses depend on more than tokens. Losses that are not finite are not kept.
     """
 
-    def __init__(self, reader: Reader, path: Path, question: str):
+    def __init__(self, reader: Reader, path: Path):
         super().__init__(reader.model, reader.bos)
-        self.reader, self.path, self.question = reader, path, question
+        journal.cut(path)
+        self.reader, self.path = reader, path
         self.known = {entry["pass"]: entry["nats"] for entry in map(json.loads, journal.lines(path))}
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
         """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better."""
-        asked = f"{self.question} {[*tokens.shape]} {skip} ".encode() + tokens.cpu().numpy().tobytes()
-        name = sha256(asked).hexdigest()
+        name = sha256(f"{[*tokens.shape]} {skip} ".encode() + tokens.cpu().numpy().tobytes()).hexdigest()
         if name in self.known:
             return torch.tensor(self.known[name], dtype=torch.float64)
         losses = self.reader.losses(tokens, skip)

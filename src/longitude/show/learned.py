@@ -36,7 +36,7 @@ def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialRes
     run = read_run(path)
     for label in encoding:
         if label not in run.labels:
-            raise unknown("label of --encoding", label, run.labels, f"{path}/study.json lists them.")
+            raise unknown("label of --encoding", label, run.labels, f"Those of {path}.")
     done = {}
     for label in encoding or run.labels:
         trials = [trial for trial in run.of(label) if trial.status == "done"]
@@ -48,7 +48,7 @@ def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialRes
         lost = [name for name in ("config.json", "model.safetensors") if not (trials[0].folder / name).exists()]
         if lost:
             raise ValueError(
-                f"{trials[0].folder} holds no model of {named(label)}: {' and '.join(lost)} missing; copy the cells "
+                f"{trials[0].folder} holds no model of {named(label)}: {' and '.join(lost)} missing; copy the units "
                 "of the study, too, or train it again with `longitude study`"
             )
         done[label] = trials[0]

@@ -41,14 +41,13 @@ def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int
     """
     for name in dict.fromkeys(names):
         path = Path(name).expanduser()
-        if (path / "study.json").is_file():
+        if path.is_dir() and _holds_study(path):
             _require_no(sizes, ("heads", "head_dim"), name, "has models of its own")
             yield from _of_study(path, encoding, sizes.get("length"))
             continue
         if encoding:
             raise ValueError(
-                "--encoding chooses models of a study; expected a folder with study.json, as `longitude study` writes, got "
-                f"{name}"
+                f"--encoding chooses models of a study; expected a folder that `longitude study` wrote, got {name}"
             )
         if name.partition(":")[0] not in {*ENCODINGS, *MIXERS} and (
             path.exists() or path.suffix == ".json" or "/" in name
@@ -60,11 +59,17 @@ def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int
             yield _of_label(name, Shape(**sizes))
 
 
+def _holds_study(path: Path) -> bool:
+    from longitude.study.results import is_study
+
+    return is_study(path)
+
+
 def _require_checkpoint(path: Path) -> None:
     """ValueError where there is something else."""
     if path.is_dir() and not (path / "config.json").is_file():
         raise ValueError(
-            f"{path}: expected the folder of a study, with study.json, or of a checkpoint, with config.json; it holds neither"
+            f"{path}: expected the folder of a study, or of a checkpoint with config.json; it holds neither"
         )
     if path.is_file() and path.suffix != ".json":
         raise ValueError(f"{path}: expected a name, a folder or a config.json, got another file")

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from longitude.report.wording import named
+from longitude.statistics.comparisons import Comparison
+from longitude.statistics.estimates import HOLDS, UNCLEAR
 from longitude.study.answers import AnswerCriterion
-from longitude.study.comparisons import Comparison
 from longitude.study.criterion import Criterion, Finding
-from longitude.study.estimates import HOLDS, UNCLEAR
 from longitude.study.losses import LossCriterion
 from longitude.study.rates import chosen_rates, edges
 from longitude.study.results import Run, TrialResult, read_run

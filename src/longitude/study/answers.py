@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from longitude.measure.intervals import Interval
-from longitude.measure.retrieval import scoring
-from longitude.measure.seeds import t_interval
 from longitude.report.wording import named
+from longitude.statistics import proportions
+from longitude.statistics.documents import Interval
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, estimated
+from longitude.statistics.seeds import t_interval
 from longitude.study.criterion import HOLDING, Criterion, Finding
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, estimated
-from longitude.study.results import RULE, Sums
+from longitude.study.results import RULE
 
 SOLVED = 0.9
 """A length is solved when at least 90 % of its answers are right."""
@@ -126,7 +126,7 @@ def share(right: np.ndarray) -> Estimate:
     """Right [seeds, examples], each 0 to 1 -> its mean, with a t-interval within 0 to 1 and Wilson's."""
     _, low, high = t_interval(right.mean(1))
     seeds = None if low is None or high is None else (max(0.0, low), min(1.0, high))
-    text = Interval(*scoring.mean(right.mean(0).tolist()))
+    text = Interval(*proportions.mean(right.mean(0).tolist()))
     return estimated(right.mean(1), text, seeds and Interval(float(right.mean()), *seeds))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from longitude.report.wording import and_
+from longitude.statistics.comparisons import Comparison, compared
 from longitude.study.analysis import Analysis, analyse
-from longitude.study.comparisons import Comparison, compared
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.criterion import Criterion, Finding
 from longitude.study.results import Run

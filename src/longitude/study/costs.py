@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,10 @@ def _calibrated(planned: StudyPlan, label: str, steps: int) -> tuple[float, floa
     )
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(Path(folder), label, config.seeds[0], config.learning_rates[0], STEPS)
-        trial.folder.mkdir(parents=True)
+        trial = Trial(label, config.seeds[0], config.learning_rates[0], STEPS)
         model = build_model(short, label, trial.seed)
-        train(
-            model, short, trial, planned.data, lambda step, loss: times.append(time.perf_counter()), lambda words: None
-        )
+        timed = partial(train, model, short, trial, planned.data, Path(folder))
+        timed(lambda step, loss: times.append(time.perf_counter()), lambda words: None)
     per_step = sorted(after - before for before, after in zip(times[WARM:], times[WARM + 1 :], strict=False))
     torch.nn.Module.to(model, device_of(config.device)).eval()
     data = planned.data if task.generated else replace(planned.data, validation=planned.data.validation[:1])

@@ -6,9 +6,9 @@ from itertools import takewhile
 from typing import ClassVar, NamedTuple
 
 from longitude.report.wording import count, far, named
-from longitude.study.comparisons import Comparison, compared
-from longitude.study.estimates import HOLDS, LOST, Estimate
-from longitude.study.results import Run, Sums
+from longitude.statistics.comparisons import Comparison, compared
+from longitude.statistics.estimates import HOLDS, LOST, Estimate, Sums
+from longitude.study.results import Run
 
 LISTED = 8
 """Labels that a line names; of more it gives the number."""
@@ -75,7 +75,7 @@ class Criterion(ABC):
 
     Attributes:
         things: What intervals are over, with one seed.
-        metric: Of `longitude.measure.intervals.METRICS`.
+        metric: Of `longitude.statistics.documents.METRICS`.
         less_is_better: Of two values.
         verdicts: Verdict -> its word for readers.
     """

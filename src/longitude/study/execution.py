@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from longitude.runs.device import cores
@@ -31,12 +30,11 @@ class Execution:
     ray_address: str | None = None
     cpus_per_trial: float | None = None
     gpus_per_trial: float | None = None
-    storage: Path | None = None
 
     def of(self, config: StudyConfig, trials: int) -> Executor:
         """The executor for this many trials of a study. ValueError for options that do not go together."""
         device, threads = config.device, config.threads
-        ray_only = ("ray_address", "cpus_per_trial", "gpus_per_trial", "storage")
+        ray_only = ("ray_address", "cpus_per_trial", "gpus_per_trial")
         foreign = ("workers",) if self.executor == "ray" else ray_only
         if given := [option(name) for name in foreign if getattr(self, name) is not None]:
             raise ValueError(f"{given[0]} has no meaning with --executor {self.executor}; leave one of them out")
@@ -50,7 +48,7 @@ class Execution:
 
             cpus = threads if self.cpus_per_trial is None else self.cpus_per_trial
             gpus = float(device == "cuda") if self.gpus_per_trial is None else self.gpus_per_trial
-            cluster = RayCluster(self.ray_address, cpus, gpus, self.storage)
+            cluster = RayCluster(self.ray_address, cpus, gpus)
             cluster.check()
             return cluster
         gpus_here = _gpus() if device == "cuda" else ()

@@ -8,31 +8,23 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from longitude import plugins
-from longitude.runs.files import lock
-from longitude.study.trial import Status, Trial
+from longitude.runs.store import BusyError
+from longitude.study.trial import Status
 
 if TYPE_CHECKING:
-    from longitude.study.run_trial import Note
+    from longitude.study.run_trial import Note, TrialRunner
+    from longitude.study.units import TrialUnits
 
 ATTEMPTS = 3
 """How often a trial begins in one call whose process is killed, say for want of memory."""
-WRITING = "cells/.workers"
-"""Locked by the workers of a run directory."""
-
-
-class RunTrial(Protocol):
-    """`run_trial` for one study; it can be pickled."""
-
-    def __call__(self, *, trial: Trial, on_progress: Callable[[float, str], None], note: "Note") -> Status: ...
+Ended = Status | str | BusyError
+"""What a trial ended with, why none was recorded, or that another process is at it."""
 
 
 class Executor(Protocol):
@@ -40,21 +32,21 @@ class Executor(Protocol):
 
     def map(
         self,
-        run: RunTrial,
-        trials: Sequence[Trial],
-        on_progress: Callable[[Trial, float, str], None],
+        runner: "TrialRunner",
+        trials: "Sequence[TrialUnits]",
+        on_progress: "Callable[[TrialUnits, float, str], None]",
         note: "Note",
-    ) -> Iterator[tuple[Trial, Status | str]]:
+    ) -> "Iterator[tuple[TrialUnits, Ended]]":
         """Run every trial once.
 
         Args:
-            run: Runs one, and records how it ended.
+            runner: Runs one, and records how it ended.
             trials: In the order in which they begin.
             on_progress: Called with a trial, the share of it that is done, and words.
             note: Called with sentences about a trial.
 
         Returns:
-            Each trial as soon as it ends, with its status, or why none was recorded.
+            Each trial as soon as it ends, with its status.
         """
         ...
 
@@ -63,9 +55,19 @@ class Executor(Protocol):
 class InProcess:
     """One trial after the other, in this process."""
 
-    def map(self, run, trials, on_progress, note):
-        for trial in trials:
-            yield trial, run(trial=trial, on_progress=lambda *now, trial=trial: on_progress(trial, *now), note=note)
+    def map(self, runner, trials, on_progress, note):
+        for units in trials:
+            yield units, attempted(runner, units, lambda *now, units=units: on_progress(units, *now), note)
+
+
+def attempted(
+    runner: "TrialRunner", units: "TrialUnits", on_progress: Callable[[float, str], None], note: "Note"
+) -> Ended:
+    """Run one trial; that another process is at it is an answer."""
+    try:
+        return runner.run(units, on_progress, note)
+    except BusyError as busy:
+        return busy
 
 
 # ---- side by side on this machine ------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class Workers:
     workers: int
     gpus: tuple[str, ...] = ()
 
-    def map(self, run, trials, on_progress, note):
+    def map(self, runner, trials, on_progress, note):
         context: Any = multiprocessing.get_context(
             "forkserver"
         )  # fork would copy threads of torch that have already begun
@@ -93,25 +95,25 @@ class Workers:
         try:
             while waiting or running:
                 while waiting and slots:
-                    trial, slot = waiting.pop(0), slots.pop(0)
-                    attempts[trial] += 1
+                    units, slot = waiting.pop(0), slots.pop(0)
+                    attempts[units] += 1
                     gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
                     receiver, sender = context.Pipe(duplex=False)
                     process = context.Process(
-                        target=_work, args=(run, trial, sender, gpu, plugins.loaded()), daemon=True
+                        target=_work, args=(runner, units, sender, gpu, plugins.loaded()), daemon=True
                     )
                     process.start()
                     sender.close()  # the worker's end: the pipe ends with the worker
-                    running[receiver] = (trial, slot, process)
+                    running[receiver] = (units, slot, process)
                 ready: list[Any] = wait(list(running))
                 for receiver in ready:
-                    trial, slot, process = running[receiver]
+                    units, slot, process = running[receiver]
                     try:
                         kind, *content = receiver.recv()
                     except EOFError:
                         kind, content = "killed", []
                     if kind == "progress":
-                        on_progress(trial, *content)
+                        on_progress(units, *content)
                     elif kind == "note":
                         note(*content)
                     else:
@@ -121,12 +123,12 @@ class Workers:
                         if kind == "raised":
                             raise content[0]
                         if kind == "ended":
-                            yield trial, content[0]
-                        elif attempts[trial] < ATTEMPTS:
-                            note(f"{trial.title}: {_ending(process)}; it begins again")
-                            waiting.insert(0, trial)
+                            yield units, content[0]
+                        elif attempts[units] < ATTEMPTS:
+                            note(f"{units.trial.title}: {_ending(process)}; it begins again")
+                            waiting.insert(0, units)
                         else:
-                            yield trial, f"{_ending(process)}, {ATTEMPTS} times"
+                            yield units, f"{_ending(process)}, {ATTEMPTS} times"
         finally:
             for _, _, process in running.values():
                 process.kill()
@@ -142,7 +144,9 @@ def _ending(process: Any) -> str:
     return f"its process ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
 
 
-def _work(run: RunTrial, trial: Trial, sender: Connection, gpu: str | None, loaded: list[plugins.Plugin]) -> None:
+def _work(
+    runner: "TrialRunner", units: "TrialUnits", sender: Connection, gpu: str | None, loaded: list[plugins.Plugin]
+) -> None:
     """A worker: run one trial and send what happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -150,48 +154,17 @@ def _work(run: RunTrial, trial: Trial, sender: Connection, gpu: str | None, load
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
     try:
         plugins.restore(loaded)
-        with _writing(trial.run):
-            status = run(
-                trial=trial,
-                on_progress=lambda *now: sender.send(("progress", *now)),
-                note=lambda words: sender.send(("note", words)),
-            )
-        sender.send(("ended", status))
+        ended = attempted(
+            runner, units, lambda *now: sender.send(("progress", *now)), lambda words: sender.send(("note", words))
+        )
+        sender.send(("ended", ended))
     except Exception as error:  # the disk is full, or a plugin is another one
         sender.send(("raised", error))
 
 
 def _end_with_parent() -> None:
-    """No worker writes on when the process that holds the lock of the run directory is killed."""
+    """No worker works on when the process that waits for it is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
-
-
-@contextmanager
-def _writing(run: Path) -> Iterator[None]:
-    """Held by a worker as long as it writes into a run directory."""
-    path = run / WRITING
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        lock(file.fileno(), shared=True)
-        parent = multiprocessing.parent_process()
-        if parent is None or not parent.is_alive():  # another process may have begun to write here
-            os._exit(1)
-        yield
-
-
-def wait_for_workers(run: Path, seconds: float = 30) -> None:
-    """Wait for the workers of a process that was killed: they end at once. ValueError for one that does not."""
-    if not (run / WRITING).exists():
-        return None
-    end = time.monotonic() + seconds
-    with open(run / WRITING, "a") as file:
-        while True:
-            try:
-                return lock(file.fileno())
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise ValueError(f"{run} is being written by a worker of a killed process; end it") from None
-                time.sleep(0.05)

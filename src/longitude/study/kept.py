@@ -1,6 +1,6 @@
 """A study without its models: small files to keep or to commit, from which everything about its results is computed again.
 
-study.json is that of the run with the status of every trial and the digests of the two tables: the rows, without those by
+study.json is the question, with the status of every trial and the digests of the two tables: the rows, without those by
 position, and the sums of every document.
 """
 
@@ -13,12 +13,14 @@ import pandas as pd
 
 from longitude.measure.rows import from_frame, read_rows, to_frame
 from longitude.runs.files import atomic, read_json, write_json
-from longitude.study.record import STUDY, read_study
-from longitude.study.results import BY_POSITION, Run, TrialResult
+from longitude.study.config import StudyConfig
+from longitude.study.results import BY_POSITION, KEPT as STUDY, Run, TrialResult, question_of
 from longitude.study.trial import Status
 
 TRIALS, DIGESTS = "trials", "digests"
 """Keys of study.json that only a kept study has."""
+SCHEMA = 3
+"""Of study.json."""
 ROWS, DOCUMENTS = "results.parquet", "documents.parquet"
 
 
@@ -46,7 +48,8 @@ def keep(run: Run, folder: Path) -> Path:
     names = [field.name for field in fields(Status)]
     trials = [{name: getattr(trial, name) for name in names} for trial in run.trials]
     write_json(
-        folder / STUDY, {**run.study, TRIALS: trials, DIGESTS: {name: _digest(folder / name) for name in tables}}
+        folder / STUDY,
+        {"schema": SCHEMA, **run.study, TRIALS: trials, DIGESTS: {name: _digest(folder / name) for name in tables}},
     )
     return folder
 
@@ -57,6 +60,23 @@ def is_kept(folder: Path) -> bool:
     return isinstance(study, dict) and TRIALS in study
 
 
+def read_study(folder: Path) -> dict[str, Any] | None:
+    """The study of a folder, with its models (what was asked last) or kept without them; None where there is none.
+
+    Raises:
+        ValueError: It is damaged, or of another release.
+    """
+    if not is_kept(folder):
+        return question_of(folder)
+    remedy = f"copy the whole folder again, or keep its study again into {folder}"
+    study = read_json(folder / STUDY, remedy)
+    if study.get("schema") != SCHEMA or not isinstance(study.get("configuration"), dict):
+        found = study.get("schema")
+        raise ValueError(f"{folder / STUDY} has schema {found}, of another release; this one reads {SCHEMA}; {remedy}")
+    StudyConfig.of(study["configuration"])
+    return study
+
+
 def read_kept(folder: Path) -> Run:
     """A kept study; its trials have no losses of training and no models.
 
@@ -64,7 +84,7 @@ def read_kept(folder: Path) -> Run:
         ValueError: Its files are not those of one `keep`, or of a release whose study.json cannot be read.
     """
     remedy = f"copy the whole folder again, or keep its study again into {folder}"
-    study = read_study(folder)
+    study = read_study(folder) if is_kept(folder) else None
     if study is None or not isinstance(study.get(TRIALS), list):
         raise ValueError(f"{folder} holds no study without models: expected a study.json with {TRIALS!r}; {remedy}")
     for name, digest in study[DIGESTS].items():

@@ -5,7 +5,7 @@
   training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
 * holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
 
-Every comparison is paired, by seed and by document, and must hold over both (`longitude.study.estimates`).
+Every comparison is paired, by seed and by document, and must hold over both (`longitude.statistics.estimates`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from longitude.report.wording import named, percent
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, change, difference, level
-from longitude.study.results import FIRST, LAST, Sums
+from longitude.study.results import FIRST, LAST
 
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from longitude.runs.files import read_json, write_json
-from longitude.study.plan import StudyPlan
+from longitude.study.config import StudyConfig
+from longitude.study.data import StudyData
 from longitude.study.tasks.base import task_of
 from longitude.study.tasks.text import Text
 
@@ -85,17 +85,9 @@ def ngram_bits(
     return {order: float(NGrams(training, order, vocabulary).nats(windows).mean() / np.log(2)) for order in orders}
 
 
-def record_ngrams(planned: StudyPlan) -> None:
-    """Into study.json, once: {"ngrams": {"2": bits per byte of held-out text, ...}}, where the task has any."""
-    path = planned.run / "study.json"
-    study = read_json(path) or {}
-    if "ngrams" not in study:
-        write_json(path, study | {"ngrams": {str(order): bits for order, bits in ngrams_of(planned).items()}})
-
-
-def ngrams_of(planned: StudyPlan) -> dict[int, float]:
+def ngrams_of(config: StudyConfig, data: StudyData) -> dict[int, float]:
     """Order -> bits per byte, counted on the first seed's training windows, over what models are measured on there."""
-    config, data, task = planned.config, planned.data, task_of(planned.config.task)
+    task = task_of(config.task)
     if not (isinstance(task, Text) and task.ngrams) or config.training_tokens > COUNTED:
         return {}
     windows = task.windows(config, data, config.seeds[0])

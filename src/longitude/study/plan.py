@@ -4,19 +4,21 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from longitude.errors import unknown
-from longitude.labels import folder, parse_label
+from longitude.labels import parse_label
 from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
 from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
-from longitude.runs.files import LOCK, require_space
+from longitude.runs.files import require_space
+from longitude.runs.store import Store
 from longitude.study.budget import train_steps
 from longitude.study.config import (
     BYTE,
@@ -29,12 +31,12 @@ from longitude.study.config import (
     with_all,
 )
 from longitude.study.data import StudyData
-from longitude.study.rates import choices, chosen, is_candidate
-from longitude.study.record import grown, read_study
+from longitude.study.results import question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
-from longitude.study.trial import Trial, trials_of
+from longitude.study.trial import trials_of
+from longitude.study.units import TrialUnits, units_of
 
 
 @dataclass(frozen=True)
@@ -42,63 +44,34 @@ class StudyPlan:
     """A study that passed every check, with its text read; nothing is written yet.
 
     Attributes:
-        config: The whole study, with what the directory holds of it.
-        named: The encodings, seeds, lengths and methods that were asked for.
+        config: What is asked.
+        data: What models are trained and measured on.
+        run: The run directory.
         steps: Of the labels that have steps of their own.
-        saved: study.json as it was read; None where there was none.
     """
 
     config: StudyConfig
     data: StudyData
     run: Path
-    named: StudyConfig
     steps: dict[str, int] = field(default_factory=dict)
-    saved: dict[str, Any] | None = None
 
-    @property
-    def grows(self) -> bool:
-        """Whether something is asked for that the directory does not hold."""
-        return self.saved is None or StudyConfig.of(self.saved["configuration"]) != self.config
-
-    @property
-    def every_trial(self) -> list[Trial]:
-        """Of the whole study."""
-        return trials_of(self.run, self.config, self.steps)
-
-    @property
-    def trials(self) -> list[Trial]:
-        """Those to run, in this order: of the whole study where it grows, else of the labels and seeds that were named."""
-        if self.grows:
-            return self.every_trial
-        return [
-            each for each in self.every_trial if each.label in self.named.encodings and each.seed in self.named.seeds
-        ]
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left to run."""
-        statuses = {trial: trial.status for trial in self.every_trial}
-        found = choices(statuses)
-        one = len(self.config.learning_rates) == 1
-        candidates = one or all(is_candidate(statuses[trial]) for trial in self.trials)
-        return candidates and all(
-            statuses[trial].status in ("done", "diverged") for trial in chosen(self.trials, found)
-        )
+    @cached_property
+    def trials(self) -> list[TrialUnits]:
+        """Every trial with its units, in the order of the study."""
+        return [units_of(self.config, trial, self.data.description) for trial in trials_of(self.config, self.steps)]
 
 
-def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
+def plan(config: StudyConfig, run: Path) -> StudyPlan:
     """Check options, directory, models, device, text and disk. ValueError for the user.
 
     Args:
         config: What is asked for.
-        run: Where. A study there is continued and grows.
-        fresh: It is not, and will be removed.
+        run: Where. What its units hold is not computed again.
     """
-    saved = None if fresh or not run.is_dir() else read_study(run)
-    before = None if saved is None else StudyConfig.of(saved["configuration"])
-    named = checked(config, before)
-    named = replace(named, device=cast(Device, device_of(named.device).type))
-    config = named if before is None else checked(grown(named, before, run))
+    store = Store(run)
+    store.require_place()
+    config = checked(config, split_of(config, run))
+    config = replace(config, device=cast(Device, device_of(config.device).type))
     task, sizes = task_of(config.task), []
     task.vocabulary(config)  # refuses a tokenizer before models are blamed
     built: dict[str, list[Any]] = {}
@@ -114,21 +87,28 @@ def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
                 task.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, named, train_steps(config), saved)
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
-    if run.is_dir() and not (run / "study.json").exists() and any(path.name != LOCK for path in run.iterdir()):
-        raise ValueError(f"--out {run}: the directory holds other files and no study; choose another --out")
-    untrained = sum(not trial.trained for trial in planned.trials)
+    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, train_steps(config))
+    untrained = sum(not store.holds(units.training) for units in planned.trials)
     require_space(run, 2**24 + untrained * max(sizes) * 4 * 8, "the study")  # a model, three checkpoints, float32
     return planned
+
+
+def split_of(config: StudyConfig, run: Path) -> StudyConfig | None:
+    """The configuration that was asked last in a folder, where it is of the same text: its split of the text stays.
+
+    Else longer --test-lengths would hold out other documents, and every model would be trained again.
+    """
+    asked = question_of(run)
+    before = None if asked is None else StudyConfig.of(asked["configuration"])
+    alike = ("task", "data", "tokenizer", "train_length", "positions")
+    return before if before and all(getattr(before, name) == getattr(config, name) for name in alike) else None
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:  # noqa: C901
     """The configuration with "all", the split and the range of positions filled in, after the checks of its options. ValueError.
 
-    before: of the study that it continues, whose lengths fill them in.
+    before: of the question before it, whose split of the text and range of positions fill them in.
     """
     task = task_of(config.task)
     require_numbers(config)
@@ -159,7 +139,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
         _require_digits(label, task, task.vocabulary(config)["vocab_size"])
-    require_distinct("encodings, as names of folders,", ["-".join(folder(label)).lower() for label in labels])
+    require_distinct("encodings", labels)
     longest = (before or config).longest
     config = replace(
         config, encodings=labels, split_length=config.split_length or (before and before.split_length) or longest

@@ -1,10 +1,9 @@
-"""Trials as tasks of Ray, on this machine or a cluster. The process that waits owns the run directory.
+"""Trials as tasks of Ray, on this machine or a cluster.
 
-A worker trains in a folder of its own and sends it back as bytes when the trial ends; with a storage that all machines see, it
-trains there, so that a trial whose worker is killed continues from its newest checkpoint.
+A worker that sees the run directory works in it, as any process does, so that a trial whose worker is killed continues from its
+newest checkpoint. One that does not works in a folder of its own and sends the units back as bytes.
 """
 
-import hashlib
 import importlib.util
 import io
 import os
@@ -15,17 +14,18 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from longitude import plugins
-from longitude.runs.files import read_json
 from longitude.runs.provenance import versions
-from longitude.study.executors import ATTEMPTS, RunTrial
-from longitude.study.trial import Status, Trial
+from longitude.runs.store import QUESTION, Store
+from longitude.study.executors import ATTEMPTS, Ended, attempted
+from longitude.study.run_trial import TrialRunner
+from longitude.study.units import TrialUnits
 
 ANSWER = 10
 """Seconds that an address has to answer at all, and then as Ray."""
@@ -41,13 +41,11 @@ class RayCluster:
         address: Of a cluster: "HOST:6379" or "auto"; None: RAY_ADDRESS, or Ray on this machine alone.
         cpus: Of each trial.
         gpus: Of each trial, in fractions too.
-        storage: A folder that all machines see.
     """
 
     address: str | None = None
     cpus: float = 1
     gpus: float = 0
-    storage: Path | None = None
 
     def check(self) -> None:
         """ValueError where Ray is not installed, or the address does not answer."""
@@ -56,46 +54,39 @@ class RayCluster:
         if (address := self.address or os.environ.get("RAY_ADDRESS")) and address != "auto":
             _require_answer(address)
 
-    def map(self, run, trials, on_progress, note):
+    def map(self, runner, trials, on_progress, note):
         self.check()
         with _connected(self.address) as ray:
             reports = ray.remote(num_cpus=0)(_Reports).remote()
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_work)
-            shared, loaded, here = ray.put(run), plugins.loaded(), _versions()
-            pending: dict[Any, Trial] = {}
-            for trial in trials:
-                place = self._place(trial)
-                packed = _pack(trial.folder)
-                pending[task.remote(shared, trial, packed, place, reports, loaded, here)] = trial
+            shared, loaded, here = ray.put(runner), plugins.loaded(), _versions()
+            asked = _question(runner.store)
+            pending: dict[Any, TrialUnits] = {}
+            for units in trials:
+                packed = _pack(_folders(runner.store, units))
+                pending[task.remote(shared, units, packed, asked, reports, loaded, here)] = units
             while pending:
                 ready, _ = ray.wait(list(pending), timeout=PAUSE)
                 latest, notes = ray.get(reports.take.remote())
                 for words in notes:
                     note(words)
-                for trial in pending.values():
-                    if (now := latest.get(trial.name)) is not None:
-                        on_progress(trial, *now)
+                for units in pending.values():
+                    if (now := latest.get(units.trial.title)) is not None:
+                        on_progress(units, *now)
                 for reference in ready:
-                    trial = pending.pop(reference)
+                    units = pending.pop(reference)
                     try:
-                        status, packed = ray.get(reference)
+                        ended, packed = ray.get(reference)
                     except ray.exceptions.RayTaskError as error:
                         if isinstance(error.cause, ValueError):  # another version, or plugin, there
                             raise error.cause from None
-                        yield trial, f"on its worker: {error.cause}"
+                        yield units, f"on its worker: {error.cause}"
                     except ray.exceptions.RayError as error:
                         words = str(error).strip().partition("\n")[0]
-                        yield trial, f"Ray gave it up ({type(error).__name__}: {words})"
+                        yield units, f"Ray gave it up ({type(error).__name__}: {words})"
                     else:
-                        yield trial, _install(trial, status, packed, self._place(trial))
-
-    def _place(self, trial: Trial) -> Path | None:
-        """The run directory in the storage; another one for every study."""
-        if self.storage is None:
-            return None
-        run = trial.run.absolute()
-        study = f"{platform.node()} {run} {(read_json(run / 'study.json') or {}).get('begun')}"
-        return self.storage.absolute() / f"{run.name}-{hashlib.sha256(study.encode()).hexdigest()[:12]}"
+                        _install(runner.store, packed)
+                        yield units, ended
 
 
 # ---- on a worker -----------------------------------------------------------------------------------------------------
@@ -106,11 +97,11 @@ class _Reports:
         self.latest: dict[str, Any] = {}
         self.notes: list[str] = []
 
-    def put(self, trial: Trial, kind: str, content: Any) -> None:
+    def put(self, title: str, kind: str, content: Any) -> None:
         if kind == "note":
             self.notes.append(content)
         else:
-            self.latest[trial.name] = content
+            self.latest[title] = content
 
     def take(self) -> tuple[dict[str, Any], list[str]]:
         latest, notes = self.latest, self.notes
@@ -119,29 +110,37 @@ class _Reports:
 
 
 def _work(
-    run: RunTrial, trial: Trial, packed: bytes, place: Path | None, reports: Any, loaded: list, expected: dict
-) -> tuple[Status, bytes]:
-    """A task: run one trial. Returns its folder as bytes, too; none where it is in the storage."""
+    runner: TrialRunner, units: TrialUnits, packed: bytes, asked: bytes, reports: Any, loaded: list, expected: dict
+) -> tuple[Ended, bytes]:
+    """A task: run one trial. Returns its units as bytes, too, where the run directory is not seen here."""
     if (here := _versions()) != expected:
         different = [f"{name} {here[name]}, not {expected[name]}" for name in here if here[name] != expected[name]]
         raise ValueError(f"--executor ray: {platform.node()} has {', '.join(different)}; install the same everywhere")
     plugins.restore(loaded)
+    title, last = units.trial.title, 0.0
+
+    def on_progress(share: float, words: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > PAUSE:
+            last = time.monotonic()
+            reports.put.remote(title, "progress", (share, words))
+
+    def note(words: str) -> None:
+        reports.put.remote(title, "note", words)
+
+    if _question(runner.store) == asked:
+        return attempted(runner, units, on_progress, note), b""
     with tempfile.TemporaryDirectory() as temporary:
-        working = replace(trial, run=place or Path(temporary))
-        if not working.folder.exists():
-            _unpack(packed, working.folder)
-        last = 0.0
+        store = Store(Path(temporary))
+        _unpack(packed, store.units)
+        ended = attempted(replace(runner, store=store), units, on_progress, note)
+        return ended, _pack(_folders(store, units))
 
-        def on_progress(share: float, words: str) -> None:
-            nonlocal last
-            if time.monotonic() - last > PAUSE:
-                last = time.monotonic()
-                reports.put.remote(trial, "progress", (share, words))
 
-        status = run(
-            trial=working, on_progress=on_progress, note=lambda words: reports.put.remote(trial, "note", words)
-        )
-        return status, _pack(working.folder) if place is None else b""
+def _question(store: Store) -> bytes:
+    """What stands in the run directory; nothing where it is not seen."""
+    path = store.run / QUESTION
+    return path.read_bytes() if path.exists() else b""
 
 
 def _versions() -> dict[str, str | None]:
@@ -149,45 +148,40 @@ def _versions() -> dict[str, str | None]:
 
 
 # ---- folders as bytes ------------------------------------------------------------------------------------------------
-def _pack(folder: Path) -> bytes:
-    """The files of a folder, if there is one."""
+def _folders(store: Store, units: TrialUnits) -> list[Path]:
+    """What there is of a trial's units, finished or not."""
+    found = []
+    for unit in (units.training, units.measuring):
+        folder = store.find(unit.kind, unit.key) or store.unfinished(unit.kind, unit.key)
+        found += [folder] if folder.is_dir() else []
+    return found
+
+
+def _pack(folders: Sequence[Path]) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for path in sorted(folder.iterdir()) if folder.exists() else ():
-            archive.add(path, path.name)
+        for folder in folders:
+            archive.add(folder, folder.name)
     return content.getvalue()
 
 
-def _unpack(packed: bytes, folder: Path) -> None:
-    """A folder, whole or not at all."""
-    with _new(folder) as unfinished, tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(unfinished, filter="data")
+def _unpack(packed: bytes, place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    if packed:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(place, filter="data")
 
 
-def _install(trial: Trial, status: Status, packed: bytes, place: Path | None) -> Status:
-    """What a worker made, into the run directory."""
-    if place is None:
-        _unpack(packed, trial.folder)
-        return status
-    there = replace(trial, run=place).folder
-    with _new(trial.folder) as unfinished:
-        shutil.copytree(there, unfinished, dirs_exist_ok=True)
-    shutil.rmtree(there, ignore_errors=True)
-    return status
-
-
-@contextmanager
-def _new(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which then takes the place of `folder`."""
-    unfinished = folder.with_name(f".{folder.name}.{platform.node()}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _install(store: Store, packed: bytes) -> None:
+    """The units that a worker made, each whole or not at all; those that are there already stay."""
+    with tempfile.TemporaryDirectory(dir=store.units, prefix=".received-") as temporary:
+        _unpack(packed, Path(temporary))
+        for folder in Path(temporary).iterdir():
+            place = store.units / folder.name
+            if folder.name.startswith("."):
+                shutil.rmtree(place, ignore_errors=True)
+            if not place.exists():
+                os.rename(folder, place)
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------------

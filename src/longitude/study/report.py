@@ -22,11 +22,11 @@ from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as empty_table
 from longitude.report.wording import legible, percent
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state, summary
 from longitude.study.answers import SOLVED
 from longitude.study.compare import SideBySide
 from longitude.study.config import option
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion, span
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of

@@ -1,6 +1,6 @@
 """A study as its run directory holds it: what the statistics, the figures and the report are made of, and all of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +11,24 @@ import pandas as pd
 
 from longitude import plugins
 from longitude.measure.rows import Row, from_frame, read_rows
+from longitude.runs.files import read_json
+from longitude.runs.store import QUESTION, Store
+from longitude.statistics.estimates import Sums
 from longitude.study.config import StudyConfig
-from longitude.study.rates import Choice, recorded, shown
-from longitude.study.record import read_study, require_own
+from longitude.study.rates import Choice, choices, recorded, shown
 from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_for
-from longitude.study.trial import Status, Trial, trials_of
+from longitude.study.train import LOSSES
+from longitude.study.trial import Status, Trial
+from longitude.study.units import plain
 
+VERB, KEPT = "study", "study.json"
+"""Which command a question.json is of; the file of a study that is kept without its models."""
+STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS = (
+    "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json",
+)  # fmt: skip
+"""Files of units."""
 REMEDY = "run the same `longitude study` again, it continues"
-GATHERED = "run the same `longitude study` again, it gathers them"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
@@ -56,36 +65,13 @@ def ngrams_named(order: int) -> str:
     return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
 
 
-class Sums(NamedTuple):
-    """A metric's sums over documents, of the same documents for every seed.
-
-    Attributes:
-        seeds: Of the trials.
-        of: [seeds, documents], such as nats.
-        over: Of the same shape, such as bytes.
-    """
-
-    seeds: tuple[int, ...]
-    of: np.ndarray
-    over: np.ndarray
-
-    @property
-    def pooled(self) -> tuple[np.ndarray, np.ndarray]:
-        """[documents] each, summed over the seeds: the models as they are."""
-        return self.of.sum(0), self.over.sum(0)
-
-    def only(self, seeds: Sequence[int]) -> "Sums":
-        """Of these seeds."""
-        rows = [self.seeds.index(seed) for seed in seeds]
-        return Sums(tuple(seeds), self.of[rows], self.over[rows])
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """A run directory, read.
 
     Attributes:
-        study: study.json.
+        study: The question, with what was found of learning rates and n-grams: configuration, data, recipe, train_steps,
+            choices, ngrams, versions, machine.
         trials: Of every label and seed the one at the label's learning rate.
         rows: `measure.Row` of trials that are done.
     """
@@ -171,23 +157,10 @@ class Run:
         """Measured lengths above both the training length and the reference."""
         return [length for length in self.lengths if length > max(self.train_length, self.reference)]
 
-    def part(self, named: StudyConfig) -> "Run":
-        """The encodings, seeds, lengths and methods that `named` names, of those that are here."""
-        names = ("encodings", "seeds", "test_lengths", "methods")
-        kept = {name: [x for x in getattr(self.config, name) if x in getattr(named, name)] for name in names}
-        study = {**self.study, "configuration": {**self.study["configuration"], **kept}}
-
-        def inside(each: Any) -> bool:
-            return each.label in kept["encodings"] and each.seed in kept["seeds"]
-
-        rows = [
-            row
-            for row in self.rows
-            if inside(row)
-            and row.length in kept["test_lengths"]
-            and (row.method in kept["methods"] or row.distance is not None)
-        ]
-        return Run(self.path, study, tuple(filter(inside, self.trials)), rows)
+    @property
+    def complete(self) -> bool:
+        """Whether every trial is done, none diverged or failed."""
+        return not self.undone
 
     def of(self, label: str) -> list[TrialResult]:
         """The trials of a label, one per seed."""
@@ -216,57 +189,133 @@ class Run:
         return Sums(tuple(trial.seed for trial in done), of, over)
 
 
-def read_run(run: Run | Path | str) -> Run:
-    """Read a run directory (a Run comes back as it is).
+# ---- reading ----------------------------------------------------------------------------------------------------------
+def question_of(run: Path) -> dict[str, Any] | None:
+    """What `longitude study` was asked last in a folder; None where it was asked nothing.
 
-    Raises ValueError naming what is missing: the directory, study.json, results.parquet, or the results of a trial that
-    is done; or what is of another study or trial. A trial that diverged, failed, or was not run is no error: it is part of
-    the result.
+    Raises:
+        ValueError: The question is damaged, or its configuration was edited by hand into one that there is not.
+    """
+    store = Store(run)
+    question = store.question() if run.is_dir() else None
+    if not isinstance(question, dict) or question.get("verb") != VERB:
+        return None
+    path = run / QUESTION
+    try:
+        lacks = [
+            name
+            for name in ("configuration", "data", "train_steps", "recipe")
+            if not isinstance(question.get(name), dict)
+        ]
+        if lacks:
+            raise ValueError(f"it lacks {', '.join(lacks)}")
+        keys_of(question)
+        config = StudyConfig.of(question["configuration"])
+        written = {name for name, value in plain(asdict(config)).items() if value is not None}
+        if missing := written - set(question["configuration"]):
+            raise ValueError(f"the configuration lacks {', '.join(sorted(missing))}")
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path}: {error}; give the `longitude study` command again with its options") from None
+    return question
+
+
+def is_study(folder: Path) -> bool:
+    """Whether a folder holds a study, with its models or kept without them."""
+    asked = read_json(folder / QUESTION) if (folder / QUESTION).is_file() else None
+    return (isinstance(asked, dict) and asked.get("verb") == VERB) or (folder / KEPT).is_file()
+
+
+def read_run(run: Run | Path | str) -> Run:
+    """The study that a folder was asked for last (a Run comes back as it is).
+
+    Raises:
+        ValueError: There is no such folder or no study in it, a plugin is missing, or a unit is damaged. A trial that diverged,
+            failed, or was not run is no error: it is part of the result.
     """
     if isinstance(run, Run):
         return run
     path = Path(run)
     if not path.is_dir():
         raise ValueError(f"{path}: there is no such run directory; `longitude study --out {path}` makes one")
-    study = read_study(path)
-    if study is None:
-        raise ValueError(f"{path} holds no study: study.json is missing; give a directory that `longitude study` wrote")
-    plugins.require_loaded(study.get("plugins", []), str(path))
-    config = StudyConfig.of(study["configuration"])
-    every = trials_of(path, config, study["train_steps"])
-    current = {trial: require_own(trial, config, study) for trial in every}
-    found = recorded(study)
-    trials = tuple(
-        _read_trial(trial, current[trial]) for trial in shown({trial: trial.status for trial in every}, found)
-    )
-    if not (path / "results.parquet").exists():
-        raise ValueError(f"{path}: results.parquet is missing, no trial of the study has ended; {REMEDY}")
-    done = {(trial.label, trial.seed, trial.rate) for trial in trials if trial.status == "done"}
-    rows = from_frame(read_rows(path / "results.parquet"))
-    for trial in trials:
-        if trial.status == "done" and (own := trial.folder / "results.parquet").exists():
-            here = [row for row in rows if (row.label, row.seed) == (trial.label, trial.seed)]
-            if from_frame(read_rows(own)) != [row for row in here if row.learning_rate == trial.rate]:
-                raise ValueError(f"{path / 'results.parquet'} does not hold the rows of {own}; {GATHERED}")
-    return Run(path, study, trials, [row for row in rows if (row.label, row.seed, row.learning_rate) in done])
+    question = question_of(path)
+    if question is None:
+        raise ValueError(f"{path} holds no study; give a directory that `longitude study` wrote")
+    plugins.require_loaded(question["plugins"], str(path))
+    return run_of(Store(path), question)
 
 
-def _read_trial(trial: Trial, current: bool) -> TrialResult:
-    path, status = trial.folder / "documents.parquet", trial.status
-    documents = NOTHING_MEASURED
-    if status.status == "done" and not current:
-        raise ValueError(f"{trial.folder} was measured at other lengths or documents than its study; {REMEDY}")
-    if status.status == "done":
-        for name in ("documents.parquet", "losses.jsonl"):
-            if not (trial.folder / name).exists():
-                raise ValueError(f"{trial.folder / name} is missing although its trial is done; {trial.remedy}")
-        try:
-            documents = pd.read_parquet(path)
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path} is not a readable parquet table ({error}); {trial.remedy}") from error
-        if (rows := trial.folder / "results.parquet").exists() and not trial.measured:
-            raise ValueError(f"{rows} is cut short or empty although its trial is done; {REMEDY}")
-    losses = LossLog(trial.folder / "losses.jsonl").read()
-    if status.status == "done" and len(losses) != trial.steps:
-        raise ValueError(f"{trial.folder / 'losses.jsonl'} ends at step {len(losses)} of {trial.steps}; {trial.remedy}")
-    return TrialResult(**asdict(status), folder=trial.folder, losses=losses, documents=documents)
+class Keys(NamedTuple):
+    """A trial of a question, and the keys of its units."""
+
+    trial: Trial
+    training: str
+    measuring: str
+
+
+def keys_of(question: Mapping[str, Any]) -> list[Keys]:
+    """The trials of a question, in order."""
+    return [
+        Keys(Trial(each["label"], each["seed"], each["rate"], each["steps"]), each["training"], each["measuring"])
+        for each in question["trials"]
+    ]
+
+
+def run_of(store: Store, question: Mapping[str, Any]) -> Run:
+    """What the store holds of a question."""
+    every = keys_of(question)
+    statuses = {keys.trial: status_of(store, keys) for keys in every}
+    found = choices(statuses)
+    study = {**question, "choices": {label: choice.as_json for label, choice in found.items()}}
+    counted = store.find("ngrams", question["ngrams"])
+    study["ngrams"] = {} if counted is None else read_json(counted / NGRAMS)
+    kept = {*shown(statuses, found)}
+    trials, rows = [], []
+    for keys in every:
+        if keys.trial in kept:
+            trial, of_trial = _read_trial(store, keys, statuses[keys.trial])
+            trials.append(trial)
+            rows += of_trial
+    return Run(store.run, study, tuple(trials), rows)
+
+
+def status_of(store: Store, keys: Keys) -> Status:
+    """How far a trial is, by its finished units, or by what an unfinished one says."""
+    trained, measured = store.find("train", keys.training), store.find("measure", keys.measuring)
+    if trained is None:
+        unfinished = store.unfinished("train", keys.training)
+        if (unfinished / FAILURE).exists():
+            return read_status(unfinished, FAILURE)
+        return keys.trial.status("running" if unfinished.is_dir() else "not run", 0)
+    if measured is not None:
+        return read_status(measured)
+    failed, status = store.unfinished("measure", keys.measuring), read_status(trained)
+    return read_status(failed, FAILURE) if status.status == "trained" and (failed / FAILURE).exists() else status
+
+
+def read_status(folder: Path, name: str = STATUS) -> Status:
+    """What a unit, or a failure, says of its trial. ValueError where it is damaged."""
+    path, remedy = folder / name, f"move {folder} away, and the same `longitude study` makes it again"
+    saved = read_json(path, remedy)
+    try:
+        return Status(**{field: value for field, value in saved.items() if field != "trace"})
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); {remedy}") from None
+
+
+def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, list[Row]]:
+    """A trial with its losses, and its rows where it is done."""
+    folder = store.find("train", keys.training) or store.unfinished("train", keys.training)
+    losses = LossLog(folder / LOSSES).read()
+    if status.status != "done":
+        return TrialResult(**asdict(status), folder=folder, losses=losses, documents=NOTHING_MEASURED), []
+    remedy = f"move {folder} away, and the same `longitude study` trains this one again"
+    if len(losses) != keys.trial.steps:
+        raise ValueError(f"{folder / LOSSES} ends at step {len(losses)} of {keys.trial.steps}; {remedy}")
+    measured = store.find("measure", keys.measuring)
+    assert measured is not None  # what is done is measured
+    remedy = f"move {measured} away, and the same `longitude study` measures this one again"
+    try:
+        documents, rows = pd.read_parquet(measured / DOCUMENTS), from_frame(read_rows(measured / ROWS))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{measured} is damaged ({error}); {remedy}") from error
+    return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents), rows

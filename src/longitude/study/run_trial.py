@@ -3,8 +3,10 @@
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,213 +17,173 @@ from longitude.attention.backends import routes
 from longitude.measure import write_rows
 from longitude.report.wording import and_
 from longitude.runs.device import device_of
-from longitude.runs.files import atomic, out_of_space, read_json, remove_unfinished, write_json
-from longitude.runs.provenance import provenance
+from longitude.runs.files import atomic, out_of_space, read_json, write_json
+from longitude.runs.store import Store, Unit
 from longitude.study.budget import BACKWARD, flops_per_token, tokens_read
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
-from longitude.study.record import TRIAL, measured_by, record_of
-from longitude.study.results import NOTHING_MEASURED
+from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, read_status
 from longitude.study.resume import drop_unfinished
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
-from longitude.study.train import (
-    UNTRAINED,
-    first_model,
-    measurable,
-    recipe,
-    remove_checkpoints,
-    save,
-    selection_loss,
-    train,
-)
+from longitude.study.train import first_model, measurable, remove_checkpoints, save, selection_loss, train
 from longitude.study.trial import Status, Trial
+from longitude.study.units import TrialUnits
 
-KEPT = ("selection", "untrained", "parameters", "training_seconds")
-"""Of status.json, as long as the model is there."""
+ROUTES = "routes.json"
 NOT_FINITE = "the loss is not finite after the last step"
 Note = Callable[[str], None]
+OnShare = Callable[[float, str], None]
+"""Called with the share of the trial that is done, and words."""
 
 
 def ignore(*arguments: Any) -> None:
     """A callback for callers that do not watch."""
 
 
-def run_trial(
-    config: StudyConfig,
-    trial: Trial,
-    data: StudyData,
-    commit: str | None = None,
-    train_only: bool = False,
-    on_progress: Callable[[float, str], None] = ignore,
-    note: Note = ignore,
-) -> Status:
-    """Train a trial and measure it, or continue it where it was killed.
+@dataclass(frozen=True, eq=False)
+class TrialRunner:
+    """Runs the trials of a study; it can be sent to another process.
 
     Args:
         config: Of the study.
-        trial: Which one; everything is written into its folder.
-        data: Of the study.
+        data: Likewise.
+        store: Where the units are.
         commit: Of the code, for the rows.
-        train_only: It is not measured: it has one of several learning rates.
-        on_progress: Called with the share of the trial that is done, and words.
-        note: Called with a sentence that stays.
-
-    Returns:
-        How it ended. An error is recorded in its folder, not raised; a full disk is raised.
-    """
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
-        return TrialRun(config, trial, data, commit, train_only, on_progress, note).attempt()
-    finally:
-        torch.set_num_threads(before)
-
-
-@dataclass(frozen=True, eq=False)
-class TrialRun:
-    """A trial that is trained and measured, or continued where it was killed.
-
-    Attributes:
-        train_only: It is not measured.
-        on_progress: Called with the share of the trial that is done, and words.
+        train_only: Trials are not measured: they have one of several learning rates.
     """
 
     config: StudyConfig
-    trial: Trial
     data: StudyData
+    store: Store
     commit: str | None = None
     train_only: bool = False
-    on_progress: Callable[[float, str], None] = ignore
-    note: Note = ignore
 
     @property
     def task(self) -> Task:
         return task_for(self.config)
 
-    def attempt(self) -> Status:
-        """Run it; an error is recorded, a full disk raised."""
-        trace = self.trial.folder / "error.txt"
-        trace.unlink(missing_ok=True)
+    def run(self, units: TrialUnits, on_progress: OnShare = ignore, note: Note = ignore) -> Status:
+        """Train a trial and measure it, as far as that is not done yet, or continue it where it was killed.
+
+        Returns:
+            How it ended. An error is recorded in the unfinished folder of its unit.
+
+        Raises:
+            BusyError: Another process works on it.
+            OSError: The disk is full.
+        """
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.config.threads)
         try:
-            with routes.repeated(self.routes()):
-                return self.run()
-        except Exception as error:
-            if out_of_space(error, self.trial.run):
-                drop_unfinished(self.trial.folder / "trainer")
-                raise
-            with atomic(trace) as unfinished:
-                unfinished.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-            return self.record("failed", 0, reason=reason)
+            return self._run(units, on_progress, note)
+        finally:
+            torch.set_num_threads(before)
 
-    def routes(self) -> routes.Routes:
-        """Which attention runs in our loop: as the trial was begun, on whatever machine that was."""
-        own = read_json(self.trial.folder / TRIAL, self.trial.remedy)
-        here = routes.routes()
-        begun = here if own is None else own.get("routes", {})
-        if begun and not routes.is_on():
-            self.note(f"{self.trial.folder} was begun with our loop for attention, which is off here: rounding differs")
-        return begun
-
-    def record(self, status: Any, step: int, **more: Any) -> Status:
-        """Write status.json."""
-        trial = self.trial
-        before = trial.status
-        kept = {name: getattr(before, name) for name in KEPT} if trial.trained else {}
-        now = Status(status, trial.label, trial.seed, trial.rate, trial.encoding, step, trial.steps, **kept | more)
-        if not (trial.folder / TRIAL).exists():
-            self.record_own()
-        write_json(trial.folder / "status.json", asdict(now))
-        return now
-
-    def record_own(self, measured: dict[str, Any] | None = None) -> None:
-        """Write trial.json, the first file of the folder: what decides the numbers of the trial, and where it runs."""
-        folder = self.trial.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        own = read_json(folder / TRIAL, self.trial.remedy)
-        own = own or record_of(self.config, self.trial, self.data.description, recipe(self.config))
-        write_json(folder / TRIAL, {"routes": routes.routes()} | own | {"measured": measured, **provenance()})
-
-    def run(self) -> Status:
-        """Train and measure; errors are the caller's to record."""
-        config, trial = self.config, self.trial
-        self.record_own()
-        remove_unfinished(trial.folder)
-        training = BACKWARD * replace(config, steps=trial.steps).training_tokens
-        share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(config))
+    def _run(self, units: TrialUnits, on_progress: OnShare, note: Note) -> Status:
+        trial = units.trial
+        training = BACKWARD * replace(self.config, steps=trial.steps).training_tokens
+        share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(self.config))
 
         def trained(step: int, loss: float) -> None:
             words = f"training {step}/{trial.steps}  loss {loss:.3f} nats/{self.task.loss_unit}"
-            self.on_progress(share * step / trial.steps, words)
+            on_progress(share * step / trial.steps, words)
 
         def measured(done: int, total: int) -> None:
-            self.on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")
+            on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")
 
-        if not trial.trained:
-            self.record("running", 0)
-            model = first_model(config, trial, self.data)
-            start = time.perf_counter()
-            first, diverged = train(model, config, trial, self.data, trained, self.note)
-            if diverged is not None:
-                remove_checkpoints(trial)
-                return self.record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
-            seconds = time.perf_counter() - start if first == 0 else None
-            save(model, trial.folder, reader(config.tokenizer).tokenizer)
-            self.record("running", trial.steps, training_seconds=seconds)
         try:
-            model = self.task.model.from_pretrained(trial.folder)
+            if (folder := self.store.find(units.training.kind, units.training.key)) is None:
+                with self.making(trial, units.training, note) as folder:
+                    write_json(folder / STATUS, asdict(self.train(trial, folder, trained, note)))
+                folder = self.store.folder(units.training)
+            status = read_status(folder)
+            if status.status == "diverged" or self.train_only:
+                return status
+            if (rows := self.store.find(units.measuring.kind, units.measuring.key)) is None:
+                with self.making(trial, units.measuring, note) as rows:
+                    write_json(rows / STATUS, asdict(self.measure(status, trial, folder, rows, measured)))
+                rows = self.store.folder(units.measuring)
+            return read_status(rows)
+        except FailedError as failed:
+            return trial.status("failed", 0, reason=str(failed))
+
+    @contextmanager
+    def making(self, trial: Trial, unit: Unit, note: Note) -> Iterator[Path]:
+        """`Store.making`, with the routes that the unit was begun with. FailedError for what it raises, recorded there."""
+        with self.store.making(unit) as folder:
+            (folder / FAILURE).unlink(missing_ok=True)
+            try:
+                with routes.repeated(self.routes(folder, note)):
+                    yield folder
+            except Exception as error:
+                if out_of_space(error, self.store.run):
+                    drop_unfinished(folder / "trainer")
+                    raise
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+                trace = "".join(traceback.format_exception(error))
+                write_json(folder / FAILURE, {**asdict(trial.status("failed", 0, reason=reason)), "trace": trace})
+                raise FailedError(reason) from error
+
+    def routes(self, folder: Path, note: Note) -> routes.Routes:
+        """Which attention runs in our loop: as the unit was begun, on whatever machine that was."""
+        begun = read_json(folder / ROUTES)
+        if begun is None:
+            begun = routes.routes()
+            write_json(folder / ROUTES, begun)
+        if begun and not routes.is_on():
+            note(f"{folder} was begun with our loop for attention, which is off here: rounding differs")
+        return begun
+
+    def train(self, trial: Trial, folder: Path, on_step: Callable[[int, float], None], note: Note) -> Status:
+        """Train into a folder, and measure the loss that learning rates are chosen by."""
+        model = first_model(self.config, trial, self.data)
+        start = time.perf_counter()
+        trained = train(model, self.config, trial, self.data, folder, on_step, note)
+        if trained.diverged is not None:
+            remove_checkpoints(folder)
+            return trial.status(
+                "diverged", trained.diverged, reason=f"the loss was not finite at step {trained.diverged}"
+            )
+        seconds = time.perf_counter() - start if trained.first == 0 else None
+        loss = selection_loss(model, self.task.selection(self.config, self.data))
+        more = {"parameters": sum(each.numel() for each in model.parameters()), "untrained": trained.untrained}
+        save(model, folder, reader(self.config.tokenizer).tokenizer)
+        remove_checkpoints(folder)
+        if not math.isfinite(loss):
+            return trial.status("diverged", trial.steps, reason=NOT_FINITE, training_seconds=seconds, **more)
+        return trial.status("trained", trial.steps, selection=loss, training_seconds=seconds, **more)
+
+    def measure(
+        self, status: Status, trial: Trial, model_folder: Path, folder: Path, on_progress: OnProgress
+    ) -> Status:
+        """Write rows and documents of a trained model into a folder."""
+        try:
+            model = self.task.model.from_pretrained(model_folder)
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"{trial.folder} holds no whole model ({reason}); {trial.remedy}") from error
-        torch.nn.Module.to(model, device_of(config.device))
-        status = trial.status
-        if status.selection is None:
-            status = self.select(model)
-        if self.train_only or status.selection is None:
-            return status
+            remedy = f"move {model_folder} away, and the same `longitude study` trains it again"
+            raise ValueError(f"{model_folder} holds no whole model ({reason}); {remedy}") from error
+        torch.nn.Module.to(model, device_of(self.config.device))
         start = time.perf_counter()
-        finite, left_out = self.measure(model, measured)
-        self.record_own(measured_by(config, self.data.description))
+        finite, left_out = self.write(status, trial, model, f"units/{model_folder.name}", folder, on_progress)
         seconds = time.perf_counter() - start
         if not finite:
-            return self.record("diverged", trial.steps, reason=NOT_FINITE, measuring_seconds=seconds)
-        return self.record("done", trial.steps, reason=left_out, measuring_seconds=seconds)
+            return replace(status, status="diverged", reason=NOT_FINITE, measuring_seconds=seconds)
+        return replace(status, status="done", reason=left_out, measuring_seconds=seconds)
 
-    def select(self, model: Any) -> Status:
-        """The loss on the selection text, by which learning rates are chosen."""
-        loss = selection_loss(model, self.task.selection(self.config, self.data))
-        more: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-        more |= read_json(self.trial.folder / UNTRAINED, self.trial.remedy) or {}
-        remove_checkpoints(self.trial)
-        if not math.isfinite(loss):
-            return self.record("diverged", self.trial.steps, reason=NOT_FINITE, **more)
-        return self.record("trained", self.trial.steps, selection=loss, **more)
-
-    def cost(self) -> dict[str, Any]:
-        """Columns of what the training of the model was and took."""
-        config, trial = self.config, self.trial
-        read = tokens_read(config, self.data, trial.steps)
-        return {
-            "learning_rate": trial.rate,
-            "train_steps": trial.steps,
-            "train_tokens": read,
-            "train_bytes": None if self.task.generated else round(read * self.data.bytes_per_token),
-            "train_seconds": trial.status.training_seconds,
-            "parameters": trial.status.parameters,
-            "flops_per_token": flops_per_token(config, trial.label),
-        }
-
-    def measure(self, model: Any, on_progress: OnProgress) -> tuple[bool, str | None]:
+    def write(
+        self, status: Status, trial: Trial, model: Any, name: str, folder: Path, on_progress: OnProgress
+    ) -> tuple[bool, str | None]:
         """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
-        config, trial = self.config, self.trial
+        config = self.config
         limit, lengths = measurable(model, config)
         missing = [length for length in config.test_lengths if length not in lengths]
         labels = {
             "task": config.task,
-            "model": f"cells/{trial.name}",
+            "model": name,
             "encoding": trial.encoding,
             "label": trial.label,
             "seed": trial.seed,
@@ -229,7 +191,7 @@ class TrialRun:
             "backend": model.config.attention_backend,
             "commit": self.commit,
             "train_positions": None if config.positions == "contiguous" else config.train_positions,
-            **self.cost(),
+            **self.cost(trial, status),
         }
         of = Measuring(model, config, self.data, lengths, labels, on_progress)
         rows, tables = self.task.measure(of)
@@ -240,7 +202,24 @@ class TrialRun:
             left_out.append(f"{trial.label} has no positions from {limit} on, so it was not measured at {at}")
         rows += [row for table in tables for row in rows_by_distance(table, self.task.metric, labels)]
         documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
-        with atomic(trial.folder / "documents.parquet") as unfinished:
+        with atomic(folder / DOCUMENTS) as unfinished:
             documents.to_parquet(unfinished, index=False)
-        write_rows(rows, trial.folder / "results.parquet")
+        write_rows(rows, folder / ROWS)
         return all(row.value is not None for row in rows), "; ".join(left_out) or None
+
+    def cost(self, trial: Trial, status: Status) -> dict[str, Any]:
+        """Columns of what the training of the model was and took."""
+        read = tokens_read(self.config, self.data, trial.steps)
+        return {
+            "learning_rate": trial.rate,
+            "train_steps": trial.steps,
+            "train_tokens": read,
+            "train_bytes": None if self.task.generated else round(read * self.data.bytes_per_token),
+            "train_seconds": status.training_seconds,
+            "parameters": status.parameters,
+            "flops_per_token": flops_per_token(self.config, trial.label),
+        }
+
+
+class FailedError(Exception):
+    """A unit failed with this reason, which is recorded in its folder."""

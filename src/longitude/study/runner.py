@@ -1,59 +1,38 @@
-"""A study: many trials in one run directory, with one writer. What it was killed in, it continues."""
+"""A study: the units of its question, as far as they are not there yet, and what they say together."""
 
-import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from longitude import plugins
-from longitude.measure import from_frame, read_rows, write_rows
-from longitude.runs.files import locked, out_of_space, read_json, remove_unfinished, write_json
-from longitude.runs.provenance import provenance
+from longitude.measure import write_rows
+from longitude.runs.files import out_of_space, write_json
+from longitude.runs.provenance import commit_of_code, provenance
+from longitude.runs.store import BusyError, Store
 from longitude.study import rates
-from longitude.study.config import StudyConfig, listed
-from longitude.study.executors import Executor, InProcess, wait_for_workers
-from longitude.study.ngrams import record_ngrams
+from longitude.study.config import listed
+from longitude.study.executors import Executor, InProcess
+from longitude.study.ngrams import ngrams_of
 from longitude.study.plan import StudyPlan
-from longitude.study.rates import choices, chosen, is_candidate, recorded, shown
-from longitude.study.record import (
-    SCHEMA,
-    STUDY,
-    demote,
-    measured_by,
-    read_study,
-    require_own,
-    require_same_recipe,
-    require_same_text,
-)
-from longitude.study.run_trial import Note, TrialRun, ignore, run_trial
+from longitude.study.rates import choices, chosen, is_candidate
+from longitude.study.results import FAILURE, NGRAMS, ROWS, VERB, Keys, Run, run_of, status_of
+from longitude.study.run_trial import Note, TrialRunner, ignore
 from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
 from longitude.study.trial import Status, Trial
+from longitude.study.units import TrialUnits, ngrams_unit, plain
 
 ENDED = ("done", "diverged")
 FEW = 3
 """Seeds below which intervals over them are wide, or none."""
+POLL_SECONDS = 1.0
+"""Between two looks at trials that another process runs."""
 Watch = Callable[[str, float, float], None]
 """Called with what is being done, how much of the work is done, and all of it."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run directory holds now: of every label and seed the trial at its learning rate, with its status."""
-
-    run: Path
-    config: StudyConfig
-    trials: list[tuple[Trial, Status]]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every trial is done, none diverged or failed."""
-        return all(status.status == "done" for _, status in self.trials)
 
 
 def study(
@@ -62,126 +41,160 @@ def study(
     on_progress: Watch = ignore,
     note: Note = ignore,
     executor: Executor = InProcess(),  # noqa: B008 - it holds nothing
-) -> Outcome:
+) -> Run:
     """Run the trials that are not finished yet, and gather all rows.
 
     A trial that raises is recorded as failed with its reason, and tried again by the next call; a diverged one is a result.
+    Several processes may run the same study in one folder: each runs the trials that no other is at.
 
     Args:
         planned: Of `plan`.
-        fresh: Remove the study that the directory holds.
+        fresh: Train the models of this question again.
         on_progress: Called with what is being done, the trials done, in fractions, and their number.
         note: Called with a sentence about the study, and about every trial when it ends.
         executor: Where trials run; it changes no result.
 
     Returns:
-        Every trial with its status.
+        Every trial with its status, at the learning rate of its label, and the rows.
 
     Raises:
-        ValueError: Another process writes here, the directory holds another study, or the disk is full; nothing is then
-            half-written.
+        ValueError: The directory holds other files, a unit is damaged, or the disk is full; nothing is then half-written.
     """
-    run = planned.run
-    with _full_disk_is_a_user_error(run):
-        run.mkdir(parents=True, exist_ok=True)
-        with locked(run):
-            wait_for_workers(run)
-            remove_unfinished(run)
-            if fresh:
-                _remove_study(run)
-            _open(planned, note)
-            record_ngrams(planned)
-            note(_introduction(planned))
-            if planned.saved is not None and (new := sum(not trial.trained for trial in planned.trials)):
-                note(f"{new} of them are to be trained: every encoding with every seed and learning rate of the study")
-            if {*planned.named.learning_rates} < {*planned.config.learning_rates}:
-                note(f"learning rates are chosen among all of the study: {listed(planned.config.learning_rates)}")
-            if len(planned.config.seeds) < FEW:
-                note(_few_seeds(planned.config.seeds))
-            statuses = _run_trials(planned, executor, on_progress, note)
-            found = recorded(read_json(run / STUDY))
-            return Outcome(run, planned.config, [(trial, statuses[trial]) for trial in shown(statuses, found)])
+    store, question = Store(planned.run), question_for(planned)
+    with _full_disk_is_a_user_error(planned.run):
+        store.ask(question)
+        if fresh:
+            store.remove(unit for units in planned.trials for unit in (units.training, units.measuring))
+        _count_ngrams(planned, store)
+        note(_introduction(planned))
+        if len(planned.config.seeds) < FEW:
+            note(_few_seeds(planned.config.seeds))
+        Trials(planned, store, executor, on_progress, note).run()
+        run = run_of(store, question)
+        write_rows(run.rows, planned.run / ROWS)
+        return run
 
 
-def _run_trials(planned: StudyPlan, executor: Executor, on_progress: Watch, note: Note) -> dict[Trial, Status]:
-    """Train every candidate where there are several learning rates, choose, and run what is chosen to its end.
-
-    Rows are gathered whenever a trial ends.
-    """
-    trials = planned.trials
-    statuses = {trial: trial.status for trial in trials}
-    sweeps = len(planned.config.learning_rates) > 1
-    running: dict[Trial, tuple[float, str]] = {}
-    total = len(planned.config.encodings) * len(planned.config.seeds) + sweeps * len(trials)
-    done = 0
-
-    def report(trial: Trial, share: float, words: str) -> None:
-        running[trial] = share, f"{trial.title}  {words}"
-        shares, lines = zip(*running.values(), strict=True)
-        on_progress("\n".join(lines), done + sum(shares), total)
-
-    def complete(part: list[Trial], ended: Callable[[Status], bool], train_only: bool) -> None:
-        nonlocal done
-        waiting = [trial for trial in part if not ended(statuses[trial])]
-        done += len(part) - len(waiting)
-        if not waiting:
-            return
-        commit = provenance()["commit"]
-        run = partial(run_trial, planned.config, data=planned.data, commit=commit, train_only=train_only)
-        for trial, status in executor.map(run, waiting, report, note):
-            if isinstance(status, str):
-                status = TrialRun(planned.config, trial, planned.data).record("failed", 0, reason=status)
-            statuses[trial] = status
-            if not train_only:
-                _gather(planned)
-            report(trial, 1, status.status)
-            del running[trial]
-            done += 1
-            note(_sentence(trial, status))
-
-    if sweeps:
-        complete(trials, is_candidate, train_only=True)
-    study = _choose(planned)
-    for words in (*rates.chosen_rates(recorded(study)), *rates.edges(recorded(study))):
-        note(words)
-    final = chosen(trials, recorded(study))
-    for trial in final:
-        if statuses[trial].status == "done" and not (require_own(trial, planned.config, study) and trial.measured):
-            statuses[trial] = demote(trial, "it is measured again, at the lengths of the study")
-        if statuses[trial].status in ENDED:
-            note(_sentence(trial, statuses[trial]))
-    _gather(planned)
-    complete(final, lambda status: status.status in ENDED, train_only=False)
-    return statuses
+def question_for(planned: StudyPlan) -> dict[str, Any]:
+    """question.json: what is asked, and the keys of the units that answer it, in order."""
+    config, data = planned.config, planned.data.description
+    asked = {"verb": VERB, "begun": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
+    trials = [
+        asdict(units.trial) | {"training": units.training.key, "measuring": units.measuring.key}
+        for units in planned.trials
+    ]
+    asked |= {
+        "plugins": plugins.records(config.task, *config.encodings, *config.methods),
+        "configuration": asdict(config),
+    }
+    asked |= {"data": data, "recipe": recipe(config), "train_steps": planned.steps, "trials": trials}
+    return plain(asked | {"ngrams": ngrams_unit(config, data).key})
 
 
-def _choose(planned: StudyPlan) -> dict[str, Any]:
-    """study.json, with a learning rate for each label whose models are all trained."""
-    path = planned.run / STUDY
-    study = read_json(path)
-    if (now := _chosen_now(planned)) != study["choices"]:
-        study["choices"] = now
-        write_json(path, study)
-    return study
+class Trials:
+    """The running of all trials of a plan, in their order, with what each ended with."""
+
+    def __init__(self, planned: StudyPlan, store: Store, executor: Executor, on_progress: Watch, note: Note):
+        self.planned, self.store, self.executor, self.on_progress, self.note = (
+            planned,
+            store,
+            executor,
+            on_progress,
+            note,
+        )
+        self.commit = commit_of_code()
+        self.statuses = {
+            units.trial: status_of(store, Keys(units.trial, units.training.key, units.measuring.key))
+            for units in planned.trials
+        }
+        config = planned.config
+        self.sweeps = len(config.learning_rates) > 1
+        self.total = len(config.encodings) * len(config.seeds) + self.sweeps * len(planned.trials)
+        self.done = 0
+        self.running: dict[Trial, tuple[float, str]] = {}
+
+    def run(self) -> None:
+        """Train every candidate where there are several learning rates, choose, and run what is chosen to its end."""
+        every = self.planned.trials
+        if self.sweeps:
+            self.complete(every, is_candidate, train_only=True)
+        found = choices(self.statuses)
+        for words in (*rates.chosen_rates(found), *rates.edges(found)):
+            self.note(words)
+        final = {*chosen([units.trial for units in every], found)}
+        for trial in final:
+            if self.statuses[trial].status in ENDED:
+                self.note(_sentence(trial, self.statuses[trial]))
+        last = [units for units in every if units.trial in final]
+        self.complete(last, lambda status: status.status in ENDED, train_only=False)
+
+    def complete(self, part: Sequence[TrialUnits], ended: Callable[[Status], bool], train_only: bool) -> None:
+        """Run those that have not ended. What another process runs comes last, and is taken over where that dies."""
+        waiting = [units for units in part if not ended(self.statuses[units.trial])]
+        self.done += len(part) - len(waiting)
+        config, data = self.planned.config, self.planned.data
+        runner = TrialRunner(config, data, self.store, self.commit, train_only)
+        while waiting:
+            free = [units for units in waiting if not self.is_busy(units)]
+            if not free:
+                sleep(POLL_SECONDS)
+                continue
+            ran = {
+                units
+                for units, status in self.executor.map(runner, free, self.report, self.note)
+                if self.end(units, status)
+            }
+            waiting = [units for units in waiting if units not in ran]
+
+    def is_busy(self, units: TrialUnits) -> bool:
+        return any(self.store.is_busy(unit) for unit in (units.training, units.measuring))
+
+    def report(self, units: TrialUnits, share: float, words: str) -> None:
+        self.running[units.trial] = share, f"{units.trial.title}  {words}"
+        shares, lines = zip(*self.running.values(), strict=True)
+        self.on_progress("\n".join(lines), self.done + sum(shares), self.total)
+
+    def end(self, units: TrialUnits, status: Status | str | BusyError) -> bool:
+        """What a trial ended with; a string says why nothing is recorded. Returns whether it ended here."""
+        trial = units.trial
+        if isinstance(status, BusyError):
+            self.running.pop(trial, None)
+            return False
+        if isinstance(status, str):
+            status = self.record_failure(units, status)
+        self.statuses[trial] = status
+        self.report(units, 1, status.status)
+        del self.running[trial]
+        self.done += 1
+        self.note(_sentence(trial, status))
+        return True
+
+    def record_failure(self, units: TrialUnits, reason: str) -> Status:
+        """A trial whose process could not say itself why it failed: into the folder of the unit that it was at."""
+        unit = units.measuring if self.store.holds(units.training) else units.training
+        status, folder = units.trial.status("failed", 0, reason=reason), self.store.unfinished(unit.kind, unit.key)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / FAILURE, asdict(status))
+        return status
 
 
-def _chosen_now(planned: StudyPlan) -> dict[str, Any]:
-    found = choices({trial: trial.status for trial in planned.every_trial})
-    return {label: choice.as_json for label, choice in found.items()}
-
-
-def _gather(planned: StudyPlan) -> None:
-    """The rows of all chosen trials into one table."""
-    trials = chosen(planned.every_trial, recorded(read_json(planned.run / STUDY)))
-    tables = [read_rows(trial.folder / "results.parquet") for trial in trials if trial.measured]
-    write_rows([row for table in tables for row in from_frame(table)], planned.run / "results.parquet")
+def _count_ngrams(planned: StudyPlan, store: Store) -> None:
+    """Bits per byte of n-grams on held-out text, where the task has any."""
+    unit = ngrams_unit(planned.config, planned.data.description)
+    while not store.holds(unit):
+        try:
+            with store.making(unit) as folder:
+                found = ngrams_of(planned.config, planned.data)
+                write_json(folder / NGRAMS, {str(order): bits for order, bits in found.items()})
+        except BusyError:
+            sleep(POLL_SECONDS)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
 def _introduction(planned: StudyPlan) -> str:
     config, data = planned.config, planned.data.description
     task = task_for(config)
-    steps = [trial.steps for trial in planned.trials]
+    steps = [units.trial.steps for units in planned.trials]
     amount = config.batch_size * (1 if task.generated else config.train_length)
     trained = " to ".join(f"{each * amount:,}" for each in sorted({min(steps), max(steps)}))
     if task.generated:
@@ -198,7 +211,8 @@ def _introduction(planned: StudyPlan) -> str:
 
 def _few_seeds(seeds: Sequence[int]) -> str:
     more = [str(seed) for seed in range(FEW) if seed not in seeds][: FEW - len(seeds)]
-    return f"fewer than {FEW} seeds give wide intervals over seeds, or none; --seeds {' '.join(more)} adds to them"
+    every = listed([*seeds, *more])
+    return f"fewer than {FEW} seeds give wide intervals over seeds, or none; --seeds {every} adds to them"
 
 
 def _sentence(trial: Trial, status: Status) -> str:
@@ -206,60 +220,7 @@ def _sentence(trial: Trial, status: Status) -> str:
         return f"{trial.title}: trained, {status.selection:.3f} on the selection text"
     if status.status == "done":
         return "; ".join(filter(None, (f"{trial.title}: done", status.untrained, status.reason)))
-    if status.status == "failed":
-        trace = trial.folder / "error.txt"
-        return f"{trial.title}: failed, {status.reason}" + (f"; see {trace}" if trace.exists() else "")
     return f"{trial.title}: {status.status}, {status.reason}"
-
-
-# ---- study.json ------------------------------------------------------------------------------------------------------
-def _open(planned: StudyPlan, note: Note) -> None:
-    """Write study.json, or continue the study in it, with what is added to it."""
-    run, config, here = planned.run, planned.config, provenance()
-    saved, data = read_study(run), planned.data.description
-    if (saved and saved["configuration"]) != (planned.saved and planned.saved["configuration"]):
-        raise ValueError(f"{run} was changed by another process meanwhile; give the same command again")
-    whole = {"schema": SCHEMA, "begun": _now(), **here, "continued": []} if saved is None else dict(saved)
-    used = plugins.records(config.task, *config.encodings)
-    plugins.require_same((saved or {}).get("plugins", []), used, str(run))
-    whole |= {"plugins": used, "configuration": asdict(config), "data": data, "recipe": recipe(config)}
-    whole |= {"train_steps": planned.steps, "choices": _chosen_now(planned)}
-    if saved is not None:
-        before = StudyConfig.of(saved["configuration"])
-        alike = measured_by(before, data) == measured_by(config, data)
-        adds = planned.grows or not planned.finished
-        require_same_text(run, saved["data"], data, alike)
-        if not alike:
-            whole.pop("ngrams", None)  # of the text that was measured before
-        if adds:
-            require_same_recipe(run, saved["recipe"], recipe(config))
-            if saved["data"]["sha256"] != data["sha256"]:
-                note(
-                    f"{run} is measured again on other documents, so values at lengths that were measured before change"
-                )
-        else:
-            whole |= {name: saved[name] for name in ("data", "recipe", "train_steps")}
-        last = saved["continued"][-1] if saved["continued"] else saved
-        if changes := [name for name in here if here[name] != last[name]]:
-            note(f"{run} was begun with another {' and '.join(changes)}; study.json keeps both")
-            whole["continued"] = [*saved["continued"], {"at": _now(), **here}]
-    whole = json.loads(json.dumps(whole))
-    for trial in planned.every_trial:
-        require_own(trial, config, whole)
-    if whole != saved:
-        write_json(run / STUDY, whole)
-
-
-def _remove_study(run: Path) -> None:
-    """Everything a study writes, study.json last; other files stay."""
-    shutil.rmtree(run / "cells", ignore_errors=True)
-    for pattern in ("figures/*.svg", "figures/*.png", "report.html", "results.parquet", "study.json"):
-        for path in run.glob(pattern):
-            path.unlink()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextmanager

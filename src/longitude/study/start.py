@@ -7,7 +7,7 @@ from pathlib import Path
 from longitude.models import LongitudeConfig
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
-from longitude.study.results import Run, TrialResult, read_run
+from longitude.study.results import Run, TrialResult, is_study, read_run
 from longitude.study.train import build_model, model_config, take_weights
 
 ALIKE = ("num_attention_heads", "hidden_act", "norm", "norm_position", "embedding_scale", "attention_scale")
@@ -49,7 +49,7 @@ def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
 
 def is_there(start: str, run: Path) -> bool:
     """Whether the study that --start names was begun."""
-    return (_folder(start, run) / "study.json").exists()
+    return is_study(_folder(start, run))
 
 
 def _folder(start: str, run: Path) -> Path:

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from longitude.measure.rows import TRAINING
+from longitude.statistics.comparisons import Comparison
 from longitude.study.analysis import Analysis, conclude, ranked, summary
-from longitude.study.comparisons import Comparison
 from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
 from longitude.study.losses import LEARNED
 from longitude.study.results import RULE, Run, ngrams_named

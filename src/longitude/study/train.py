@@ -7,10 +7,11 @@ killed at any moment and run again ends with the files of one never killed.
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load
@@ -23,7 +24,6 @@ from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
-from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
 from longitude.study.resume import LossLog, newest, seal, step_of
@@ -31,9 +31,11 @@ from longitude.study.tasks.base import task_of
 from longitude.study.trial import Trial
 from longitude.training import RULE
 
-UNTRAINED = "untrained.json"
+LOSSES = "losses.jsonl"
 SAVES = 4
-"""Checkpoints during training."""
+"""Checkpoints during training, evenly over its steps."""
+SECONDS = 120
+"""Between two checkpoints at most, but for the step that is under way: what a kill costs."""
 TOKENS = 16384
 """Of a forward pass on the selection text."""
 ARGUMENTS: dict[str, Any] = {
@@ -112,31 +114,38 @@ def take_weights(model: Any, weights: bytes) -> None:
             parameter.copy_(saved[name])
 
 
+class Trained(NamedTuple):
+    """What a training was.
+
+    Attributes:
+        first: The step it began from; 0: the first weights.
+        diverged: The step whose loss was not finite, or None.
+        untrained: What training never used, in words that follow a label; None where there is nothing.
+    """
+
+    first: int
+    diverged: int | None
+    untrained: str | None
+
+
 def train(
     model: Any,
     config: StudyConfig,
     trial: Trial,
     data: StudyData,
+    folder: Path,
     on_step: Callable[[int, float], None],
     note: Callable[[str], None],
-) -> tuple[int, int | None]:
-    """Train in place.
-
-    Returns:
-        The step it began from (0: the first weights), and the step whose loss was not finite, or None.
-    """
-    log = LossLog(trial.folder / "losses.jsonl")
-    checkpoint, messages = newest(trial.folder / "trainer", len(log.read()))
+) -> Trained:
+    """Train in place; losses and checkpoints are in the folder, from which a killed training continues."""
+    log = LossLog(folder / LOSSES)
+    checkpoint, messages = newest(folder / "trainer", len(log.read()))
     first = step_of(checkpoint)
     for message in [*messages, *([f"continues from step {first}"] if first else [])]:
         note(f"{trial.title}: {message}")
     log.cut(first)
-    optimizer, diverged = optimize(model, config, trial, data, checkpoint, log, on_step)
-    never = untrained(model, optimizer, task_of(config.task).positions(config.train_length))
-    (trial.folder / UNTRAINED).unlink(missing_ok=True)
-    if never is not None:  # before the model is saved, which ends training
-        write_json(trial.folder / UNTRAINED, {"untrained": never})
-    return first, diverged
+    optimizer, diverged = optimize(model, config, trial, data, folder / "trainer", checkpoint, log, on_step)
+    return Trained(first, diverged, untrained(model, optimizer, task_of(config.task).positions(config.train_length)))
 
 
 def optimize(
@@ -144,6 +153,7 @@ def optimize(
     config: StudyConfig,
     trial: Trial,
     data: StudyData,
+    folder: Path,
     checkpoint: Path | None,
     log: LossLog,
     on_step: Callable[[int, float], None],
@@ -153,7 +163,7 @@ def optimize(
     Returns:
         The optimizer, and the step whose loss was not finite, or None.
     """
-    folder, on_cpu = trial.folder / "trainer", config.device == "cpu"
+    on_cpu = config.device == "cpu"
     examples = task_of(config.task).examples(replace(config, steps=trial.steps), data, trial.seed)
     steps = Steps(model, folder, log, lambda step: examples.targets(step * config.batch_size), on_step)
     arguments = TrainingArguments(
@@ -232,6 +242,7 @@ class Steps(TrainerCallback):
         """tokens: step -> targets up to it. on_step(step, loss)."""
         self.folder, self.log, self.tokens, self.on_step = folder, log, tokens, on_step
         self.diverged: int | None = None
+        self.saved = time.monotonic()
         self.loss = torch.tensor(math.nan)
         self.rate = math.nan
         self.remove = model.register_forward_hook(self.keep_loss).remove
@@ -250,29 +261,25 @@ class Steps(TrainerCallback):
             return
         self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": self.tokens(step)})
         self.on_step(step, loss)
+        if time.monotonic() - self.saved > SECONDS:
+            control.should_save = True
 
     def on_save(self, args, state, control, **kwargs) -> None:
         self.log.flush()
+        self.saved = time.monotonic()
         seal(self.folder / f"checkpoint-{state.global_step}")
 
 
 def save(model: Any, folder: Path, tokenizer: Any = None) -> None:
-    """The model and its tokenizer into the folder; config.json comes last: where it is, all are there."""
-    unfinished = folder / f".model.{os.getpid()}.tmp"
-    try:
-        model.save_pretrained(unfinished)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(unfinished)
-        for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
-            flush(path)
-            os.replace(path, folder / path.name)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    """The model and its tokenizer into the folder of a unit, which is renamed into place when all is there."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
-def remove_checkpoints(trial: Trial) -> None:
+def remove_checkpoints(folder: Path) -> None:
     """Keep only the Trainer's state: nothing continues from here."""
-    folder = trial.folder / "trainer"
+    folder = folder / "trainer"
     for state in folder.glob("checkpoint-*/trainer_state.json"):
         os.replace(state, folder / state.name)
     for path in folder.glob("checkpoint-*"):

@@ -1,28 +1,33 @@
-"""One trial of a study: one label, seed and learning rate, its folder and its status. Loads neither torch nor transformers."""
+"""One model of a study: a label, a seed and a learning rate, and how far it is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from longitude.labels import folder, parse_label
-from longitude.runs.files import parquet_rows, read_json
+from longitude.labels import parse_label, safe
 from longitude.study.config import StudyConfig
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a trial is: status.json.
+    """How far a trial is.
 
     Attributes:
         status: "trained": not measured, as one of several learning rates; "done" may leave out lengths; "diverged" is a
             result; "failed" is tried again.
+        label: Of the trial.
+        seed: Likewise.
+        rate: Likewise.
+        encoding: Registered names of its encodings, without options.
+        step: The last step of its training.
         steps: Of its whole training.
         reason: Why it is not done, or what of done is left out.
         selection: Loss at the training length on the selection text, in nats per target; None where it is not known, or the
             model diverged before.
         untrained: What training never used, in words that follow the label.
+        parameters: Numbers that the model has.
         training_seconds: None where training was interrupted.
+        measuring_seconds: None where it was not measured.
     """
 
     status: Literal["not run", "running", "trained", "done", "diverged", "failed"]
@@ -42,14 +47,13 @@ class Status:
 
 @dataclass(frozen=True)
 class Trial:
-    """A label, a seed and a learning rate, and where they live in a run directory.
+    """A label, a seed and a learning rate.
 
     Attributes:
         rate: Peak of the learning rate's schedule.
         steps: Of the training.
     """
 
-    run: Path
     label: str
     seed: int
     rate: float
@@ -57,9 +61,8 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
-        begin, end = folder(self.label)
-        return f"{begin}-{self.seed}-lr={self.rate}-{end}"
+        """For names of folders."""
+        return f"{safe(self.label)[:60]}-{self.seed}-lr={self.rate}"
 
     @property
     def title(self) -> str:
@@ -67,47 +70,21 @@ class Trial:
         return f"{self.label} seed {self.seed} lr {self.rate:g}"
 
     @property
-    def folder(self) -> Path:
-        """A Hugging Face checkpoint, with losses, rows, sums per document and status."""
-        return self.run / "cells" / self.name
-
-    @property
     def encoding(self) -> str:
         """Registered names of its encodings, without options."""
         return parse_label(self.label).encoding
 
-    @property
-    def trained(self) -> bool:
-        """Whether its model is there; config.json is its last file."""
-        return (self.folder / "config.json").exists()
-
-    @property
-    def remedy(self) -> str:
-        """What mends it where its folder is broken: the others stay."""
-        return f"move {self.folder} away, and the same `longitude study` trains this one again"
-
-    @property
-    def measured(self) -> bool:
-        """Whether its rows are there, whole; none only where no document was measured."""
-        rows, documents = (parquet_rows(self.folder / name) for name in ("results.parquet", "documents.parquet"))
-        return rows is not None and documents is not None and (rows > 0 or documents == 0)
-
-    @property
-    def status(self) -> Status:
-        """As status.json has it now."""
-        saved = read_json(self.folder / "status.json", self.remedy)
-        if saved is None:
-            return Status("not run", self.label, self.seed, self.rate)
-        try:
-            return Status(**{"label": self.label, "seed": self.seed, "rate": self.rate, **saved})
-        except TypeError as error:
-            raise ValueError(f"{self.folder / 'status.json'} is not of this release ({error}); {self.remedy}") from None
+    def status(
+        self, status: Literal["not run", "running", "trained", "diverged", "failed"], step: int, **more
+    ) -> Status:
+        """How far it is."""
+        return Status(status, self.label, self.seed, self.rate, self.encoding, step, self.steps, **more)
 
 
-def trials_of(run: Path, config: StudyConfig, steps: Mapping[str, int]) -> list[Trial]:
+def trials_of(config: StudyConfig, steps: Mapping[str, int]) -> list[Trial]:
     """Every trial of a study in its order; steps: of the labels that have steps of their own."""
     return [
-        Trial(run, label, seed, rate, steps.get(label, config.steps))
+        Trial(label, seed, rate, steps.get(label, config.steps))
         for seed in config.seeds
         for rate in config.learning_rates
         for label in config.encodings

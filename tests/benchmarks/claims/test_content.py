@@ -14,8 +14,8 @@ import pytest
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, list_claims
 from claims.evidence import Evidence, Measured, NotRun
 from claims.protocol import preset_of
+from longitude.statistics.estimates import Sums
 from longitude.study.criterion import Effective
-from longitude.study.results import Sums
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 RISING = (0.0, 0.06, 0.08, 0.09, 0.1)

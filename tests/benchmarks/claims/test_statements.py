@@ -11,11 +11,11 @@ from claims import statements
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
 from claims.evidence import Evidence, Measured
 from claims.verdicts import seeds_to_decide, verdict_of, what_decides
-from longitude.measure.intervals import Interval
+from longitude.statistics.documents import Interval
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, estimated
 from longitude.study.config import StudyConfig
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, estimated
-from longitude.study.record import read_study
-from tests.study.conftest import write_answers, write_run
+from longitude.study.kept import read_study
+from tests.study.conftest import edit_question, write_answers, write_run
 
 BOUNDS = {"below": (-math.inf, 1.0), "above": (1.0, math.inf), "within": (-1.0, 1.0)}
 
@@ -148,9 +148,7 @@ def test_lengths_are_no_pairs_of_examples_nor_are_other_documents(evidence, tmp_
         statements.more_accurate(at("t5", 8, "reverse"), at("t5", 16, "reverse"))
     for source, digest in (("one", "ab"), ("other", "cd")):
         path = write_answers(tmp_path / source, {"t5": (1.0,) * 4}, seeds=(0, 1))
-        (path / "study.json").write_text((path / "study.json").read_text().replace("ab" * 32, digest * 32))
-        for trial in path.glob("cells/*/trial.json"):
-            trial.write_text(trial.read_text().replace("ab" * 32, digest * 32))
+        edit_question(path, lambda asked, digest=digest: asked["data"].update(sha256=digest * 32))
     outcome = statements.more_accurate(at("t5", 8, "one"), at("t5", 8, "other")).outcome(MadeUp(tmp_path))
     assert outcome.verdict is None and "other documents" in outcome.remark
 

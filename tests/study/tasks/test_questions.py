@@ -14,7 +14,7 @@ from longitude.study.tasks import languages
 from longitude.study.tasks.base import TASKS, of_task, task_of
 from longitude.study.tasks.questions import NOT_ASKED, Drawn, Questions
 from longitude.study.train import build_model
-from tests.study.conftest import SHAPE, run, trial_at
+from tests.study.conftest import SHAPE, run, units_in
 
 NAMES = [name for name, kind in TASKS.items() if issubclass(kind, Questions)]
 LENGTHS = {"recall": (32, 80), "selective-copy": (33, 70)}
@@ -202,8 +202,8 @@ def test_a_study_of_questions(tmp_path, numbers):
     every = from_frame(read_rows(tmp_path / "results.parquet"))
     rows = {(r.method, r.length, r.metric): r for r in every if r.distance is None}
     assert len(rows) == 3 * 2 * 2 and {r.method for r in every if r.distance} == {"by-distance"}
-    model = task_of("flip-flop").model.from_pretrained(trial_at(tmp_path, "rope", 0, config).folder).eval()
-    tables = pd.read_parquet(trial_at(tmp_path, "rope", 0, config).folder / "documents.parquet")
+    model = task_of("flip-flop").model.from_pretrained(units_in(tmp_path, "rope", 0)["train"]).eval()
+    tables = pd.read_parquet(units_in(tmp_path, "rope", 0)["measure"] / "documents.parquet")
     for method in ("forward", "sparse", "dense"):
         sample, shares, exact = task_of("flip-flop").tests(16, 6, method), [], []
         for tokens, labels in zip(torch.from_numpy(sample.tokens), torch.from_numpy(sample.labels), strict=True):

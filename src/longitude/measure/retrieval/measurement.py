@@ -14,12 +14,13 @@ from longitude.checkpoints.quiet import greedy
 from longitude.errors import check_sizes, unknown
 from longitude.measure.config import BOS, check_ascending, checked_lengths
 from longitude.measure.perplexity import described
-from longitude.measure.retrieval import haystack, scoring
+from longitude.measure.retrieval import haystack
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt, fit
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.retrieval.tasks import TASKS, Task
 from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress
+from longitude.statistics import proportions
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def _rows(
                 on_answer(Answer(task.name, length, depth, trial, planned.seed, expected, generated, scores[-1]))
             done += length
             progress(done, total)
-        value, low, high = scoring.mean(scores)
+        value, low, high = proportions.mean(scores)
         columns |= _read(prompts, tokenizer, depth)
         yield Row(**columns, count=len(scores), value=value, low=low, high=high)
 

@@ -10,9 +10,9 @@ import torch
 
 from longitude import models
 from longitude.measure import Row
-from longitude.measure.retrieval import scoring
 from longitude.positions.samplers import Sampler, sampler
 from longitude.registry import Registry
+from longitude.statistics import proportions
 from longitude.study.config import BYTE, GENERATED, StudyConfig
 from longitude.study.data import Examples, StudyData, prepare
 from longitude.study.tokens import reader
@@ -173,7 +173,7 @@ def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any])
         return
     groups: Any = answers.groupby(["method", "length", "distance"])["exact"]
     for (method, length, distance), exact in groups:
-        value, low, high = scoring.mean(exact.tolist())
+        value, low, high = proportions.mean(exact.tolist())
         counted = {"documents": len(exact), "count": len(exact), "value": value, "low": low, "high": high}
         place = {"method": method, "length": int(length), "distance": int(distance)}
         yield Row(**labels, metric=metric, weighting="example", **place, **counted)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from longitude.measure import Row
-from longitude.measure.retrieval import scoring
 from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
+from longitude.statistics import proportions
 from longitude.study.config import GENERATED, StudyConfig
 from longitude.study.data import Examples, Fixed, StudyData, sampled
 from longitude.study.tasks.base import SELECTION_SEED, TEST_SEED, Measuring, Task, sampler_of
@@ -135,7 +135,7 @@ class Questions(Task):
                 right = answers(of.model, tokens) == labels
                 scores = {"accuracy": right.sum(1) / asked.sum(1), "exact_match": right.eq(asked).all(1).float()}
                 for metric, score in scores.items():
-                    value, low, high = scoring.mean(score.tolist())
+                    value, low, high = proportions.mean(score.tolist())
                     rows.append(
                         Row(
                             **of.labels,

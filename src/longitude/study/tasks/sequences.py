@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from longitude.measure import Row
-from longitude.measure.retrieval import scoring
 from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
+from longitude.statistics import proportions
 from longitude.study.config import GENERATED, StudyConfig
 from longitude.study.data import Examples, Fixed, StudyData, sampled
 from longitude.study.tasks.base import BYTES, SELECTION_SEED, TEST_SEED, Measuring, Task, register_task, sampler_of
@@ -162,7 +162,7 @@ class Sequences(Task):
 
 def _row(scores: Tensor, **columns: Any) -> Row:
     """Of the mean of scores."""
-    value, low, high = scoring.mean(scores.tolist())
+    value, low, high = proportions.mean(scores.tolist())
     return Row(**columns, value=value, low=low, high=high)
 
 

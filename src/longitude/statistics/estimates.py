@@ -1,16 +1,17 @@
 """A number of a study with what seeds and documents say of it, each on its own: they are crossed, and never mixed.
 
-With several seeds the interval is a t-interval over them (`longitude.measure.seeds`), and the bootstrap over documents
-(`longitude.measure.intervals`) says what other text would change about the same models. With one seed there is only the
+With several seeds the interval is a t-interval over them (`longitude.statistics.seeds`), and the bootstrap over documents
+(`longitude.statistics.documents`) says what other text would change about the same models. With one seed there is only the
 latter, and nothing is known of training again.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from longitude.measure.intervals import (
+from longitude.statistics.documents import (
     METRICS,
     Difference,
     Interval,
@@ -18,12 +19,35 @@ from longitude.measure.intervals import (
     interval,
     paired_ratio,
 )
-from longitude.measure.seeds import seed_difference, t_interval
-from longitude.study.results import Sums
+from longitude.statistics.seeds import seed_difference, t_interval
 
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
 WEAK = "learned too little"
 """A loss that does not rise says nothing about position where there was little to lose."""
+
+
+class Sums(NamedTuple):
+    """A metric's sums over documents, of the same documents for every seed.
+
+    Attributes:
+        seeds: Of the trials.
+        of: [seeds, documents], such as nats.
+        over: Of the same shape, such as bytes.
+    """
+
+    seeds: tuple[int, ...]
+    of: np.ndarray
+    over: np.ndarray
+
+    @property
+    def pooled(self) -> tuple[np.ndarray, np.ndarray]:
+        """[documents] each, summed over the seeds: the models as they are."""
+        return self.of.sum(0), self.over.sum(0)
+
+    def only(self, seeds: Sequence[int]) -> "Sums":
+        """Of these seeds."""
+        rows = [self.seeds.index(seed) for seed in seeds]
+        return Sums(tuple(seeds), self.of[rows], self.over[rows])
 
 
 class Estimate(NamedTuple):

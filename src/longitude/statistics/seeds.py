@@ -3,7 +3,7 @@
 Seeds are few, so a mean over them has a t-interval on one value per seed (Student 1908). Two models whose seeds saw the same
 data in the same order are compared by their differences seed by seed, which removes what the order of the data does to both.
 Documents are crossed with seeds, not nested in them: every seed is measured on the same ones. Their interval
-(`longitude.measure.intervals`) is another one, about the same models on other text, and the two are never mixed.
+(`longitude.statistics.documents`) is another one, about the same models on other text, and the two are never mixed.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from longitude.measure.intervals import Difference, Interval
+from longitude.statistics.documents import Difference, Interval
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:

@@ -96,5 +96,5 @@ test_wrong_use = refused_calls([
     (lambda: interval(*sums(2), confidence=95), "0.95 for 95 %"),
     (lambda: interval(*sums(2), resamples=0), "expected resamples to be an int of 1 or more, got 0"),
     (lambda: paired_difference(sums(10), sums(11)), "same documents"),
-    (lambda: interval(np.ones((3, 10)), np.ones((3, 10))), "of several seeds, longitude.measure.seeds"),
+    (lambda: interval(np.ones((3, 10)), np.ones((3, 10))), "of several seeds, longitude.statistics.seeds"),
 ])  # fmt: skip

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import NamedTuple
 
-from longitude.measure.seeds import holm
-from longitude.study.estimates import HOLDS, Estimate, difference
-from longitude.study.results import Sums
+from longitude.statistics.estimates import HOLDS, Estimate, Sums, difference
+from longitude.statistics.seeds import holm
 
 SIGNIFICANT = 0.05
 """Of p-values adjusted by Holm."""

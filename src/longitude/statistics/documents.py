@@ -7,7 +7,7 @@ scipy.stats.bootstrap, with a fixed seed. Two cells measured on the same documen
 documents once for both, which removes the spread that the documents have in common.
 
 These intervals are about one model, or models as they are: what training again would change is no part of them. Seeds and
-documents are crossed, and seeds are few: `longitude.measure.seeds` has their intervals.
+documents are crossed, and seeds are few: `longitude.statistics.seeds` has their intervals.
 """
 
 import math
@@ -198,7 +198,7 @@ def paired_ratio(
 
 def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Difference:
     if metric not in METRICS:
-        raise unknown("metric", metric, METRICS, "They are in longitude.measure.intervals.METRICS.")
+        raise unknown("metric", metric, METRICS, "They are in longitude.statistics.documents.METRICS.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
     check_sizes("interval", resamples=resamples)
@@ -248,6 +248,6 @@ def _sums(cells) -> np.ndarray:
     if len(set(shapes)) != 1 or len(shapes[0]) != 1 or 0 in shapes[0]:
         raise ValueError(
             f"sums must all be [documents] over the same documents, not empty; got shapes "
-            f"{', '.join(str(shape) for shape in shapes)}; of several seeds, longitude.measure.seeds has intervals"
+            f"{', '.join(str(shape) for shape in shapes)}; of several seeds, longitude.statistics.seeds has intervals"
         )
     return np.stack(arrays).reshape(len(cells), 2, -1)

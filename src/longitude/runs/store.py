@@ -1,0 +1,188 @@
+"""Units of work with content addresses: what is computed once is found again by everything that decides its numbers.
+
+```text
+RUN/question.json            what was asked last
+RUN/units/KIND-LABEL-KEY/    a finished unit: unit.json (its inputs) and what it made; renamed into place when whole
+RUN/units/.KIND-KEY/         a unit in progress, locked by the process that works on it
+```
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from longitude.runs.files import LOCK, flush, lock, naming, read_json, remove_unfinished, write_json
+
+QUESTION, UNITS, UNIT = "question.json", "units", "unit.json"
+KEY_DIGITS = 12
+"""Hexadecimal digits of a key: 48 bits, so that a million units collide once in 500 runs."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One computation, by all that decides its numbers.
+
+    Args:
+        kind: What is computed, as "perplexity".
+        label: For the reader of a folder's name; it decides nothing.
+        inputs: JSON values: options, hashes of text, weights and plugins, keys of the units that it needs.
+        version: Of the computation; another one makes other units.
+    """
+
+    kind: str
+    label: str = field(compare=False)
+    inputs: Mapping[str, Any] = field(hash=False)
+    version: int = 1
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of kind, version and inputs as canonical JSON."""
+        return key_of({"kind": self.kind, "version": self.version, "inputs": self.inputs})
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        readable = "".join(c if c.isalnum() or c in "._=" else "-" for c in self.label)[:80]
+        return f"{self.kind}-{readable}-{self.key}"
+
+
+def key_of(value: Any) -> str:
+    """The key of a JSON value, the same on every machine."""
+    canonical = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_DIGITS]
+
+
+class BusyError(Exception):
+    """Another process works on the unit."""
+
+
+class Store:
+    """The units of a run directory, for any number of processes at once.
+
+    Args:
+        run: The directory. Nothing is written before the first unit or question.
+    """
+
+    def __init__(self, run: Path):
+        self.run, self.units = run, run / UNITS
+
+    def folder(self, unit: Unit) -> Path:
+        """Of a finished unit."""
+        return self.units / unit.name
+
+    def unfinished(self, kind: str, key: str) -> Path:
+        """Of a unit in progress: the same for every label, so that no two processes make one unit."""
+        return self.units / f".{kind}-{key}"
+
+    def find(self, kind: str, key: str) -> Path | None:
+        """The folder of a finished unit, whatever its label is; None where it is not finished.
+
+        Raises:
+            ValueError: The folder is damaged: what it says of its inputs is not what its name says.
+        """
+        folder = next(iter(sorted(self.units.glob(f"{kind}-*-{key}"))), None)
+        if folder is None:
+            return None
+        remedy = f"move {folder} away, and the same command computes it again"
+        saved = read_json(folder / UNIT, remedy)
+        if (
+            not isinstance(saved, dict)
+            or key_of({name: saved.get(name) for name in ("kind", "version", "inputs")}) != key
+        ):
+            raise ValueError(f"{folder} is damaged: its {UNIT} is missing, or of another unit; {remedy}")
+        return folder
+
+    def holds(self, unit: Unit) -> bool:
+        """Whether a unit is finished. ValueError where its folder is damaged."""
+        return self.find(unit.kind, unit.key) is not None
+
+    def is_busy(self, unit: Unit) -> bool:
+        """Whether another process works on a unit now."""
+        try:
+            with self._held(unit, self.unfinished(unit.kind, unit.key)):
+                return False
+        except BusyError:
+            return (self.unfinished(unit.kind, unit.key)).is_dir()
+
+    @contextmanager
+    def making(self, unit: Unit) -> Iterator[Path]:
+        """The folder of a unit in progress, which this process holds; on leaving it is finished, on an error it stays as it is.
+
+        Raises:
+            BusyError: Another process works on the unit, or has just finished it.
+        """
+        unfinished = self.unfinished(unit.kind, unit.key)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        with self._held(unit, unfinished):
+            if self.holds(unit):
+                shutil.rmtree(unfinished)
+                raise BusyError(unit.name)
+            remove_unfinished(unfinished)
+            yield unfinished
+            from longitude.runs.provenance import provenance  # it loads torch, which options of a command do without
+
+            with naming(self.folder(unit)):
+                about = {"kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
+                made = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
+                write_json(unfinished / UNIT, about | {"made": made})
+                for path in (*unfinished.rglob("*"), unfinished):
+                    flush(path)
+                os.rename(unfinished, self.folder(unit))
+                flush(self.units)
+
+    @contextmanager
+    def _held(self, unit: Unit, unfinished: Path) -> Iterator[None]:
+        """Within: the unfinished folder is this process's. BusyError where it is another's, or was renamed into place."""
+        path = unfinished / LOCK
+        try:
+            file = open(path, "a")  # noqa: SIM115 - a folder with its lock, not the lock alone, must be ours
+        except FileNotFoundError:
+            raise BusyError(unit.name) from None
+        with file:
+            try:
+                lock(file.fileno())
+            except BlockingIOError:
+                raise BusyError(unit.name) from None
+            # Another process may have finished the unit between our opening the lock and holding it.
+            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                raise BusyError(unit.name)
+            yield
+
+    # ---- the question ---------------------------------------------------------------------------------------------
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Write what was asked, whole or not at all. ValueError where the directory holds something else."""
+        self.require_place()
+        self.run.mkdir(parents=True, exist_ok=True)
+        write_json(self.run / QUESTION, question)
+
+    def question(self) -> Any:
+        """What was asked last; None where nothing was."""
+        return read_json(self.run / QUESTION, "remove it, and give the command again with its options")
+
+    def require_place(self) -> None:
+        """ValueError unless the directory is new, empty, or holds units."""
+        out = self.run
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out}: there is a file of this name; choose another --out")
+        if out.is_dir() and not (out / QUESTION).exists() and not self.units.is_dir() and any(out.iterdir()):
+            raise ValueError(f"--out {out}: the directory holds other files and no results; choose another --out")
+
+    def remove(self, units: Iterable[Unit]) -> None:
+        """Remove these units, finished or not. ValueError where another process works on one."""
+        for unit in units:
+            if (folder := self.find(unit.kind, unit.key)) is not None:
+                shutil.rmtree(folder)
+            if (unfinished := self.unfinished(unit.kind, unit.key)).is_dir():
+                try:
+                    with self._held(unit, unfinished):
+                        shutil.rmtree(unfinished)
+                except BusyError:
+                    raise ValueError(f"{unfinished} is being written by another process; wait for it") from None

@@ -1,0 +1,68 @@
+"""The units of a study: a model's training, what is measured of it, and the n-grams that it must beat."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from longitude import plugins
+from longitude.runs.store import Unit
+from longitude.study.config import StudyConfig
+from longitude.study.tasks.base import task_of
+from longitude.study.train import recipe
+from longitude.study.trial import Trial
+
+TRAINING = (
+    "task", "tokenizer", "train_length", "positions", "position_range", "batch_size", "warmup", "weight_decay", "layers",
+    "hidden", "heads", "device", "threads",
+)  # fmt: skip
+"""Options that decide the weights of a trial, beside its label, seed, learning rate and steps."""
+MEASURING = ("test_lengths", "methods", "stride", "documents")
+"""Options that decide what is measured of a trained model."""
+
+
+@dataclass(frozen=True)
+class TrialUnits:
+    """A trial with its two units."""
+
+    trial: Trial
+    training: Unit
+    measuring: Unit
+
+
+def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> TrialUnits:
+    """The units of a trial.
+
+    Args:
+        config: Of the study.
+        trial: One of its trials.
+        data: The description of its data: hashes of the text stand for the options that chose it.
+    """
+    options = asdict(config)
+    trained = {name: options[name] for name in TRAINING} | {
+        name: getattr(trial, name) for name in ("label", "seed", "rate", "steps")
+    }
+    # Generated tasks have no text: their examples follow from the options, those of the selection from --documents.
+    trained |= {"text": data.get("training_sha256"), "selection": data.get("selection_sha256", config.documents)}
+    trained |= {"start": data.get("start_sha256", {}).get(str(trial.seed)), "recipe": recipe(config)}
+    # A table of positions holds those of training, which sampled positions may make longer.
+    trained["trained_positions"] = task_of(config.task).trained_positions(config)
+    trained["plugins"] = [record["sha256"] for record in plugins.records(config.task, trial.label)]
+    training = Unit("train", trial.name, plain(trained))
+    measured = {name: options[name] for name in MEASURING} | {"training": training.key, "text": data["sha256"]}
+    measured["plugins"] = [record["sha256"] for record in plugins.records(config.task, *config.methods)]
+    return TrialUnits(trial, training, Unit("measure", trial.name, plain(measured)))
+
+
+def ngrams_unit(config: StudyConfig, data: Mapping[str, Any]) -> Unit:
+    """The unit of n-grams counted on the training windows of the first seed."""
+    names = ("task", "tokenizer", "train_length", "batch_size", "steps", "test_lengths", "positions")
+    counted = {name: getattr(config, name) for name in names} | {"seed": config.seeds[0]}
+    return Unit(
+        "ngrams", config.task, plain(counted | {"training": data.get("training_sha256"), "text": data["sha256"]})
+    )
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: lists instead of tuples."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,110 @@
+"""Units: found by what decides them, whole or not there, made by one process at a time."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from longitude.runs.store import BusyError, Store, Unit, key_of
+
+INPUTS = {"model": "3f", "length": 64, "depths": [0.0, 0.1], "evaluator": None}
+
+
+def make(store, unit, content="made"):
+    with store.making(unit) as folder:
+        (folder / "result.txt").write_text(content)
+
+
+def test_a_key_is_of_the_inputs_alone():
+    unit = Unit("loss", "rope 64", INPUTS)
+    assert Unit("loss", "another label", dict(reversed(INPUTS.items()))).key == unit.key
+    assert Unit("loss", "rope 64", json.loads(json.dumps(INPUTS | {"depths": (0.0, 0.1)}))).key == unit.key
+    others = [Unit("loss", "rope 64", INPUTS | {name: "other"}) for name in INPUTS]
+    others += [Unit("loss", "rope 64", INPUTS, version=2), Unit("train", "rope 64", INPUTS)]
+    others += [Unit("loss", "rope 64", INPUTS | {"length": 64.0})]  # JSON tells numbers apart
+    assert len({unit.key, *(other.key for other in others)}) == 1 + len(others)
+    with pytest.raises(ValueError):
+        key_of({"loss": float("nan")})
+
+
+def test_a_unit_is_there_when_it_is_whole(tmp_path):
+    store, unit = Store(tmp_path / "run"), Unit("loss", "a/b c", INPUTS)
+    assert not store.holds(unit)
+    with suppress(KeyboardInterrupt), store.making(unit) as folder:
+        (folder / "half.txt").write_text("half")
+        assert not store.holds(unit)
+        raise KeyboardInterrupt
+    assert not store.holds(unit)
+    with store.making(unit) as folder:
+        assert (folder / "half.txt").read_text() == "half"  # what was done is not done again
+    assert store.holds(unit) and [path.name for path in store.units.iterdir()] == [unit.name]
+    assert store.find("loss", unit.key) == store.folder(unit)
+    with pytest.raises(BusyError):
+        make(store, Unit("loss", "another label", INPUTS))
+    assert [path.name for path in store.units.iterdir()] == [unit.name]
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from longitude.runs.store import Store, Unit
+with Store(Path(sys.argv[1])).making(Unit("loss", "other", {"n": 1})):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_another_process_holds_a_unit_until_it_dies(tmp_path):
+    store, unit = Store(tmp_path), Unit("loss", "mine", {"n": 1})
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        assert store.is_busy(unit) and not store.holds(unit)
+        for call in (lambda: make(store, unit), lambda: store.remove([unit])):
+            with pytest.raises((BusyError, ValueError)):
+                call()
+        make(store, Unit("loss", "mine", {"n": 2}))
+        other.kill()
+    assert not store.is_busy(unit)
+    make(store, unit)
+    assert store.holds(unit) and not store.is_busy(unit)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"kind": "loss"}', "other"])
+def test_a_damaged_unit_is_named(tmp_path, content):
+    store, unit, other = Store(tmp_path), Unit("loss", "a", {"n": 1}), Unit("loss", "b", {"n": 2})
+    make(store, unit)
+    make(store, other)
+    about = store.folder(unit) / "unit.json"
+    if content is None:
+        about.unlink()
+    else:
+        about.write_text((store.folder(other) / "unit.json").read_text() if content == "other" else content)
+    for call in (lambda: store.holds(unit), lambda: make(store, unit), lambda: store.remove([unit])):
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert str(store.folder(unit)) in str(caught.value)
+    assert store.holds(other)
+
+
+def test_what_is_removed_is_made_again(tmp_path):
+    store, unit = Store(tmp_path), Unit("loss", "a", {"n": 1})
+    make(store, unit, "before")
+    store.remove([unit, Unit("loss", "b", {"n": 2})])
+    assert not store.holds(unit)
+    make(store, unit, "after")
+    assert (store.folder(unit) / "result.txt").read_text() == "after"
+
+
+def test_a_place_is_new_empty_or_of_units(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("mine")
+    for place in (tmp_path / "thesis", tmp_path / "thesis" / "thesis.txt"):
+        with pytest.raises(ValueError, match=str(place)):
+            Store(place).ask({})
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "empty", tmp_path / "new" / "run", tmp_path / "empty"):
+        Store(Path(place)).ask({"asked": 1})
+        assert Store(place).question() == {"asked": 1}

@@ -1,0 +1,209 @@
+"""What decides a unit of a study: another number is another unit, and what decides none is the same."""
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from longitude.measure import from_frame, read_rows
+from longitude.runs.store import Store
+from longitude.study import run_trial
+from longitude.study.plan import checked, plan
+from longitude.study.results import read_run
+from longitude.study.units import TRAINING, ngrams_unit, units_of
+from tests.study.conftest import NUMBERS, REVERSE, TINY, edit_question, run, trial_of, units_in
+
+pytestmark = pytest.mark.usefixtures("numbers")
+TINY = replace(TINY, test_lengths=(16, 32))
+DATA = {"training_sha256": "a", "selection_sha256": "b", "sha256": "c"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        assert run(TINY, path)[0].complete
+    return path
+
+
+@pytest.fixture
+def four(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def keys(config, data: Any = DATA, **trial):
+    units = units_of(config, replace(trial_of("rope", 0, config), **trial), data)
+    return units.training.key, units.measuring.key
+
+
+# ---- keys --------------------------------------------------------------------------------------------------------------
+OTHER: dict[str, Any] = {
+    "train_length": 8, "positions": "skipped", "batch_size": 3, "warmup": 0.2, "weight_decay": 0.0, "layers": 2, "hidden": 32,
+    "heads": 1, "device": "cuda", "threads": 2, "task": "masked", "position_range": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TRAINING if name != "tokenizer"]
+)  # its tokens are hashed as the text
+def test_an_option_of_training_makes_other_models(name):
+    changed = replace(TINY, **{name: OTHER[name]}, **({"positions": "skipped"} if name == "position_range" else {}))
+    before = replace(TINY, positions="skipped", position_range=32) if name == "position_range" else TINY
+    assert keys(changed)[0] != keys(before)[0] and keys(changed)[1] != keys(before)[1]
+
+
+@pytest.mark.parametrize("change", [{"label": "alibi"}, {"seed": 1}, {"rate": 0.5}, {"steps": 5}], ids=str)
+def test_a_trial_has_units_of_its_own(change):
+    assert not {*keys(TINY, **change)} & {*keys(TINY)}
+
+
+@pytest.mark.parametrize(
+    "change", [{"test_lengths": (16, 24)}, {"methods": ("sliding",)}, {"stride": 8}, {"documents": 5}], ids=str
+)
+def test_an_option_of_measuring_measures_the_same_model_again(change):
+    before, after = keys(TINY), keys(replace(TINY, **change))
+    assert before[0] == after[0] and before[1] != after[1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"encodings": ("alibi",)}, {"seeds": (5,)}, {"learning_rates": (0.5,)}, {"data": ("other",)}], ids=str
+)
+def test_what_stands_beside_a_trial_decides_nothing(change):
+    assert keys(replace(TINY, **change), rate=0.005) == keys(TINY, rate=0.005)
+
+
+def test_text_and_weights_are_part_of_a_key():
+    assert keys(TINY, DATA | {"sha256": "d"})[0] == keys(TINY)[0] != keys(TINY, DATA | {"training_sha256": "d"})[0]
+    assert keys(TINY, DATA | {"sha256": "d"})[1] != keys(TINY)[1]
+    assert keys(TINY, DATA | {"selection_sha256": "d"})[0] != keys(TINY)[0]
+    assert len({keys(TINY, DATA | {"start_sha256": {"0": one}})[0] for one in "ab"} | {keys(TINY)[0]}) == 3
+    drawn = {"sha256": "c"}  # of a task whose examples are drawn, the selection follows --documents
+    assert keys(REVERSE, drawn)[0] != keys(replace(REVERSE, documents=7), drawn)[0]
+
+
+def test_the_recipe_is_part_of_a_key(monkeypatch):
+    before = keys(TINY)
+    monkeypatch.setitem(run_trial.train.__globals__["ARGUMENTS"], "adam_beta2", 0.999)
+    assert not {*before} & {*keys(TINY)}
+
+
+def test_ngrams_are_of_the_windows_of_the_first_seed():
+    first = ngrams_unit(TINY, DATA).key
+    assert ngrams_unit(replace(TINY, seeds=(0, 1), encodings=("alibi",)), DATA).key == first
+    assert ngrams_unit(replace(TINY, seeds=(1, 0)), DATA).key != first != ngrams_unit(replace(TINY, steps=5), DATA).key
+
+
+# ---- one folder, many questions ----------------------------------------------------------------------------------------
+def test_in_one_folder_nothing_is_trained_twice_and_each_report_is_right(four, tmp_path, monkeypatch):
+    """The study, more seeds, other lengths, another encoding, another text, and back again."""
+    trained: list[str] = []
+    plain = run_trial.train
+
+    def counted(model, config, trial, *rest):
+        trained.append(trial.title)
+        return plain(model, config, trial, *rest)
+
+    monkeypatch.setattr(run_trial, "train", counted)
+
+    def ask(config, trains: int):
+        before = len(trained)
+        found, _ = run(config, four)
+        assert found.complete and len(trained) - before == trains
+        read = read_run(four)
+        assert (read.labels, read.lengths, read.config.seeds) == (
+            [*config.encodings], [*config.test_lengths], config.seeds,
+        )  # fmt: skip
+        assert {(row.label, row.seed) for row in read.rows} == {(x, y) for x in config.encodings for y in config.seeds}
+        assert {row.length for row in read.rows} == {*config.test_lengths}
+        return [replace(row, commit=None) for row in read.rows]
+
+    first = ask(TINY, 0)
+    ask(replace(TINY, seeds=(0, 1)), 2)
+    ask(replace(TINY, test_lengths=(16, 24, 48)), 0)
+    ask(replace(TINY, encodings=("alibi",), test_lengths=(16, 24, 48)), 1)
+    ask(replace(TINY, encodings=("rope",), methods=("sliding",)), 0)
+    with monkeypatch.context() as other:
+        other.setattr("longitude.study.data.read_texts", lambda data: type(NUMBERS)("other", NUMBERS.documents[2:]))
+        ask(replace(TINY, data=("other",)), 2)
+    assert ask(TINY, 0) == first
+    fresh, _ = run(replace(TINY, encodings=("rope",)), four, fresh=True)
+    assert fresh.complete and trained[-1] == "rope seed 0 lr 0.005" and ask(TINY, 0) != []
+
+
+def test_longer_lengths_keep_the_training_text(four):
+    longer = plan(replace(TINY, test_lengths=(16, 48)), four)
+    assert longer.config.split_length == 32 and checked(replace(TINY, test_lengths=(16, 48))).split_length == 48
+    assert all(Store(four).holds(units.training) for units in longer.trials)
+    with pytest.raises(ValueError, match="--test-lengths: no held-out document is longer than 5000"):
+        run(replace(TINY, test_lengths=(16, 5000)), four)
+
+
+def test_lengths_and_methods_are_measured_without_training(four, monkeypatch):
+    monkeypatch.setattr(run_trial, "train", None)
+    found, _ = run(replace(TINY, test_lengths=(24, 48), methods=("sliding",)), four)
+    assert found.complete
+    whole = [row for row in from_frame(read_rows(four / "results.parquet")) if row.position_from is None]
+    assert {(row.label, row.method, row.length) for row in whole} == {
+        (label, "sliding", length) for label in ("none", "rope") for length in (24, 48)
+    }
+
+
+# ---- what is damaged ---------------------------------------------------------------------------------------------------
+def test_a_unit_under_another_name_is_refused(four):
+    """A folder that was copied or renamed is never reported as what it is not."""
+    one, other = units_in(four, "rope")["train"], units_in(four, "none")["train"]
+    shutil.rmtree(one)
+    shutil.copytree(other, one)
+    for call in (lambda: read_run(four), lambda: run(TINY, four)):
+        with pytest.raises(ValueError, match=f"{one.name} is damaged"):
+            call()
+    shutil.rmtree(one)  # what the message says
+    assert run(TINY, four)[0].complete
+
+
+def test_losses_of_other_steps_than_the_training_are_refused(four):
+    path = units_in(four, "rope")["train"] / "losses.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    with pytest.raises(ValueError, match=r"losses\.jsonl ends at step 3 of 4; move"):
+        read_run(four)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seeds": "abc"}, "seeds"),
+        ({"seeds": [0, "1"]}, "seeds"),
+        ({"seeds": []}, "--seeds"),
+        ({"seeds": [1, 1]}, "--seeds"),
+        ({"encodings": None}, "encodings"),
+        ({"encodings": "rope"}, "encodings"),
+        ({"steps": 1e30}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"layers": -5}, "--layers"),
+        ({"match": "flops"}, "match"),
+        ({"learning_rates": [None]}, "learning_rates"),
+        ({"test_lengths": [64, 16]}, "--test-lengths"),
+        ({"stepz": 4}, "steps"),
+    ],
+    ids=str,
+)
+def test_a_question_that_was_edited_by_hand_is_refused_by_name(change, named, four):
+    """Types, ranges, and keys that there are not; a missing option is not its default."""
+
+    def edit(asked):
+        values = asked["configuration"] | change
+        removed = [name for name in change if change[name] is None]
+        asked["configuration"] = {name: value for name, value in values.items() if name not in removed}
+
+    edit_question(four, edit)
+    with pytest.raises(ValueError, match=f"question.json.*{named}"):
+        read_run(four)
+
+
+@pytest.mark.parametrize("part", ["configuration", "data", "trials", "train_steps"])
+def test_a_question_that_lacks_a_part_is_refused(part, four):
+    edit_question(four, lambda asked: asked.pop(part))
+    with pytest.raises(ValueError, match=f"question.json: .*{part}"):
+        read_run(four)
