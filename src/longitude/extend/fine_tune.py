@@ -29,7 +29,7 @@ from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source
 from longitude.errors import check_sizes
 from longitude.extend.methods import is_unrotated
-from longitude.extend.short_contexts import Cost, CostMeasurement
+from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
 from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of, training_folder
 from longitude.hf import SequenceParallelTrainer, Trainer
 from longitude.hf.trainer import require_shareable
@@ -91,7 +91,9 @@ def fine_tune(
     gradient_checkpointing: bool = False,
     sequence_parallel: bool = False,
     cost_text: str | None = None,
+    minutes: float = MINUTES,
     on_progress: Callable[[str, float, float], None] = lambda what, done, total: None,
+    on_note: Callable[[str], None] = lambda sentence: None,
 ) -> Training:
     """Train a checkpoint on, extended or not, and write it to the new folder `out`, whole or not at all.
 
@@ -118,7 +120,9 @@ def fine_tune(
         gradient_checkpointing: Less memory, a third more time.
         sequence_parallel: All processes share each window, and a step is that of one process: n of them take n times the length.
         cost_text: Text to compare both checkpoints on; None: no comparison.
+        minutes: About how long the comparison may take.
         on_progress: Called as on_progress(what is being done with the perplexity, steps done, steps in all).
+        on_note: Called with a sentence on what the comparison takes.
 
     Returns:
         The losses, and how much was trained.
@@ -134,7 +138,7 @@ def fine_tune(
         raise ValueError("--lora needs the package peft; install it with pip install 'longitude[peft]'")
     cost = None
     if cost_text is not None and is_first_process() and (source := open_source(str(directory))).causal:
-        cost = CostMeasurement(source, cost_text, on_progress)
+        cost = CostMeasurement(source, cost_text, on_progress, minutes, on_note)
         cost.measure_original([source.declared or 1])
     PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
     source = open_source(str(directory))
