@@ -54,6 +54,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
     from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
+    from longitude.checkpoints.reading import (
+        from_hugging_face as from_hugging_face,
+        layers_from_hugging_face as layers_from_hugging_face,
+    )
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
         LongitudeForCausalLM as LongitudeForCausalLM,
@@ -66,7 +70,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.base import (
         Encoding as Encoding,
         encoding as encoding,
-        encodings as encodings,
         list_encodings as list_encodings,
         register as register,
     )
@@ -74,15 +77,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.buckets import ClippedBias as ClippedBias, T5Bias as T5Bias
     from longitude.positions.composed import Composed as Composed
     from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
-    from longitude.positions.hugging_face import (
-        RopeConfig as RopeConfig,
-        from_hugging_face as from_hugging_face,
-        to_hugging_face as to_hugging_face,
-    )
-    from longitude.positions.layers import (
-        LayerPositions as LayerPositions,
-        layers_from_hugging_face as layers_from_hugging_face,
-    )
+    from longitude.positions.hugging_face import RopeConfig as RopeConfig, to_hugging_face as to_hugging_face
+    from longitude.positions.layers import LayerPositions as LayerPositions
     from longitude.positions.layouts import convert_layout as convert_layout
     from longitude.positions.multimodal import multimodal_positions as multimodal_positions
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
@@ -128,14 +124,15 @@ _MODULES = (
 )  # fmt: skip
 _NAMES = {
     "positions": "samplers scaling",
-    "positions.base": "Encoding encoding list_encodings encodings register",
+    "positions.base": "Encoding encoding list_encodings register",
     "positions.terms": "OffsetBias PairBias Drift OffsetVectors RowBias Transport Temperature SinkLogits",
     "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",
     "positions.rotary": "Rotary XPos AxialRotary MultimodalRotary",
     "positions.scaling": "rope_frequencies",
-    "positions.hugging_face": "RopeConfig from_hugging_face to_hugging_face",
-    "positions.layers": "LayerPositions layers_from_hugging_face",
+    "positions.hugging_face": "RopeConfig to_hugging_face",
+    "positions.layers": "LayerPositions",
+    "checkpoints.reading": "from_hugging_face layers_from_hugging_face",
     "positions.layouts": "convert_layout",
     "positions.multimodal": "multimodal_positions",
     "positions.bias": "ALiBi Kerple Sandwich Fire",

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import cross_entropy
 
 from longitude.checkpoints.load import byte_tokenizer
-from longitude.measure import losses_by_length, run as runs
+from longitude.measure import losses_by_length
 from longitude.measure.config import MeasureConfig
 from longitude.measure.documents import bos_of
 from longitude.measure.plan import plan
@@ -193,16 +193,3 @@ def test_rows_say_what_begins_them(text, tmp_path, monkeypatch) -> None:
     assert values["tokenizer"] == values["always"] != values["never"]
     with pytest.raises(ValueError, match="--bos"):
         plan(replace(config, bos="always"), (str(write(tmp_path / "bare", "llama")),))
-
-
-def test_a_run_of_before_the_option_is_another_measurement(checkpoints, text, tmp_path) -> None:
-    """Where it was not said, no token began a window."""
-    config = MeasureConfig(text=str(text), **SIZES, methods=("non-overlapping",), bos="never")
-    go(config, tmp_path / "run", checkpoints["llama"])
-    about = json.loads((tmp_path / "run" / "measure.json").read_text())
-    del about["configuration"]["bos"], about["configuration"]["trained"]
-    (tmp_path / "run" / "measure.json").write_text(json.dumps(about))
-    go(config, tmp_path / "run", checkpoints["llama"])
-    assert asdict(config)["bos"] == "never"
-    with pytest.raises(ValueError, match="bos"):
-        runs._open(plan(replace(config, bos="tokenizer"), (str(checkpoints["llama"]),)), tmp_path / "run")

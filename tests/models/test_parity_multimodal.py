@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 import longitude as lg
+from longitude.checkpoints.reading import from_hugging_face
 from longitude.models.cache_names import cache_in, named
-from longitude.positions.hugging_face import from_hugging_face
 from longitude.positions.multimodal import multimodal_positions
 from longitude.positions.rotary import AxialRotary, MultimodalRotary
 from tests.support import random_model, recorded

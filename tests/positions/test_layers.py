@@ -144,11 +144,6 @@ def test_llama4_ministral3_and_mistral():
             [1, 0, 1, 1, 1, 1],
             [4, None, 4, 4, 4, 4],
         ),
-        (
-            {"first_k_dense_replace": 2, "sliding_window_pattern": 2, "sliding_window": None},
-            [1, 1, 0, 0, 0, 0],
-            [None] * 6,
-        ),
     ],
 )
 def test_cohere2_moe(more, rotates, windows):

@@ -125,11 +125,11 @@ def test_words_and_switches_about_position_are_said_too(more):
 
 
 def test_granites_hybrid_rotates_only_where_its_type_says_so():
-    """transformers makes no rotation for it unless position_embedding_type is "rope"; its default is None."""
+    """Its attention rotates only if position_embedding_type is "rope", which is None by default; Mamba never does."""
     config = GraniteMoeHybridConfig(num_hidden_layers=2, layer_types=["mamba", "attention"])
-    assert lg.from_hugging_face(config.to_dict()).rotates == (False, False)
+    assert lg.from_hugging_face(config.to_dict()) == {}
     config.position_embedding_type = "rope"
-    assert lg.from_hugging_face(config.to_dict()).rotates is None
+    assert lg.from_hugging_face(config.to_dict()).rotates == (False, True)
 
 
 @pytest.mark.parametrize(

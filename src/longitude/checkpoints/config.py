@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from longitude.errors import nearest
+from longitude.checkpoints.reading import lost, read, text_part, with_own_base
+from longitude.errors import check_positive, check_sizes, nearest
 from longitude.hf.stock import KEY, heads_of
-from longitude.positions import by_layer
-from longitude.positions.hugging_face import KEYS, OLD_TYPES, ORIGINAL, RopeConfig, not_understood, read_ropes
+from longitude.positions.config_keys import (
+    ALL_KEYS,
+    BASES,
+    FULL as FULL,
+    KEYS,
+    LAYERS,
+    LENGTHS as LENGTH_KEYS,
+    LOCAL_BASES,
+    OLD_TYPES,
+    ORIGINAL,
+    SCHEMAS,
+    SHARES,
+    is_foreign,
+    of_layers,
+)
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood, read_ropes, unread_words
 from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_frequencies
 
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
-"""What configurations call the length that a model takes."""
-BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "local_rope_theta")
-SHARES = ("partial_rotary_factor", "rotary_pct")
-SCHEMAS = ("rope_parameters", "rope_scaling")
-OLD = (*BASES, *SCHEMAS, *SHARES, ORIGINAL)
+OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", *LENGTH_KEYS)
+"""Keys whose values are whole numbers of 1 or more, or null. (head_dim is 0 where nothing rotates: GLM-5-Next.)"""
 ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
 ROTARY."""
-FULL = "full_attention"
-"""The type of layers that attend to everything, which alone are extended."""
 FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 """Options of a RopeConfig that its frequencies depend on."""
 
@@ -38,11 +49,31 @@ def raw_config(path: str | Path) -> dict[str, Any]:
     return PreTrainedConfig.get_config_dict(path)[0]
 
 
+def require_numbers(raw: Mapping[str, Any]) -> None:
+    """ValueError for a size or a base that is 0 or less, from which a model may be built all the same."""
+    raw = text_part(raw)
+    for key in SIZES:
+        if type(raw.get(key)) is int:  # transformers itself refuses other types
+            check_sizes("config.json", **{key: raw[key]})
+    for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
+        check_positive(
+            "config.json", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None}
+        )
+
+
 def head_dim_of(config: Any, layer_type: str | None = None) -> int:
     """Dimensions of a head; of latent attention, those that a rotation may rotate. The one place that decides it.
 
     layer_type: whose heads are meant where they differ by type of layers (Gemma 4); ValueError without it.
     """
+    try:
+        layers = [one for one in read(config).layers or [] if one is not None]
+    except ValueError:
+        layers = []
+    if own := [one.head_dim for one in layers if layer_type in (None, one.label)]:
+        if len({*own}) > 1:
+            raise ValueError(f"expected layers with the same heads, got head_dim {own[0]} and {max(own)}")
+        return own[0]
     return getattr(config, "qk_rope_head_dim", None) or heads_of(config, layer_type)["head_dim"]
 
 
@@ -50,12 +81,6 @@ def declared_length(config: Any) -> int | None:
     """The length that a configuration declares, under any of LENGTH_KEYS."""
     lengths = (getattr(config, key, None) for key in LENGTH_KEYS)
     return next((length for length in lengths if isinstance(length, int) and length > 0), None)
-
-
-def of_layers(parameters: Any) -> list[Mapping[str, Any]]:
-    """The dicts of rope parameters of a config: one of each layer type, or one of all layers, empty where there are none."""
-    parameters = parameters if isinstance(parameters, Mapping) else {}
-    return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
 
 
 def trained_length(config: Any) -> int | None:
@@ -73,8 +98,15 @@ def rope_types(config: Any) -> list[str]:
 
 
 def not_rotary(config: Any) -> str | None:
-    """Why positions are not rotary; None where they are."""
-    return unread(config) or (None if getattr(config, "rope_parameters", None) else "its config has no rope_parameters")
+    """Why positions are not rotary; None where they are, and where that is not understood."""
+    if (reason := unread(config)) is not None:
+        return reason
+    if not getattr(config, "rope_parameters", None):
+        return "its config has no rope_parameters"
+    try:
+        return None if read(config).ropes else "no layer of its class rotates queries and keys"
+    except ValueError:
+        return None
 
 
 def unread(config: Any) -> str | None:
@@ -87,16 +119,23 @@ def unread(config: Any) -> str | None:
 
 
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """What transformers reads out of a config, by layer type (None: one for all). ValueError where that is nothing."""
+    """How the class of a config rotates, by layer type (None: one for all).
+
+    Raises:
+        ValueError: where nothing rotates, or the keys contradict one another.
+        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
+    """
     if (reason := not_rotary(config)) is not None:
         raise ValueError(reason)
     try:
-        read = read_ropes(config)
+        found = read(config).ropes
+    except NotUnderstood:
+        raise
     except ValueError as error:
         raise ValueError(f"the rotary parameters cannot be read ({error})") from error
-    if isinstance(read, RopeConfig):
-        return {None: read}
-    return {layer: rope for layer, rope in read.items() if rope is not None}
+    if isinstance(found, RopeConfig):
+        return {None: found}
+    return {layer: rope for layer, rope in found.items() if rope is not None}
 
 
 def border_of(config: Any) -> int | None:
@@ -112,7 +151,7 @@ def border_of(config: Any) -> int | None:
 # ---- contradictions --------------------------------------------------------------------------------------------------
 def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Each as a message with what to do. raw: config.json as it is written; config: what transformers read."""
-    raw = raw.get("text_config") or raw
+    raw = text_part(raw)
     yield from unknown_keys(raw, config)
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
         return
@@ -120,16 +159,19 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         yield from inside
         return
     given = config.to_dict()  # which layers rotate may stand in defaults of transformers' class
-    filled = {key: given[key] for key in by_layer.LAYER_KEYS if key in given} | dict(raw)
+    filled = {key: given[key] for key in LAYERS if key in given} | dict(raw)
+    with suppress(ValueError):  # what its class keeps may not be readable
+        filled = with_own_base(filled, config, read_ropes(given))
     schemas = [{name} for name in SCHEMAS if raw.get(name)] or [{*SCHEMAS}]
     try:
         ours, *others = (
             read_ropes({key: value for key, value in filled.items() if key not in SCHEMAS or key in schema})
             for schema in schemas
         )
+    except NotUnderstood:
+        return  # said where keys that nothing reads are said
     except ValueError as error:
-        silent = "; transformers takes 10000 without a warning: write the one of training"
-        yield f"{error}{silent if 'expected rope_theta' in str(error) else ''}"
+        yield _missing_base(error, raw)
         return
     if others and others != [ours]:
         both = f"{described(ours)} and {described(others[0])}"
@@ -141,11 +183,30 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     except ValueError as error:
         yield f"transformers keeps what cannot be read: {error}"
         return
-    if theirs != ours:
+    shares = any(each.get(key) is not None for key in SHARES for each in (raw, *(one for _, one in rope_dicts(raw))))
+    if lost(ours, theirs, shares):
         yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
+    try:
+        read(config)
+    except NotUnderstood as error:
+        if {*error.keys} & {*SHARES}:  # its class does not read a key that others do
+            yield str(error)
+            return
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
             yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
+
+
+def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:
+    """An error of reading; of a base that is not there, with where it may have been lost."""
+    if "expected rope_theta" not in str(error):
+        return str(error)
+    if all(raw.get(name) for name in SCHEMAS):
+        return (
+            "rope_scaling replaces rope_parameters, and the base that is in the latter is lost with them: transformers takes "
+            "its default without a warning; keep one of the two, with rope_theta"
+        )
+    return f"{error}; transformers takes 10000 without a warning: write the one of training"
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
@@ -155,13 +216,42 @@ def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
             yield f"unknown key {key!r}: did you mean {near!r}?"
 
 
+def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
+    """What is no fault of a config, and yet to be known: keys that nothing reads, and a factor beyond its declared length."""
+    found = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
+    raw = text_part(raw)
+    if unread(config) or not_rotary(config):
+        return found
+    declared: Any = raw.get(LENGTH_KEYS[0])
+    for name, given in rope_dicts(raw):
+        factor, original = given.get("factor"), given.get(ORIGINAL, raw.get(ORIGINAL))
+        if given.get("rope_type", given.get("type")) not in ("yarn", "longrope") or None in (
+            factor,
+            original,
+            declared,
+        ):
+            continue
+        if isinstance(factor, int | float) and (reach := factor * original) > 1.01 * declared:
+            found.append(
+                f"{name}: factor {factor} times {ORIGINAL} = {original} is {reach:g}, more than {LENGTH_KEYS[0]} = {declared}; "
+                "the frequencies follow the factor"
+            )
+    try:
+        found += read(config).notes
+    except NotUnderstood as error:
+        found.append(str(error))
+    except ValueError:
+        pass  # said among the contradictions
+    return list(dict.fromkeys(found))
+
+
 def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
     """Keys about positions that neither transformers' class of this config has nor anything here reads."""
-    raw = raw.get("text_config") or raw
+    raw = text_part(raw)
     strangers = _strangers(raw, keys_of(config))
     about = [key for key in strangers if any(word in key for word in ROTARY)]
     about = [key for key in about if not isinstance(raw[key], bool | str | None)]
-    return list(dict.fromkeys([*about, *not_understood(raw)]))
+    return list(dict.fromkeys([*about, *not_understood(raw, by_class=True)]))
 
 
 def _slip_of(key: str, config: Any) -> str | None:
@@ -190,7 +280,6 @@ def _strangers(raw: Mapping[str, Any], valid: set[str]) -> list[str]:
 
 def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
     """Keys of the rope dicts that are another type's, or a slip of one."""
-    every = {key for keys in KEYS.values() for key in keys}
     for name, one in rope_dicts(raw):
         kind = one.get("rope_type", one.get("type", "default"))
         kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
@@ -198,7 +287,7 @@ def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
             continue  # it is refused where it is read
         valid = {*KEYS[kind], *((ORIGINAL,) if "llama_4_scaling_beta" in one else ())}
         for key in one.keys() - valid:
-            if by_layer.is_foreign(key, every):
+            if is_foreign(key) or (kind == "dynamic" and one.get("alpha") and key in ALL_KEYS):
                 continue
             near = nearest(key, valid)
             meant = f"did you mean {near!r}?" if near else f"a {kind!r} one has: {', '.join(sorted(valid))}"
@@ -217,7 +306,7 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
         parameters = raw.get(name) or {}
         nested = parameters.get("full_attention")
         given = nested if isinstance(nested, Mapping) else parameters
-        for keys in (BASES[:3], SHARES):
+        for keys in (BASES, SHARES):
             key, inside = next((key for key in keys if raw.get(key) is not None), None), given.get(keys[0])
             if key is not None and inside is not None and raw[key] != inside:
                 both = f"{key} is {raw[key]} at the top and {inside} in {name}"

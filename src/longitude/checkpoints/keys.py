@@ -11,12 +11,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from longitude.checkpoints.config import BASES, LENGTH_KEYS, SHARES, rope_dicts, two_values
+from longitude.checkpoints.config import rope_dicts, two_values
+from longitude.checkpoints.reading import Ropes, lost, read
 from longitude.checkpoints.source import Source
-from longitude.positions import by_layer
-from longitude.positions.hugging_face import KEYS, RopeConfig, read_ropes, to_hugging_face
-
-Ropes = RopeConfig | dict[str, RopeConfig | None]
+from longitude.positions.config_keys import BASES, LAYERS, LENGTHS, SHARES, WINDOWED, is_foreign
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes, to_hugging_face
 
 
 class Absent(str):
@@ -24,26 +23,31 @@ class Absent(str):
 
 
 ABSENT = Absent("-")
-WINDOWED = ("sliding_attention", "chunked_attention", "main")
-"""Layer types that attend within a window, which does not grow; DeepSeek V4 calls the rotation of such layers "main"."""
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def ropes_of(source: Source) -> Ropes:
-    """What transformers reads in the configuration, which must be what its file declares. ValueError where keys contradict."""
+    """How the class of a config rotates, which must be what its file declares.
+
+    Raises:
+        ValueError: where keys contradict.
+        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
+    """
     file = source.folder / "config.json"
     try:
-        read = read_ropes(source.config)
         for contradiction in two_values(source.inner):
             raise ValueError(contradiction)
-        in_file = read_ropes(with_defaults(source, read)) if isinstance(read, RopeConfig) else read
+        found = read(source.config).ropes
+        in_file = read_ropes(with_defaults(source, found)) if isinstance(found, RopeConfig) else found
+    except NotUnderstood as error:
+        raise NotUnderstood(f"{file}: {error}", error.keys) from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    if in_file != read:
+    if lost(in_file, found, shares=True):
         raise ValueError(
-            f"{file}: its keys mean {in_file}, but transformers reads {read}; correct the names of its keys"
+            f"{file}: its keys mean {in_file}, but transformers reads {found}; correct the names of its keys"
         )
-    return read
+    return found
 
 
 def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
@@ -68,15 +72,15 @@ def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:
     share = read.proportion if read.proportion != 1 else read.partial_rotary_factor
     if not any(inner.get(key) is not None for key in SHARES) and inside.get(SHARES[0]) is None and share != 1:
         added[SHARES[0]] = share
-    if LENGTH_KEYS[0] not in inner:
-        added[LENGTH_KEYS[0]] = next((inner[other] for other in LENGTH_KEYS[1:] if other in inner), None)
-    return {key: given[key] for key in by_layer.LAYER_KEYS if key in given} | dict(inner) | added
+    if LENGTHS[0] not in inner:
+        added[LENGTHS[0]] = next((inner[other] for other in LENGTHS[1:] if other in inner), None)
+    return {key: given[key] for key in LAYERS if key in given} | dict(inner) | added
 
 
 def names_base(inner: Mapping[str, Any]) -> bool:
     """Whether the file itself names the base of its frequencies."""
     inside = [given for _, given in rope_dicts(inner)]
-    return any(each.get(key) is not None for each in (inner, *inside) for key in BASES[:3])
+    return any(each.get(key) is not None for each in (inner, *inside) for key in BASES)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -84,7 +88,7 @@ def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     """The text part of config.json, its keys in their order, with other rotary parameters."""
     inner = copy.deepcopy(source.inner)
     neox = source.config.model_type.startswith("gpt_neox")
-    base = "rotary_emb_base" if neox else next((key for key in BASES[:3] if key in inner), BASES[0])
+    base = "rotary_emb_base" if neox else next((key for key in BASES if key in inner), BASES[0])
     if not isinstance(ropes, RopeConfig):
         if "rope_parameters" in inner or "rope_scaling" not in inner and not names_base(inner):
             return inner | _entries(source, ropes, head_dim)
@@ -111,12 +115,11 @@ def _entries(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     entries = to_hugging_face(ropes, head_dim)
     if "no_rope_layers" not in source.config.to_dict():  # its layer_types decide which layers rotate
         entries.pop("no_rope_layers", None)
-    known = {key for keys in KEYS.values() for key in keys}
     before = source.inner.get("rope_parameters") or source.inner.get("rope_scaling") or {}
     after = entries["rope_parameters"]
     pairs = [(before.get(layer), one) for layer, one in after.items() if isinstance(one, dict)] or [(before, after)]
     for old, new in pairs:
-        new |= {key: value for key, value in (old or {}).items() if by_layer.is_foreign(key, known)}
+        new |= {key: value for key, value in (old or {}).items() if is_foreign(key)}
     return entries
 
 

@@ -24,7 +24,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
-from longitude.checkpoints.config import contradictions, raw_config
+from longitude.checkpoints.config import contradictions, raw_config, require_numbers
 from longitude.checkpoints.quiet import quiet
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
@@ -168,7 +168,12 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
         _require_config(where)
     problem = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
     with quiet(), in_one_line(f"{path}: {problem}"):
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    try:
+        require_numbers(raw_config(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return config
 
 
 def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:

@@ -45,7 +45,7 @@ class Extension:
     written: bool = False
 
 
-def extend(
+def extend(  # noqa: C901
     model: str | Path,
     out: Path | None,
     *,

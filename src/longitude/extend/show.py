@@ -68,9 +68,8 @@ def differences(plan: ExtendPlan) -> list[tuple[str, Any, Any]]:
 def training_line(training: Training) -> str:
     return (
         f"\ntrained: {len(training.losses)} steps, {training.tokens} tokens, {training.parameters} parameters, "
-        f"{training.seconds:.0f} s, {training.tokens_per_second:.3g} tokens/s; "
-        f"nats per token {training.losses[0]:.3f} at the first step, {training.losses[-1]:.3f} at "
-        f"the last"
+        f"{training.seconds:.0f} s, {training.tokens_per_second:.3g} tokens/s; nats per token {training.losses[0]:.3f} at the "
+        f"first step, {training.losses[-1]:.3f} at the last"
     )
 
 

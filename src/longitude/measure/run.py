@@ -312,8 +312,7 @@ def _require_same(out: Path, saved: Any, now: dict[str, Any]) -> None:
     remedy = "leave --out out, then it has a folder of its own, or name another --out"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{out} holds a measure.json that this release cannot read; {remedy}")
-    older = {"chat": False, "bos": "never"}  # what a run without the option did
-    before = as_json(MeasureConfig()) | older | saved["configuration"] | {"models": list(saved["models"])}
+    before = as_json(MeasureConfig()) | saved["configuration"] | {"models": list(saved["models"])}
     for name, value in (now["configuration"] | {"models": list(now["models"])}).items():
         grows = name in GROWING and not set(before[name]) - set(value)
         if name == "lengths":

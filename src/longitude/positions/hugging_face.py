@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
-from longitude.positions import by_layer
+from longitude.positions import by_layer, config_keys
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.composed import Composed
+from longitude.positions.config_keys import (
+    ALL_KEYS,
+    BASES,
+    COMMON,
+    EXTRA,
+    KEYS,
+    LENGTH,
+    LOCAL_BASES,
+    OLD_TYPES,
+    ORIGINAL,
+    SCHEMAS,
+    SHARES,
+    TYPES,
+    UNDERSTOOD,
+    ZERO_IS_NONE,
+    is_foreign,
+)
 from longitude.positions.layouts import Layout
 from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, Scaling, YaRN
 from longitude.positions.scaling.base import Follow
 from longitude.positions.scaling.ntk import ntk_base
+
+
+class NotUnderstood(ValueError):
+    """A config with keys about position that decide something, and that nothing here can read; `keys` has their names."""
+
+    def __init__(self, message: str, keys: Sequence[str] = ()):
+        super().__init__(message)
+        self.keys = tuple(keys)
 
 
 class RopeConfig(NamedTuple):
@@ -85,71 +109,16 @@ class RopeConfig(NamedTuple):
 
 Style = Literal["rope_parameters", "rope_scaling"]
 
-ORIGINAL = "original_max_position_embeddings"
-COMMON = (
-    "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta",
-)  # fmt: skip
-OLD_TYPES = {"su": "longrope", "mrope": "default"}  # names that early checkpoints use
-
-
-def same(keys: str) -> dict[str, str]:
-    """Keys that transformers and our schemes call alike."""
-    return {key: key for key in keys.split()}
-
-
-LENGTH = {ORIGINAL: "original_max_length"}
-# type -> its scheme; the keys it must have, and may have, as {their name: ours}
-TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = {
-    "default": (None, {}, {}),
-    "linear": (Linear, same("factor"), {}),
-    "proportional": (Linear, {}, same("factor")),
-    "dynamic": (DynamicNTK, same("factor"), {}),
-    "yarn": (YaRN, {}, LENGTH | same("factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate")),
-    "longrope": (LongRoPE, same("short_factor long_factor"), LENGTH | same("factor attention_factor")),
-    "llama3": (Llama3, same("factor low_freq_factor high_freq_factor"), LENGTH),
-}
-KEYS = {kind: (*must, *may, *COMMON, "type", "max_position_embeddings") for kind, (_, must, may) in TYPES.items()}
-"""The keys that a type has inside rope parameters."""
-
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
-def from_hugging_face(
-    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
-) -> RopeConfig | dict[str, RopeConfig | None]:
-    """The rotary parameters of a config of transformers, read as transformers reads them.
-
-    yarn, longrope and llama3 without an original length take max_position_embeddings for it, and a config's own
-    original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
-    max_position_embeddings / original length; dynamic's original length is max_position_embeddings. Some models ignore
-    partial_rotary_factor (Llama); it is read for them, too.
-
-    Args:
-        config: a mapping, or an object with to_dict().
-        follow: the length that dynamic and longrope follow; default: "sequence", as in transformers.
-        max_length: the length that they declare, in tokens; with follow="declared", longrope takes max_position_embeddings by
-            default.
-
-    Returns:
-        RopeConfig, or one per layer type (None: layers without rotation). Which layers of all rotate, and what multiplies
-        queries, is in it, too. A warning says which keys about position were not understood.
-
-    Raises:
-        ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
-    """
-    if found := not_understood(config):
-        warnings.warn(unread_words(found), stacklevel=2)
-    return read_ropes(config, follow, max_length)
+def not_understood(config: Mapping[str, Any] | Any, by_class: bool = False) -> list[str]:
+    """Keys of a config that are about position and that nothing here reads. by_class: as of config_keys.not_understood."""
+    return [*config_keys.not_understood(as_mapping(config), by_class)]
 
 
-def not_understood(config: Mapping[str, Any] | Any) -> list[str]:
-    """Keys of a config that are about position and that nothing here reads."""
-    return [*by_layer.not_understood(as_mapping(config), KEYS)]
-
-
-def unread_words(keys: list[str]) -> str:
+def unread_words(keys: Sequence[str]) -> str:
     """The message for a user."""
-    inside = sorted({key for each in KEYS.values() for key in each})
-    known = f"{', '.join(by_layer.UNDERSTOOD)}; inside rope_parameters {', '.join(inside)}"
+    known = f"{', '.join(UNDERSTOOD)}; inside rope_parameters {', '.join(sorted(ALL_KEYS))}"
     return f"not understood: {', '.join(keys)}; understood are {known}"
 
 
@@ -165,19 +134,27 @@ def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
 def read_ropes(
     config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
 ) -> RopeConfig | dict[str, RopeConfig | None]:
-    """`from_hugging_face` without a word on what is not understood."""
+    """The rotary parameters that the keys of a config declare, whatever its family does with them.
+
+    yarn, longrope and llama3 without an original length take max_position_embeddings for it, and a config's own
+    original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
+    max_position_embeddings / original length; dynamic's original length is max_position_embeddings.
+
+    Raises:
+        ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
+    """
     config = as_mapping(config)
-    for name in ("rope_scaling", "rope_parameters"):
+    for name in SCHEMAS:
         if not isinstance(config.get(name, {}), Mapping):
             raise ValueError(f"expected {name} to be a mapping or None, got {config[name]!r}")
-    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    new, old = (config.get(name) for name in SCHEMAS)
     if old and new and old != new:
         raise ValueError(f"expected rope_parameters or rope_scaling, got both: {new!r} and {old!r}; remove one")
     parameters = new or old or {}
-    base = next((config[k] for k in ("rope_theta", "rotary_emb_base", "global_rope_theta") if k in config), None)
-    local = next((config[k] for k in ("rope_local_base_freq", "local_rope_theta") if k in config), None)
-    partial = next((config[k] for k in ("partial_rotary_factor", "rotary_pct") if k in config), 1.0)
-    outside = {"rope_theta": base, "partial_rotary_factor": partial}
+    base, local, partial = (
+        next((config[k] for k in names if k in config), None) for names in (BASES, LOCAL_BASES, SHARES)
+    )
+    outside = {"rope_theta": base, "partial_rotary_factor": 1.0 if partial is None else partial}
 
     def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> RopeConfig:
         given = {key: value for key, value in parameters.items() if value is not None}
@@ -200,6 +177,11 @@ def read_ropes(
     )
 
 
+def names_rotation(config: Mapping[str, Any]) -> bool:
+    """Whether a config has any key that parameters of a rotation could be read from."""
+    return any(config.get(key) for key in (*SCHEMAS, *BASES, *LOCAL_BASES))
+
+
 def rope_of(
     given: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
 ) -> RopeConfig:
@@ -214,25 +196,43 @@ def rope_of(
             "expected rope_theta, the base of the frequencies, got none; it is never assumed. A config of text and images "
             "has it in its text_config"
         )
+    given = {key: value for key, value in given.items() if value != 0 or key not in ZERO_IS_NONE}
     _, needed, optional = TYPES[kind]
     names = needed | optional
-    keys = [*names, *COMMON, *(LENGTH if "llama_4_scaling_beta" in given else ())]
-    every = {key for each in KEYS.values() for key in each}
+    keys = [*names, *EXTRA.get(kind, ()), *COMMON, *(LENGTH if "llama_4_scaling_beta" in given else ())]
+    stretched = kind == "dynamic" and "alpha" in given  # HunYuan: its files keep keys of YaRN beside it
     for key in given:
-        if key not in keys and not by_layer.is_foreign(key, every):
+        if key not in keys and not is_foreign(key) and not (stretched and key in KEYS["yarn"]):
             raise unknown(f"key of rope_type {kind!r}", key, keys, f"its keys: {', '.join(keys)}.")
     if missing := [key for key in needed if key not in given]:
         raise ValueError(f"rope_type {kind!r}: expected {', '.join(missing)}, got {sorted(given)}")
     share, proportional = given["partial_rotary_factor"], kind == "proportional"
-    check_positive("rope", base=given["rope_theta"])
+    check_positive("rope", rope_theta=given["rope_theta"])
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
         raise ValueError(f"rope_type {kind!r}: expected partial_rotary_factor above 0 and at most 1, got {share!r}")
     options = {names[key]: value for key, value in given.items() if key in names}
-    scaling = scaling_of(kind, options, config, follow, max_length)
+    if stretched:
+        check_positive("rope", alpha=given["alpha"])
+        scaling = NTK(given["alpha"])
+    else:
+        scaling = scaling_of(kind, options | factor_of_phimoe(given), config, follow, max_length)
     partial, proportion = (1.0, share) if proportional else (share, 1.0)
     temperature = by_layer.rotated_temperature(given, ORIGINAL)
     return RopeConfig(given["rope_theta"], scaling, partial, proportion, *sections_of(given), temperature)
+
+
+def factor_of_phimoe(given: Mapping[str, Any]) -> dict[str, float]:
+    """The attention factor of Phi-MoE, whose files name it for lengths up to L and for those beyond."""
+    scales = [given[key] for key in EXTRA["longrope"] if key in given]
+    if not scales:
+        return {}
+    if len(scales) != 2 or scales[0] != scales[1]:
+        raise NotUnderstood(
+            f"short_mscale and long_mscale: expected two equal numbers, which multiply cos and sin, got {scales}",
+            [f"rope_scaling.{key}" for key in EXTRA["longrope"]],
+        )
+    return {"attention_factor": scales[0]}
 
 
 def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]:

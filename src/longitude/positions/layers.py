@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from longitude.errors import check_choice
-from longitude.positions.by_layer import WINDOWS_ROTATE, layer_types
-from longitude.positions.hugging_face import RopeConfig, as_mapping, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.layouts import Layout
 
 WINDOWS_ON_FULL = ("minimax",)
@@ -21,68 +19,78 @@ class LayerPositions(NamedTuple):
         encoding: its encodings, {"name": name, **options} each, as LongitudeConfig(encodings=[...]) and set_positions take them.
         window: keys that a query attends to, itself included; None: all before it.
         chunk: tokens of the chunks that attention does not leave (Llama 4), or None.
+        attends: whether it has attention; other layers have a recurrence or a convolution in its place.
     """
 
     encoding: list[dict[str, Any]]
     window: int | None = None
     chunk: int | None = None
+    attends: bool = True
 
     @property
     def mixer(self) -> dict[str, Any]:
-        """As LongitudeConfig(mixers=[...]) takes it."""
+        """As LongitudeConfig(mixers=[...]) takes it. ValueError for a layer without attention."""
+        if not self.attends:
+            raise ValueError("expected a layer with attention, got one without, whose mixer no config here describes")
         if self.chunk is not None:
             return {"name": "chunks", "size": self.chunk}
         return {"name": "attention"} if self.window is None else {"name": "window", "size": self.window}
 
 
-def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
-    """What each layer of a config of transformers does with position.
-
-    Example: LongitudeConfig(encodings=[one.encoding for one in layers], mixers=[one.mixer for one in layers], ...).
+def layers_of(
+    config: Mapping[str, Any],
+    layout: Layout,
+    ropes: RopeConfig | Mapping[str, RopeConfig | None],
+    of_layer: Sequence[tuple[RopeConfig, int] | None] | None = None,
+    attends: Sequence[bool] | None = None,
+) -> list[LayerPositions]:
+    """What each layer of a config does with position.
 
     Args:
-        config: a mapping, or an object with to_dict().
-        layout: which numbers of a head make a rotary pair, "half" or "interleaved"; no config has it.
+        config: its keys.
+        layout: which numbers of a head make a rotary pair.
+        ropes: its rotary parameters, of all layers or by layer type.
+        of_layer: for each layer its own of them and head_dim, None where it does not rotate; default: by layer type.
+        attends: for each layer whether it has attention; default: all have.
 
     Returns:
         LayerPositions, one per layer.
 
     Raises:
-        ValueError: what from_hugging_face refuses, no number of layers, or parameters by layer type without layer_types.
+        ValueError: no number of layers, or parameters by layer type without layer_types.
     """
-    check_choice("layers_from_hugging_face", Layout, layout=layout)
-    read, given = from_hugging_face(config), as_mapping(config)
-    layers = given.get("num_hidden_layers")
-    if not isinstance(layers, int):
-        raise ValueError(
-            f"expected num_hidden_layers, got {layers!r}; a config of text and images has it in its text_config"
-        )
-    width = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
-    own = {int(layer): each for layer, each in (given.get("per_layer_config") or {}).items()}
-    types = given.get("layer_types")
-    if types is None and given.get("model_type") in WINDOWS_ROTATE:
-        types = layer_types(given)
-    if types is None and isinstance(read, Mapping):
-        raise ValueError(f"expected layer_types, one per layer, because rotations differ by type ({', '.join(read)})")
-    windowed = given.get("sliding_window") if given.get("use_sliding_window", True) else None
+    types = config.get("layer_types")
+    if of_layer is None:
+        layers = config.get("num_hidden_layers")
+        if not isinstance(layers, int):
+            raise ValueError(
+                f"expected num_hidden_layers, got {layers!r}; a config of text and images has it in its text_config"
+            )
+        if types is None and isinstance(ropes, Mapping):
+            raise ValueError(
+                f"expected layer_types, one per layer, because rotations differ by type ({', '.join(ropes)})"
+            )
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        of_layer = []
+        for layer in range(layers):
+            rope = ropes if isinstance(ropes, RopeConfig) else ropes.get(str((types or [])[layer]))
+            of_layer.append(None if rope is None or (rope.rotates and not rope.rotates[layer]) else (rope, width))
+    temperature = ropes.unrotated_temperature if isinstance(ropes, RopeConfig) else None
+    windowed = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     found = []
-    for layer in range(layers):
+    for layer, rope in enumerate(of_layer):
         kind = None if types is None else types[layer]
-        rope = read if isinstance(read, RopeConfig) else read.get(str(kind))
-        attends_all = kind == "full_attention" and given.get("model_type") not in WINDOWS_ON_FULL
+        attends_all = kind == "full_attention" and config.get("model_type") not in WINDOWS_ON_FULL
         window = windowed if kind in (None, "sliding_attention", "full_attention") and not attends_all else None
-        chunk = given.get("attention_chunk_size") if kind == "chunked_attention" else None
-        head_dim = own.get(layer, {}).get("head_dim", width)
-        found.append(LayerPositions(_specs(rope, layer, head_dim, layout), window, chunk))
+        chunk = config.get("attention_chunk_size") if kind == "chunked_attention" else None
+        attending = attends is None or attends[layer]
+        still = temperature if attending and temperature is not None else {"name": "none"}
+        found.append(LayerPositions([still] if rope is None else _specs(*rope, layout), window, chunk, attending))
     return found
 
 
-def _specs(rope: RopeConfig | None, layer: int, head_dim: int, layout: Layout) -> list[dict[str, Any]]:
-    """The encodings of a layer."""
-    if rope is None:
-        return [{"name": "none"}]
-    if rope.rotates is not None and not rope.rotates[layer]:
-        return [rope.unrotated_temperature or {"name": "none"}]
+def _specs(rope: RopeConfig, head_dim: int, layout: Layout) -> list[dict[str, Any]]:
+    """The encodings of a layer that rotates."""
     name = "rope" if rope.sections is None else "mrope"
     rotary = {"name": name, "head_dim": head_dim, "layout": layout, **rope.options(head_dim)}
     return [rotary, *([] if rope.temperature is None else [rope.temperature])]

@@ -64,8 +64,14 @@ class Memory:
         return self.weights + self.cache + self.layer + self.logits + self.base
 
     def __str__(self) -> str:
-        names = {"weights": "weights", "cache": "cache", "layer": "layer", "logits": "logits", "base": "Python"}
-        parts = ", ".join(f"{word} {getattr(self, name) / 1e9:.2f}" for name, word in names.items())
+        sizes = {
+            "weights": self.weights,
+            "cache": self.cache,
+            "layer": self.layer,
+            "logits": self.logits,
+            "Python": self.base,
+        }
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in sizes.items())
         return f"about {self.total / 1e9:.1f} GB ({parts})"
 
 

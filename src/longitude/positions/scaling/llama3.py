@@ -22,7 +22,7 @@ class Llama3(Scaling):
         factor: s, of 1 or more.
         original_max_length: L, the trained length in tokens.
         low_freq_factor: pairs of at most this many rotations within L become theta_k/s.
-        high_freq_factor: pairs of at least this many stay.
+        high_freq_factor: pairs of at least this many stay; where it equals low_freq_factor (Llama 4 Scout), there is no ramp.
 
     Source:
         Grattafiori et al. 2024, arXiv 2407.21783, https://arxiv.org/abs/2407.21783
@@ -38,8 +38,8 @@ class Llama3(Scaling):
         super().__post_init__()
         low, high = self.low_freq_factor, self.high_freq_factor
         check_positive(self.name, low_freq_factor=low, high_freq_factor=high)
-        if high <= low:
-            raise ValueError(f"llama3: expected high_freq_factor above low_freq_factor, got {high!r} and {low!r}")
+        if high < low:
+            raise ValueError(f"llama3: expected high_freq_factor of at least low_freq_factor, got {high!r} and {low!r}")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta = plain(rotary_dim, base, device)

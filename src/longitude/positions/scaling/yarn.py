@@ -21,8 +21,10 @@ def blend(theta: Tensor, factor: float, gamma: Tensor) -> Tensor:
 
 
 def rotations_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Tensor:
-    """gamma_k, from 0 at `slow` rotations within L to 1 at `fast`: linear in r_k = L theta_k / 2 pi."""
+    """gamma_k from 0 at `slow` rotations within L to 1 at `fast`, linear in r_k = L theta_k / 2 pi; a step if they are equal."""
     rotations = original * theta / (2 * math.pi)
+    if fast == slow:
+        return (rotations >= slow).to(theta.dtype)
     return ((rotations - slow) / (fast - slow)).clamp(0, 1)
 
 
@@ -41,7 +43,7 @@ class NTKByParts(Scaling):
         factor: s, of 1 or more.
         original_max_length: L, the trained length in tokens.
         beta_fast: pairs of at least this many rotations within L stay.
-        beta_slow: pairs of at most this many become theta_k/s.
+        beta_slow: pairs of at most this many become theta_k/s. Where it equals beta_fast (Kimi K2) there is no ramp.
         ramp: "dimensions", as in the published code and all checkpoints: gamma falls linearly with k from the pair of
             beta_fast rotations to that of beta_slow. "rotations", as in the paper: gamma is linear in the rotations
             r_k = L theta_k / 2 pi, from beta_slow to beta_fast. The two differ by up to 0.37.
@@ -71,9 +73,9 @@ class NTKByParts(Scaling):
         check_positive(self.name, beta_fast=fast, beta_slow=slow)
         check_choice(self.name, Ramp, ramp=self.ramp)
         check_flags(self.name, truncate=self.truncate)
-        if fast <= slow:
+        if fast < slow:
             raise ValueError(
-                f"{self.name}: expected beta_fast above beta_slow, in rotations, got {fast!r} and {slow!r}"
+                f"{self.name}: expected beta_fast of at least beta_slow, in rotations, got {fast!r} and {slow!r}"
             )
         if self.ramp == "rotations" and not self.truncate:
             raise ValueError(f"{self.name}: expected truncate=False only with ramp='dimensions', got ramp='rotations'")

@@ -1,0 +1,409 @@
+"""What the class of a config does with position, layer by layer: one pass of its model without weights, its tensors followed.
+
+The model is made on the meta device, so a pass of the largest takes seconds and no memory. Each tensor is marked by what it was
+made from: the tables of a rotary module, positions, or places counted by arange. Attention is replaced by a function that looks
+at the marks of queries and keys and answers with zeros, so what a layer does marks no layer behind it. What the marked tables
+hold is then found by calling the same rotary modules on the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from inspect import signature
+from typing import Any
+from warnings import catch_warnings
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from longitude.checkpoints.quiet import quiet
+from longitude.positions.hugging_face import NotUnderstood
+
+NAME = "longitude_trace"
+TOKENS = 3
+POSITIONS, PLACES = "positions", "places"
+"""Marks: of position_ids, and of what arange made. Other marks are numbers of calls of rotary modules."""
+UNUSED = ("weight", "scaling", "dropout")
+RELEASED = {"item": int, "__int__": int, "__index__": int, "__bool__": bool, "__contains__": bool, "__float__": float}
+"""What asks a tensor for its number, which one of the meta device does not have."""
+
+Mark = str | int
+
+
+# ---- what is found ---------------------------------------------------------------------------------------------------
+@dataclass(eq=False)
+class Tables:
+    """Rotary tables of one call of a rotary module: what it rotates by, in a sequence of any length."""
+
+    module: nn.Module
+    given: tuple[Any, ...]
+    named: Mapping[str, Any]
+    width: int
+
+    @property
+    def label(self) -> str | None:
+        """The layer type, or other name, that the tables were asked for by."""
+        return self.named.get("layer_type") or next((one for one in self.given if isinstance(one, str)), None)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the frequencies are among the weights."""
+        return any(True for _ in self.module.parameters())
+
+    @property
+    def axes(self) -> int:
+        """Axes of positions (time, height and width of images); 0 where a token has one position."""
+        several = [len(x) for x in tree_iter((self.given, self.named)) if isinstance(x, Tensor) and x.dim() == 3]
+        return next((n for n, x in zip(several, several) if n > 1), 0)
+
+    def at(self, *positions: int, axis: int | None = None) -> tuple[Tensor, Tensor]:
+        """Cos and sin [..., positions, width], float64, made on the CPU. axis: the one whose positions they are; others are 0."""
+        steps = torch.tensor(positions)
+
+        def real(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if value.is_floating_point():  # hidden states, for their dtype and device
+                return torch.zeros(1, len(steps), 1)
+            own = steps.expand(*value.shape[:-1], len(steps)).clone()
+            if axis is not None:
+                own[[other for other in range(len(own)) if other != axis]] = 0
+            return own
+
+        module = type(self.module)(config=self.module.config)
+        with torch.no_grad():
+            out = module(*map(real, self.given), **{name: real(value) for name, value in self.named.items()})
+        cos, sin = (out.real, out.imag) if isinstance(out, Tensor) else out
+        return cos.double(), sin.double()
+
+    def rotation(self, pairs: int, length: int) -> tuple[Tensor, float] | None:
+        """(frequencies [pairs], factor of cos and sin) in a sequence of `length`; None where there are not so many pairs."""
+        cos, sin = (each.reshape(-1, *each.shape[-2:])[0] for each in self.at(0, 1, max(length, TOKENS) - 1))
+        if (take := _one_of_each(cos, pairs)) is None:
+            return None
+        return torch.atan2(sin[1, take], cos[1, take]), float(torch.hypot(cos[0], sin[0]).max())
+
+    def axis_of_pair(self, pairs: int) -> list[int] | None:
+        """The axis that each pair follows, -1 for one that does not turn; None where the module leaves it to attention."""
+        own = [-1] * pairs
+        for axis in range(self.axes):
+            _, sin = self.at(0, 1, axis=axis)
+            if sin.dim() > 3 or (take := _one_of_each(sin[0], pairs)) is None:
+                return None
+            own = [axis if turns else before for turns, before in zip(sin[0, 1, take].abs() > 0, own, strict=True)]
+        return own
+
+
+def _one_of_each(table: Tensor, pairs: int) -> slice | None:
+    """The columns that have each pair once, whether the others repeat them behind all or behind each; None for other widths."""
+    if table.shape[-1] == pairs:
+        return slice(None)
+    if table.shape[-1] == 2 * pairs and torch.equal(table[..., :pairs], table[..., pairs:]):
+        return slice(pairs)
+    if table.shape[-1] == 2 * pairs and torch.equal(table[..., 0::2], table[..., 1::2]):
+        return slice(0, None, 2)
+    return None
+
+
+@dataclass
+class Layer:
+    """What one layer does with position.
+
+    Attributes:
+        tables: Those that rotate its queries or keys; empty where nothing rotates them.
+        attends: Whether attention of it was seen.
+        hidden: Whether it has attention that was not seen.
+        width: Dimensions of its queries.
+        warm: Whether queries alone depend on their position in another way than rotation, as by a temperature.
+        turned: Whether queries and keys depend on positions, and no rotary module made it so.
+        biased: Whether attention got something else that depends on positions, as a bias.
+        embedded: Whether what comes into the layer depends on positions already.
+    """
+
+    tables: list[Tables] = field(default_factory=list)
+    attends: bool = False
+    hidden: bool = False
+    width: int | None = None
+    warm: bool = False
+    turned: bool = False
+    biased: bool = False
+    embedded: bool = False
+
+    def unexplained(self, temperature: Any) -> str | None:
+        """What of position reaches attention otherwise than by rotation and a temperature that the config declares."""
+        if self.embedded and not self.tables:
+            return "positions are in its input, as of a table of positions"
+        if self.turned:
+            return "queries and keys depend on positions, and no module called rotary makes it so"
+        if self.biased:
+            return "attention gets something else that depends on positions, as a bias"
+        if self.warm and temperature is None:
+            return "queries are multiplied by something that depends on their position"
+        return "its attention cannot be looked into" if self.hidden and not self.tables else None
+
+
+# ---- following tensors -----------------------------------------------------------------------------------------------
+def marks(*values: Any) -> frozenset[Mark]:
+    """All marks of tensors, inside of lists and dicts, too."""
+    found = (getattr(each, "_made_from", frozenset()) for each in tree_iter(values) if isinstance(each, Tensor))
+    return frozenset().union(*found)
+
+
+def mark(values: Any, with_marks: frozenset[Mark]) -> None:
+    for each in tree_iter(values):
+        if isinstance(each, Tensor):
+            each._made_from = with_marks  # type: ignore[attr-defined]
+
+
+class Following(TorchFunctionMode):
+    """Gives what a function returns, or changes in place, the marks of all that it got."""
+
+    def __init__(self, used: Callable[[frozenset[Mark]], None]):
+        super().__init__()
+        self.used = used
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            if name in RELEASED:
+                return RELEASED[name](0)
+            if name == "tolist":
+                return torch.zeros(args[0].shape, dtype=args[0].dtype).tolist()
+            if name == "nonzero":
+                return torch.zeros(1, args[0].dim(), dtype=torch.long, device="meta")
+        out = func(*args, **kwargs)
+        found = marks(args, kwargs) | ({PLACES} if name == "arange" else frozenset())
+        if found:
+            self.used(found)
+            changed = [out]
+            if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
+                changed += [args[0], args[0]._base]
+            for each in tree_iter(changed):
+                if isinstance(each, Tensor):
+                    mark(each, marks(each) | found)
+        return out
+
+
+class Pass:
+    """One pass of a model on the meta device, and what was seen of each of its layers."""
+
+    def __init__(self, model: PreTrainedModel, config: PreTrainedConfig):
+        self.model, self.config = model, config
+        self.calls: list[Tables] = []
+        self.modules = layers_of(model, config.num_hidden_layers)
+        self.layers = [Layer() for _ in self.modules]
+        self.inside: list[tuple[int, frozenset[Mark]]] = []
+        self.rotated: list[set[int] | None] = [None] * len(self.layers)
+        self.touched: list[set[int]] = [set() for _ in self.layers]
+
+    def run(self) -> list[Layer]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(recording(self.attended))
+            for handle in self.hooks():
+                stack.callback(handle.remove)
+            ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
+            mark(positions, frozenset({POSITIONS}))
+            stack.enter_context(Following(self.used))
+            self.model(input_ids=ids, position_ids=positions, use_cache=False)
+        for layer, rotated, touched in zip(self.layers, self.rotated, self.touched, strict=True):
+            layer.tables = [self.calls[call] for call in sorted(touched if rotated is None else rotated)]
+        types = getattr(self.config, "layer_types", None) or [None] * len(self.layers)
+        for layer, module, kind in zip(self.layers, self.modules, types):
+            named = any("attention" in type(part).__name__.lower() for part in module.modules())
+            layer.hidden = named and not layer.attends and (kind is None or "linear" not in kind)
+        count = self.config.num_hidden_layers
+        if len(self.layers) != count:  # layers with two attentions (LongCat), or that are gone through again (HRM)
+            if any(layer != self.layers[0] for layer in self.layers):
+                raise NotUnderstood(f"{type(self.model).__name__} has no list of {count} layers", ["num_hidden_layers"])
+            return self.layers[:1] * count
+        return self.layers
+
+    def hooks(self) -> Iterator[Any]:
+        for layer, module in enumerate(self.modules):
+            yield module.register_forward_pre_hook(
+                lambda *given, layer=layer: self.enter(layer, given), with_kwargs=True
+            )
+            yield module.register_forward_hook(self.leave)
+            for part in module.modules():
+                if part is not module and type(part).__module__.startswith("transformers."):
+                    tolerant(part)
+        for name, module in self.model.named_modules():
+            if "rotary" in type(module).__name__.lower() and "vision" not in name:
+                yield module.register_forward_hook(self.made, with_kwargs=True)
+
+    def enter(self, layer: int, given: Any) -> None:
+        first = next((each for each in tree_iter(given[1:]) if isinstance(each, Tensor)), None)
+        before = marks(first) & {POSITIONS, PLACES}
+        self.inside.append((layer, before))
+        self.layers[layer].embedded |= bool(before)
+
+    def leave(self, module: nn.Module, given: Any, out: Any) -> None:
+        """What a layer does marks no layer behind it."""
+        mark(out, self.inside.pop()[1])
+
+    def made(self, module: nn.Module, given: Any, named: Any, out: Any) -> None:
+        first = next((each for each in tree_iter(out) if isinstance(each, Tensor)), None)
+        if first is not None:
+            mark(out, frozenset({len(self.calls)}))
+            self.calls.append(Tables(module, given, named, first.shape[-1]))
+
+    def used(self, found: frozenset[Mark]) -> None:
+        if self.inside:
+            self.touched[self.inside[-1][0]] |= {each for each in found if isinstance(each, int)}
+
+    def attended(self, query: Tensor, key: Tensor, others: Any) -> None:
+        if not self.inside:
+            return
+        at = self.inside[-1][0]
+        layer, mine = self.layers[at], marks(query) | marks(key)
+        layer.attends, layer.width = True, query.shape[-1]
+        self.rotated[at] = (self.rotated[at] or set()) | {each for each in mine if isinstance(each, int)}
+        before = self.inside[-1][1]
+        layer.warm |= bool((marks(query) - marks(key)) & {POSITIONS, PLACES})
+        layer.turned |= bool(((marks(query) & marks(key)) - before) & {POSITIONS, PLACES})
+        floats = [each for each in tree_iter(others) if isinstance(each, Tensor) and each.is_floating_point()]
+        layer.biased |= bool((marks(floats) - mine) & {POSITIONS, PLACES})
+
+
+def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
+    """The layers of a model: of the lists of `count` modules, else of all, that of the most parts."""
+    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    return max(lists, key=lambda each: (len(each) == count, sum(1 for _ in each.modules())))
+
+
+def tolerant(module: nn.Module) -> None:
+    """Let zeros stand for what cannot run on the meta device, as kernels, unless its forward asks for tables."""
+    forward = module.forward
+    takes = {name for name, each in signature(forward).parameters.items() if each.kind is not each.VAR_KEYWORD}
+
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return forward(*given, **named)
+        except Exception:
+            first = next((each for each in tree_iter((given, named)) if isinstance(each, Tensor)), None)
+            named_here = [value for name, value in named.items() if name in takes]
+            tables = {each for each in marks(given, named_here) if isinstance(each, int)}
+            if first is None or tables:
+                raise
+            return torch.zeros_like(first)
+
+    module.forward = call
+
+
+# ---- attention and masks in its place --------------------------------------------------------------------------------
+_LOOK: list[Callable[[Tensor, Tensor, Any], None]] = []
+
+
+def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
+    _LOOK[-1](query, key, (given, named))
+    width = value.shape[-1]
+    return torch.zeros(query.shape[0], query.shape[2], query.shape[1], width, dtype=query.dtype, device="meta"), None
+
+
+def _mask(*given: Any, **named: Any) -> Any:
+    mask = eager_mask(*given, **named)
+    mark(mask, frozenset())
+    return mask
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
+
+
+@contextmanager
+def recording(look: Callable[[Tensor, Tensor, Any], None]) -> Iterator[None]:
+    _LOOK.append(look)
+    try:
+        yield
+    finally:
+        _LOOK.pop()
+
+
+# ---- the question ----------------------------------------------------------------------------------------------------
+class Written:
+    """A config, equal to another whose class and keys are the same."""
+
+    def __init__(self, config: PreTrainedConfig):
+        self.config = config
+        self.keys = type(config), json.dumps(config.to_dict(), sort_keys=True, default=str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Written) and self.keys == other.keys
+
+    def __hash__(self) -> int:
+        return hash(self.keys)
+
+
+def traced(config: PreTrainedConfig) -> list[Layer]:
+    """What each layer of the class of a config does with position; remembered, because a config is asked about many times.
+
+    Raises:
+        NotUnderstood: transformers has no model for the config, or its pass does not run on the meta device.
+    """
+    found = _traced(Written(config))
+    if isinstance(found, NotUnderstood):
+        raise found
+    return found
+
+
+@lru_cache(maxsize=64)
+def _traced(written: Written) -> list[Layer] | NotUnderstood:
+    config = written.config
+    try:
+        with quiet(), catch_warnings(action="ignore"):  # of kernels that are not here
+            with torch.device("meta"):
+                model = skeleton(copy.deepcopy(config))
+            return Pass(model, config).run()
+    except NotUnderstood as error:
+        return error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        return NotUnderstood(
+            f"the class of model_type {config.model_type!r} cannot be tried without weights ({reason})", ["model_type"]
+        )
+
+
+def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of the class that transformers has for a config, in eval mode. NotUnderstood where it has none."""
+    for kind in (AutoModelForCausalLM, AutoModel):
+        if type(config) in kind._model_mapping:
+            model = kind.from_config(config)
+            break
+    else:
+        model = _by_module(config)(config)
+    try:
+        model.set_attn_implementation(NAME)
+        model.set_experts_implementation("batched_mm")
+    except (AttributeError, ValueError):
+        pass  # attention or experts of its own
+    return model.eval()
+
+
+def _by_module(config: PreTrainedConfig) -> Any:
+    """The model of a text part, which no Auto class knows, beside its config."""
+    try:
+        room = import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    except ImportError:
+        room = None
+    models = (
+        [each for each in vars(room).values() if getattr(each, "config_class", None) is type(config)] if room else []
+    )
+    models = [each for each in models if each.__name__.endswith("Model") and "PreTrained" not in each.__name__]
+    if not models:
+        raise NotUnderstood(
+            f"transformers has no model for a config of model_type {config.model_type!r}", ["model_type"]
+        )
+    return models[0]

@@ -1,0 +1,97 @@
+"""Keys of a config.json that are about position: the one table of their names, for everything that reads or writes a config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from longitude.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+
+# ---- names at the top of a config ------------------------------------------------------------------------------------
+SCHEMAS = ("rope_parameters", "rope_scaling")
+"""Where rope parameters are: the first since transformers 5, the second before."""
+BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
+LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta")
+"""The base of layers with a window, before transformers 5."""
+SHARES = ("partial_rotary_factor", "rotary_pct")
+ORIGINAL = "original_max_position_embeddings"
+LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
+"""What configurations call the length that a model takes."""
+LAYERS = (
+    "num_hidden_layers", "layer_types", "no_rope_layers", "no_rope_layer_interval", "sliding_window", "sliding_window_pattern",
+    "attn_temperature_tuning", "attn_scale", "floor_scale",
+)  # fmt: skip
+"""What single layers do."""
+UNDERSTOOD = ("model_type", *LAYERS, *SCHEMAS, *BASES, *LOCAL_BASES, *SHARES, ORIGINAL, LENGTHS[0])
+OF_CLASSES = ("layer_rope_theta", "position_embedding_type")
+"""Keys that decide which layers rotate, and by which base, in families that are asked themselves."""
+NOTHING = ("rope_interleave", "qk_rope_head_dim", "qk_nope_head_dim", "mlp_layer_types", "first_k_dense_replace")
+"""Keys that look as if they were about position, and change no frequency: widths, layouts and layers of other kinds."""
+ABOUT_POSITION = re.compile(
+    r"(^|_)(rope|nope|rotary|theta|llama_4|alibi|logn|log_n)(_|$)|(attn|query|position)_temperature|log_scaling|dual_chunk|"
+    r"self_extend|position_embedding_type"
+)
+PLAIN = ("rope", "rotary", "default")
+"""Values that say no more than that a model rotates."""
+FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "main")  # "main": windows of DeepSeek V4
+"""Layer types: attention to everything, and within a window, which does not grow."""
+
+
+# ---- names inside rope parameters ------------------------------------------------------------------------------------
+def same(keys: str) -> dict[str, str]:
+    """Keys that transformers and our schemes call alike."""
+    return {key: key for key in keys.split()}
+
+
+LENGTH = {ORIGINAL: "original_max_length"}
+# type -> its scheme; the keys it must have, and may have, as {their name: ours}
+TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = {
+    "default": (None, {}, {}),
+    "linear": (Linear, same("factor"), {}),
+    "proportional": (Linear, {}, same("factor")),
+    "dynamic": (DynamicNTK, same("factor"), {}),
+    "yarn": (YaRN, {}, LENGTH | same("factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate")),
+    "longrope": (LongRoPE, same("short_factor long_factor"), LENGTH | same("factor attention_factor")),
+    "llama3": (Llama3, same("factor low_freq_factor high_freq_factor"), LENGTH),
+}
+OLD_TYPES = {"su": "longrope", "mrope": "default"}  # names that early checkpoints use
+COMMON = (
+    "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta",
+)  # fmt: skip
+EXTRA = {"longrope": ("short_mscale", "long_mscale"), "dynamic": ("alpha",)}
+"""Keys that one family adds to a type: Phi-MoE's factor of cos and sin, and the factor by which HunYuan stretches the base."""
+KEYS = {
+    kind: (*must, *may, *EXTRA.get(kind, ()), *COMMON, "type", LENGTHS[0]) for kind, (_, must, may) in TYPES.items()
+}
+"""The keys that a type has inside rope parameters."""
+ALL_KEYS = frozenset(key for each in KEYS.values() for key in each)
+ZERO_IS_NONE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "alpha")
+"""Keys of which transformers takes 0 for none."""
+
+
+def is_foreign(key: str) -> bool:
+    """Whether a key of rope parameters is neither known nor nearly a known one."""
+    return key not in ALL_KEYS and not get_close_matches(key, ALL_KEYS, n=1, cutoff=0.8)
+
+
+def of_layers(parameters: Any) -> list[Mapping[str, Any]]:
+    """The dicts of rope parameters of a config: one of each layer type, or one of all layers, empty where there are none."""
+    parameters = parameters if isinstance(parameters, Mapping) else {}
+    return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
+
+
+def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterator[str]:
+    """Keys about position of which nothing here knows what they mean; not a slip of a known one, which is refused.
+
+    by_class: whether the config's class was asked which layers rotate.
+    """
+    known = {*UNDERSTOOD, *NOTHING, *(OF_CLASSES if by_class else ())}
+    for key, value in config.items():
+        plain = value is None or value is False or value in PLAIN  # False: switched off
+        if ABOUT_POSITION.search(key) and not plain and key not in known:
+            yield key
+    for name in SCHEMAS:
+        for one in of_layers(config.get(name)):
+            yield from (f"{name}.{key}" for key, value in one.items() if value is not None and is_foreign(key))

@@ -1,0 +1,371 @@
+"""Every causal family of the installed transformers at toy size: how it rotates, measured, against what is read of its config.
+
+python -m tests.checkpoints.families                # all families, the schemes of each: a table (forty minutes)
+python -m tests.checkpoints.families llama olmo3    # these alone
+
+The measuring looks into no config and knows no family: attention is replaced by a recorder, and queries and keys at several
+positions, and without rotation, give the angle by which each pair turns. PYTHONPATH needs src, docs and this folder's root.
+"""
+
+import copy
+import sys
+import warnings
+from collections import Counter
+from contextlib import contextmanager, suppress
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from longitude.checkpoints.reading import LayerRope, NotUnderstood, read
+from longitude.checkpoints.trace import skeleton
+from longitude.positions.scaling import Follows, rope_frequencies
+from make_families import OPTIONS, OWN, SHAPE
+
+FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"longitude"})
+NAME = "longitude_sweep"
+EQUAL = 1e-6
+"""Relative: transformers makes its tables in float32."""
+ROUNDED = 1e-5
+"""Relative: of queries, in families that rotate them in float32."""
+FAR = (32, 1024, 32768)
+"""Positions by which angles are refined."""
+MOST = 3e7
+"""Numbers of a toy."""
+DECLARED, ORIGINAL = 256, "original_max_position_embeddings"
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+KEPT = {"rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+"""Keys of rope parameters that a scheme leaves as they are."""
+SCHEMES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 64},
+    "yarn, equal betas": {
+        "rope_type": "yarn", "factor": 4.0, ORIGINAL: 64, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0
+    },
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 64},
+    "longrope": {"rope_type": "longrope", "factor": 4.0, ORIGINAL: 64},
+    "half": {"partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+
+# ---- toys ------------------------------------------------------------------------------------------------------------
+MORE: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": None, "sliding_attention": PLAIN}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": {"num_attention_heads": 4, "num_key_value_heads": 4},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 96},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
+    "zamba": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 3},
+    "zaya": {"num_experts_per_tok": 1},
+    "reformer": {"is_decoder": True},
+}
+"""Options of families that the page of laws does not try."""
+
+
+def toy_config(family: str, scheme: str = "default") -> Any:
+    """A config of a family, small in every way that it has, with a scheme in its rope parameters, of each layer type."""
+    kind = transformers.CONFIG_MAPPING[family]
+    with suppress(Exception):  # a class that does not take its own defaults is one of text alone
+        kind = type(kind().get_text_config(decoder=True))
+    more = OWN.get(kind.model_type, {}) | MORE.get(kind.model_type, {})
+    has = {*vars(kind()), *kind.attribute_map}
+    options = SHAPE | {"max_position_embeddings": DECLARED} | {key: each for key, each in OPTIONS.items() if key in has}
+    options = {key: each for key, each in (options | more).items() if each is not None}
+    config = kind(**copy.deepcopy(options))
+    if scheme == "default" or not getattr(config, "rope_parameters", None):
+        return config
+    return kind(**copy.deepcopy(options | {"rope_parameters": with_scheme(config, SCHEMES[scheme])}))
+
+
+def with_scheme(config: Any, scheme: dict[str, Any]) -> dict[str, Any]:
+    """Rope parameters of a config with a scheme in each dict of them."""
+    own = copy.deepcopy(config.rope_parameters)
+    for inner in [each for each in own.values() if isinstance(each, dict)] or [own]:
+        for key in inner.keys() - KEPT:
+            del inner[key]
+        inner |= scheme
+        if inner.get("rope_type") == "longrope":
+            pairs = next(len(one.frequencies) for one in measured(config) if one is not None)
+            inner |= {"short_factor": [1 + k / 8 for k in range(pairs)], "long_factor": [1.5**k for k in range(pairs)]}
+    return own
+
+
+def toy(config: Any) -> Any:
+    """A random model of it, in float64. Unseen for one that is no toy."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        numbers = sum(x.numel() for x in skeleton(copy.deepcopy(config)).state_dict().values())
+    if numbers > MOST:
+        raise Unseen(f"{numbers:.1e} numbers are no toy")
+    model = skeleton(copy.deepcopy(config)).double()
+    with suppress(ValueError, AttributeError):
+        model.set_experts_implementation("eager")
+    with suppress(ValueError, AttributeError):
+        model.set_attn_implementation("sdpa")  # Falcon calls it itself
+    with suppress(ValueError, AttributeError):
+        model.set_attn_implementation(NAME)
+    for module in model.modules():
+        if type(module).__module__.startswith("transformers."):
+            without_kernels(module)
+    return model
+
+
+def without_kernels(module: Any) -> None:
+    """Zeros stand for a recurrence whose kernels need a GPU."""
+    forward = module.forward
+
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return forward(*given, **named)
+        except RuntimeError as error:
+            if "active drivers" not in str(error):
+                raise
+            return torch.zeros_like(given[0] if given else named["hidden_states"])
+
+    module.forward = call
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+class Unseen(Exception):
+    """Queries and keys do not show."""
+
+
+class Measured(NamedTuple):
+    """How a layer rotates: the angle of each pair from one position to the next, and what multiplies cos and sin.
+
+    of_tables: what multiplies the model's tables, where a norm behind the rotation takes it away again.
+    """
+
+    frequencies: Tensor
+    factor: float
+    of_tables: tuple[float, ...] = ()
+
+
+_SEEN: list[tuple[Any, Tensor, Tensor]] = []
+
+
+def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
+    _SEEN.append((module, query.detach().double(), key.detach().double()))
+    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+class InPlaceOfTorch(TorchFunctionMode):
+    """The recorder in the place of torch's attention, too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _record(None, *args[:3])[0].transpose(1, 2)
+        return func(*args, **(kwargs or {}))
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _record)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, eager_mask)
+
+
+@contextmanager
+def tables(model: Any, change: Any) -> Any:
+    """change: of cos and sin that a rotary module made."""
+
+    def hook(module: Any, given: Any, out: Any) -> Any:
+        if isinstance(out, Tensor):
+            return torch.complex(*change(out.real, out.imag))
+        return change(*out)
+
+    hooks = [m.register_forward_hook(hook) for m in model.modules() if "rotary" in type(m).__name__.lower()]
+    try:
+        yield
+    finally:
+        for each in hooks:
+            each.remove()
+
+
+def queries_and_keys(model: Any, *positions: int) -> list[tuple[Tensor, Tensor]]:
+    """Of each layer with attention in its order, at the first of the positions: [rows and heads, head_dim] each."""
+    _SEEN.clear()
+    ids = torch.arange(3, 6)[:, None].expand(3, len(positions))
+    try:
+        with torch.no_grad(), InPlaceOfTorch():
+            model(input_ids=ids, position_ids=torch.tensor(positions).expand(3, -1), use_cache=False)
+    except (TypeError, IndexError, RuntimeError) as error:
+        raise Unseen(" ".join(str(error).split())[:160]) from error
+    layers: dict[Any, tuple[Tensor, Tensor]] = {}
+    for n, (module, query, key) in enumerate(_SEEN):  # some layers call attention more than once
+        at = getattr(module, "layer_idx", None)
+        layers.setdefault(n if at is None or at < 0 else (at, module), (query, key))
+    return [(query[:, :, 0].flatten(0, 1), key[:, :, 0].flatten(0, 1)) for query, key in layers.values()]
+
+
+def measured(config: Any, length: int = 0) -> list[Measured | None]:
+    """How each attention rotates queries and keys; None where it does not. length: of the sequence, where tables follow it."""
+    model, factors = toy(config), set[float]()
+
+    def noted(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        factors.add(float(torch.hypot(cos.double(), sin.double()).max()))
+        return cos, sin
+
+    positions = [(at, max(length - 1, at)) for at in (0, 1, *(() if length else FAR))]
+    with tables(model, noted):
+        after = [queries_and_keys(model, *each) for each in positions]
+    if not after[0]:
+        raise Unseen("its attention is its own")
+    with tables(model, lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin))):
+        before = [queries_and_keys(model, *each) for each in positions]
+    found = []
+    for layer in range(len(after[0])):
+        queries, keys = (turned([x[layer][n] for x in before], [x[layer][n] for x in after]) for n in (0, 1))
+        if (queries is None) != (keys is None):
+            raise Unseen("queries and keys are not rotated alike")
+        if queries is not None and keys is not None:
+            torch.testing.assert_close(
+                queries.frequencies, keys.frequencies, atol=1e-6 if length else 1e-12, rtol=EQUAL
+            )
+            if abs(queries.factor - 1) < 1e-3:
+                queries = queries._replace(of_tables=tuple(factors))
+        found.append(queries)
+    return found
+
+
+def turned(before: list[Tensor], after: list[Tensor]) -> Measured | None:
+    """The rotation that makes one of the other, [samples, head_dim] at positions 0, 1 and those of FAR; None where nothing turns.
+
+    Which numbers are pairs is tried: in a rotation all samples turn by the same angles. Some families rotate in float32, so the
+    angle from one position to the next is refined by those over many.
+    """
+    changed = ((after[1] * before[0] - after[0] * before[1]).abs() > 1e-13).any(0).nonzero().flatten().tolist()
+    if not changed:
+        return None
+    width, first, last = after[0].shape[-1], changed[0], changed[-1] + 1
+    found = []
+    for start, end, halves in product({0, first, first - first % 2}, {width, last, last + last % 2}, (True, False)):
+        if (end - start) % 2 == 0:
+            pairs = [tuple(as_pairs(x[:, start:end], halves) for x in both) for both in zip(before, after, strict=True)]
+            angle, off = between(*pairs[1])
+            found.append((off > ROUNDED, end - start, off, angle, pairs))
+    wrong, _, off, angle, pairs = min(found, key=lambda each: each[:2])
+    if wrong:
+        raise Unseen(f"no pairs of its queries turn alike (by {off:.1e})")
+    for distance, both in zip(FAR, pairs[2:]):
+        over, _ = between(*both)
+        angle = (over + 2 * torch.pi * ((angle * distance - over) / (2 * torch.pi)).round()) / distance
+    factor = (pairs[0][1].abs().square().sum() / pairs[0][0].abs().square().sum()).sqrt()
+    return Measured(angle.abs(), float(factor)) if float(angle.abs().max()) > ROUNDED else None
+
+
+def between(before: Tensor, after: Tensor) -> tuple[Tensor, float]:
+    """(angle of each pair from [samples, pairs] to another, how far they are from all turning by it)."""
+    both = (after * before.conj()).sum(0)
+    scale = both.abs().sum() / before.abs().square().sum()  # a temperature of queries
+    expected = before * scale * torch.polar(torch.ones_like(both.abs()), both.angle())
+    return both.angle(), float((after - expected).abs().max() / before.abs().square().mean().sqrt())
+
+
+def as_pairs(x: Tensor, halves: bool) -> Tensor:
+    """[samples, width] -> complex [samples, width/2]."""
+    x = x.unflatten(-1, (2, -1)).transpose(-1, -2) if halves else x.unflatten(-1, (-1, 2))
+    return torch.view_as_complex(x.contiguous())
+
+
+# ---- against what is read --------------------------------------------------------------------------------------------
+def apart(one: LayerRope | None, own: Measured | None, length: int) -> str | None:
+    """How what is read of a layer differs from what was measured."""
+    if one is None or own is None:
+        return None if one is None and own is None else f"it is {'not ' * (one is None)}rotated as it is read"
+    options = {
+        key: each for key, each in one.rope.options(one.head_dim).items() if key not in ("sections", "arrangement")
+    }
+    want = rope_frequencies(one.head_dim, **options, length=length or None)
+    pairs = max(len(want.inverse), len(own.frequencies))
+    ours, theirs = (torch.nn.functional.pad(x.double(), (0, pairs - len(x))) for x in (want.inverse, own.frequencies))
+    off = ((theirs - ours).abs() - (3e-7 if length else 0)).clamp(min=0) / ours.where(ours > 0, 1)
+    if off.max() > EQUAL:
+        return f"frequencies are {float(off.max()):.1e} apart"
+    if any(abs(factor / want.attention_factor - 1) <= EQUAL for factor in (own.factor, *own.of_tables)):
+        return None
+    return f"read factor {want.attention_factor:.7g}, measured {own.factor:.7g}"
+
+
+def compared(config: Any, small: Any = None) -> tuple[str, str]:
+    """("equal", ""), ("refused", why, with its keys), ("unknown", why) or ("unequal", where). small: what is measured."""
+    try:
+        found = read(config)
+    except NotUnderstood as error:
+        return "refused", f"{', '.join(error.keys)}: {error}"
+    except ValueError as error:
+        return "refused", str(error)
+    if found.layers is None or found.attends is None:
+        return "unknown", "; ".join(found.notes)
+    scalings = [one.rope.scaling for one in found.layers if one is not None]
+    borders = {scaling.original_max_length for scaling in scalings if isinstance(scaling, Follows)}
+    attending, problems = [n for n, yes in enumerate(found.attends) if yes], found.problems()
+    for length in (2, *(2 * border for border in borders)) if borders else (0,):
+        try:
+            each = measured(config if small is None else small, length)
+        except Unseen as error:
+            return (
+                ("unknown", "; ".join(problems) or f"not measured: {error}") if attending or problems else ("equal", "")
+            )
+        if len(each) != len(attending):  # one list of layers gone through again and again (HRM) is asked once
+            layers = [found.layers[n] for n in attending]
+            if any(one != layers[0] for one in layers):
+                return "unknown", f"not measured: {len(each)} attentions were seen, in {len(attending)} layers"
+            each = (each * len(attending))[: len(attending)]
+        for layer, own in zip(attending, each, strict=True):
+            if (words := apart(found.layers[layer], own, length)) and not (length > 2 and found.notes):
+                return "unequal", f"layer {layer}: {words}, at length {length}"
+    return ("unknown", "; ".join(problems)) if problems else ("equal", "")
+
+
+def swept(family: str) -> dict[str, tuple[str, str]]:
+    """By scheme."""
+    found: dict[str, tuple[str, str]] = {}
+    for scheme in SCHEMES:
+        try:
+            config = toy_config(family, scheme)
+        except (Unseen, StopIteration) as error:
+            found[scheme] = "unknown", f"no lists of factors as long as its pairs ({error})"
+            continue
+        except Exception as error:
+            found[scheme] = "refused", f"by its class: {' '.join(str(error).split())[:160]}"
+            continue
+        if scheme != "default" and not getattr(config, "rope_parameters", None):
+            break
+        found[scheme] = compared(config)
+    return found
+
+
+def main(families: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity(50)
+    table: dict[str, dict[str, tuple[str, str]]] = {}
+    for family in families:
+        table[family] = swept(family)
+        for scheme, found in table[family].items():
+            if found[0] != "equal":
+                print(f"{family}, {scheme}: {': '.join(found)}", flush=True)
+    counts = Counter(kind for each in table.values() for kind, _ in each.values())
+    alone = Counter(each["default"][0] for each in table.values())
+    print(
+        f"transformers {transformers.__version__}: {len(table)} families, {sum(counts.values())} configs of them with schemes"
+    )
+    print(f"{'':10}{'families':>10}{'configs':>10}")
+    for kind in ("equal", "refused", "unknown", "unequal"):
+        print(f"{kind:10}{alone[kind]:>10}{counts[kind]:>10}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or FAMILIES)
