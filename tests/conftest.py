@@ -6,7 +6,6 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Generator
 from functools import lru_cache
 
 import pytest
@@ -44,22 +43,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(files)
         place = {file: n for n, file in enumerate(files)}
         items.sort(key=lambda item: place[item.path])
-
-
-NO_ONE_GRAPH = ("MATCH_CLASS", "types.UnionType")
-"""Of Python's words, which the compiler of torch 2.6 does not know: docs/install.md says that `fullgraph=True` fails there."""
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """With a torch older than 2.8, a test for which its compiler lacks a word is skipped, as that one thing cannot work."""
-    try:
-        return (yield)
-    except Exception as error:
-        old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
-        if old and type(error).__name__ == "Unsupported" and any(word in str(error) for word in NO_ONE_GRAPH):
-            pytest.skip("this torch cannot trace it in one graph")
-        raise
 
 
 def pytest_collection_finish() -> None:
