@@ -87,7 +87,7 @@ def costs(
     if minutes is not None and source.causal:
         on_progress(f"timing a few layers of {model} for the measured cost")
         sample = sample_within(source, original, minutes)
-        found.append(_reading("measuring", source, sample.length, 2 * sample.tokens))
+        found.append(_reading("measuring", source, sample.length, 2 * sample.tokens, sample.seconds))
     if target is not None and target.searched and target.to > original:
         on_progress(f"timing windows of {target.to} tokens for the search")
         one = _reading("searching", source, target.to, 1)
@@ -109,13 +109,15 @@ def _window(source: Source, target: Target | None, original: int, tuning: Tuning
     return tuning.length or (original if short else target.to)
 
 
-def _reading(part: str, source: Source, length: int, tokens: int) -> ExtendCost:
+def _reading(part: str, source: Source, length: int, tokens: int, seconds: float | None = None) -> ExtendCost:
+    """seconds: of all of it, where this machine was timed already."""
     windows, rows = max(1, round(tokens / length)), max(1, BATCH // length)
     flops = windows * forward_flops(source.skeleton).of(length)
-    rate = flops_per_second(source.skeleton, length, rows, source.dtype)
+    if seconds is None:
+        seconds = flops / flops_per_second(source.skeleton, length, rows, source.dtype)
     dim = head_dim_of(source.config, FULL)
     needs = forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
-    return ExtendCost(part, windows * length, flops, needs.total, flops / rate, flops / H100)
+    return ExtendCost(part, windows * length, flops, needs.total, seconds, flops / H100)
 
 
 def _training(source: Source, length: int, tuning: Tuning) -> ExtendCost:

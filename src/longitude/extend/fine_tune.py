@@ -24,9 +24,9 @@ from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.checkpoints.keys import of_full_attention, ropes_of
-from longitude.checkpoints.load import load
+from longitude.checkpoints.load import load, require_shards
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.source import Source, open_source
+from longitude.checkpoints.source import Source, open_source, require_fit
 from longitude.errors import check_sizes
 from longitude.extend.methods import is_unrotated
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
@@ -142,8 +142,7 @@ def fine_tune(
         cost.measure_original([source.declared or 1])
     PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
     source = open_source(str(directory))
-    directory = source.folder
-    checkpoint = load(directory, dtype=None if lora else torch.float32)
+    checkpoint = load(source.folder, dtype=None if lora else torch.float32)
     model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
     if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
@@ -178,7 +177,7 @@ def fine_tune(
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if arguments.process_index == 0:
-            _save(trainer.accelerator.unwrap_model(trainer.model), directory, unfinished, lora, source.dtype)
+            _save(trainer.accelerator.unwrap_model(trainer.model), source, unfinished, lora)
     if arguments.process_index == 0:
         shutil.rmtree(training_folder(out), ignore_errors=True)
     trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
@@ -292,18 +291,19 @@ def _with_lora(model: Any, seed: int) -> Any:
         return get_peft_model(model, adapters)
 
 
-def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype) -> None:
-    """New weights, and every other file of the extended checkpoint as it is."""
+def _save(model: Any, source: Source, out: Path, lora: bool) -> None:
+    """New weights, and every other file of the extended checkpoint as it is. ValueError where these weights do not fit it."""
     if lora:
         model = model.merge_and_unload()
     with quiet():
-        model.to(dtype).save_pretrained(out)
+        model.to(source.dtype).save_pretrained(out)
     for path in out.iterdir():
         if ".safetensors" not in path.name:
             path.unlink()
-    for path in directory.iterdir():
+    for path in source.folder.iterdir():
         if path.is_file() and ".safetensors" not in path.name:
             shutil.copyfile(path, out / path.name)
+    require_fit(str(source.folder), source.skeleton, require_shards(out))
 
 
 class Steps(TrainerCallback):

@@ -108,24 +108,21 @@ class Layers:
         if still := sorted({*range(self.source.config.num_hidden_layers)} - {*self.tables}):
             yield f"Layers without rotation, which stay as they are: {listed(still)}."
 
-    def require(self, config: PreTrainedConfig, meant: Ropes, method: str, length: int) -> float:
-        """ValueError unless the class makes of a new configuration the tables that are meant, in every layer.
+    def require(self, config: PreTrainedConfig, meant: Ropes, length: int) -> float:
+        """NotAsMeant unless the class makes of a new configuration the tables that are meant, in every layer.
 
         At the original length and at the new one: where distances grow, frequencies and factor are those of `meant`, and
         everywhere else those of before. Nothing else that multiplies scores may change. Returns the attention factor.
         """
         try:
             after = tables_of(config.get_text_config(decoder=True))
-            if places_of(after) != places_of(self.tables):
-                raise NotAsMeant("other layers rotate than before")
-            self.require_same_scales(config)
-            lengths = (self.original, length)
-            factors = [self.require_layer(layer, after[layer], meant, at) for layer in after for at in lengths]
-        except (NotAsMeant, NotUnderstood) as error:
-            raise ValueError(
-                f"{self.source.name}: transformers does not rotate as {method} defines: {error}; "
-                f"{self.source.config.model_type} models cannot be extended by --method {method}"
-            ) from error
+        except NotUnderstood as error:
+            raise NotAsMeant(str(error)) from error
+        if places_of(after) != places_of(self.tables):
+            raise NotAsMeant("other layers rotate than before")
+        self.require_same_scales(config)
+        lengths = (self.original, length)
+        factors = [self.require_layer(layer, after[layer], meant, at) for layer in after for at in lengths]
         return next(factor for factor in factors if factor is not None)
 
     def require_same_scales(self, config: PreTrainedConfig) -> None:
