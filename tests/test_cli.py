@@ -157,7 +157,9 @@ def test_help_shows_verbs_and_options(command):
 def test_every_option_of_a_help_is_known(command):
     """Those that turn something off, too: what comes after them is read, and its fault told."""
     for verb in verbs():
-        shown = set(re.findall(r"^\W*(?<=[ │])(--[a-z][a-z-]+)", command(verb, "--help")[1], re.MULTILINE)) - {"--plugin"}
+        shown = set(re.findall(r"^\W*(?<=[ │])(--[a-z][a-z-]+)", command(verb, "--help")[1], re.MULTILINE)) - {
+            "--plugin"
+        }
         assert "--json" in shown or verb in ("explore", "report"), (verb, shown)
         for option in shown:
             code, _, reason = command(verb, option, "--no-such-option")
