@@ -6,6 +6,7 @@ import re
 import pytest
 
 import longitude
+from longitude.cli import verbs
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
 from longitude.study import runner, train
@@ -151,6 +152,18 @@ def test_help_shows_verbs_and_options(command):
     options = "--encodings --data --train-length --test-lengths --steps --seeds --out --device --fresh --positions"
     assert code == 0 and all(option in out for option in options.split())
     assert command("--version")[1].startswith("longitude 0.")
+
+
+def test_every_option_of_a_help_is_known(command):
+    """Those that turn something off, too: what comes after them is read, and its fault told."""
+    for verb in verbs():
+        shown = set(re.findall(r"^\W*(?<=[ │])(--[a-z][a-z-]+)", command(verb, "--help")[1], re.MULTILINE)) - {
+            "--plugin"
+        }
+        assert "--json" in shown or verb in ("explore", "report"), (verb, shown)
+        for option in shown:
+            code, _, reason = command(verb, option, "--no-such-option")
+            assert code == 2 and "'--no-such-option'" in reason, (verb, option)
 
 
 def test_interrupted_a_study_continues(text, monkeypatch, command):

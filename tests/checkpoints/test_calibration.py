@@ -45,7 +45,7 @@ def test_counted_and_run_are_the_same_model(kind, monkeypatch) -> None:
     """The rate is what a pass counts over its seconds; a training step is three of them, the optimizer's work in its time."""
     model = outline(kind, **TINY)
     calls = []
-    monkeypatch.setattr(calibration, "_seconds", lambda step: (calls.append(step()), 2.0)[1])
+    monkeypatch.setattr(calibration, "_seconds", lambda step, times: (calls.append(step()), 2.0)[1])
     want = 3 * forward_flops(model).of(32) / 2
     assert flops_per_second(model, 32, rows=3) == pytest.approx(want)
     assert flops_per_second(model, 32, rows=3, training=True) == pytest.approx(TRAINING * want)

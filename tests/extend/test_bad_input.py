@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -188,3 +191,27 @@ def test_nothing_half_written(error, checkpoint, command, tmp_path, monkeypatch)
     code, _, line = command(checkpoint("llama"), *YARN, "--out", tmp_path / "deep" / "out")
     assert code == (130 if error is KeyboardInterrupt else 2) and line.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from longitude.cli import main
+from longitude.extend import weights
+def killed(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+owner, name = {"weights": (weights, "require_numbers"), "config": (weights, "write_json"), "end": (os, "rename")}[sys.argv[1]]
+setattr(owner, name, killed)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["weights", "config", "end"])
+def test_a_kill_leaves_nothing_that_passes_for_finished(moment, checkpoint, command, tmp_path) -> None:
+    """Neither under the name that was asked for, nor for another command; and the same command ends as if there had been none."""
+    given = ["extend", str(checkpoint("llama")), *map(str, YARN), "--out", str(tmp_path / "out")]
+    assert subprocess.run([sys.executable, "-c", KILLED, moment, *given], check=False).returncode == -signal.SIGKILL
+    [left] = tmp_path.iterdir()
+    assert left.name != "out"
+    again = ["--to", 8 * LENGTH, "--method", "yarn", "--original", LENGTH, "--no-measure", "--out", tmp_path / "again"]
+    assert command(left, *again)[0] == 2
+    assert command(*given[1:])[0] == 0 and [each.name for each in tmp_path.iterdir()] == ["out"]

@@ -6,8 +6,8 @@ import pytest
 
 from longitude.checkpoints.calibration import H100, forward_flops
 from longitude.checkpoints.source import open_source
-from longitude.extend import costs as module
-from longitude.extend.short_contexts import TOKENS
+from longitude.extend import costs as module, short_contexts
+from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, sample_within
 from tests.extend.conftest import LENGTH, files
 
 TUNED = ["--fine-tune", "no such text", "--steps", 5, "--batch", 3]
@@ -16,13 +16,14 @@ TUNED = ["--fine-tune", "no such text", "--steps", 5, "--batch", 3]
 @pytest.fixture
 def planned(checkpoint, command, tmp_path, monkeypatch):
     """planned(*arguments) -> the parts, with a machine of 10^9 FLOP/s."""
-    monkeypatch.setattr(module, "flops_per_second", lambda *_, **__: 1e9)
+    for place in (module, short_contexts):
+        monkeypatch.setattr(place, "flops_per_second", lambda *_, **__: 1e9)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> dict[str, dict]:
         before = files(checkpoint("llama"))
         code, printed, error = command(checkpoint("llama"), *arguments, "--plan", "--json")
-        assert (code, error) == (0, "")
+        assert code == 0 and all(line.startswith("timing ") for line in error.splitlines())
         assert not list(tmp_path.iterdir()) and files(checkpoint("llama")) == before, "nothing is written"
         return {part["part"]: part for part in json.loads(printed)}
 
@@ -41,6 +42,31 @@ def test_parts(planned, checkpoint) -> None:
     for part in parts.values():
         assert part["seconds"] == pytest.approx(part["flops"] / 1e9)
         assert part["h100_seconds"] == pytest.approx(part["flops"] / H100)
+
+
+def test_the_measured_cost_fits_into_its_minutes(checkpoint, monkeypatch) -> None:
+    """Fewer windows first, then shorter ones, and never fewer than four; all that is wanted where there is time."""
+    source = open_source(str(checkpoint("llama")))
+    flops = forward_flops(source.skeleton)
+    for rate in (1e6, 1e7, 1e8, 1e9, 1e12):
+        monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, rate=rate, **__: rate)
+        sample = sample_within(source, 1024, 1.0)
+        windows = sample.tokens // sample.length
+        assert sample.seconds == pytest.approx(2 * windows * flops.of(sample.length) / rate)
+        assert sample.seconds <= 60 or (sample.length, windows) == (SHORTEST, FEWEST)
+        assert windows >= FEWEST and sample.tokens <= TOKENS
+        if sample.length < 1024:
+            assert 2 * FEWEST * flops.of(2 * sample.length) / rate > 60, "windows are no shorter than they must be"
+    assert (sample.length, sample.tokens) == (1024, TOKENS)
+
+
+def test_what_measuring_takes_is_told_first(checkpoint, command, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
+    given = [checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", "--text", text, "--out", tmp_path / "out"]
+    code, printed, error = command(*given)
+    assert code == 0 and "512 tokens in windows of 64" in error and "bits per byte" in printed
+    code, printed, error = command(*given[:-1], tmp_path / "other", "--no-measure")
+    assert code == 0 and "measur" not in (printed + error).replace(str(tmp_path), "")
 
 
 @pytest.mark.parametrize(

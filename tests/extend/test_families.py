@@ -15,9 +15,9 @@ from transformers.utils import logging
 
 import longitude as lg
 from longitude.extend import extend
-from longitude.extend.recorded import NotShown, Recorded, Table, recorded
 from longitude.positions.scaling.base import Scaling
 from make_families import OPTIONS, OWN, SHAPE
+from tests.extend.recorded import NotShown, Recorded, Table, recorded
 from tests.extend.test_extend import RootOfFactor
 
 LENGTH = 64

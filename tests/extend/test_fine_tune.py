@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from longitude.checkpoints.load import load
 from longitude.extend.fine_tune import RANK, Keep, Windows, _require_memory, _stream, fine_tune
@@ -197,6 +197,23 @@ def test_a_short_training_saves_nothing_and_shows_no_bars(extended, command, tex
         "--fine-tune", text, "--steps", 3, "--window", 32, "--no-measure", "--out", tmp_path / "out", extended
     )
     assert (code, saves, error) == (0, [], "") and "tokens/s" in printed
+
+
+def test_trained_weights_that_do_not_fit_do_not_stay(tune, tmp_path, monkeypatch) -> None:
+    """What is written is held against config.json once more: here a tensor is lost on the way."""
+    write = LlamaForCausalLM.save_pretrained
+
+    def lost(self, folder, **options):
+        state = {
+            name: tensor for name, tensor in self.state_dict().items() if name != "model.layers.1.mlp.up_proj.weight"
+        }
+        write(self, folder, state_dict=state if Path(folder) == unfinished else None, **options)
+
+    unfinished = tmp_path / ".out.unfinished"
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lost)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        tune()
+    assert not unfinished.exists() and not (tmp_path / "out").exists()
 
 
 def test_another_training_does_not_continue_it(tune, tmp_path, monkeypatch) -> None:

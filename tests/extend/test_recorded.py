@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from longitude.extend import weights as writing
 from longitude.extend.convert import ROTATION
 from longitude.extend.layers import relative
-from longitude.extend.recorded import NotShown, recorded
 from tests.extend.conftest import LENGTH, loaded
+from tests.extend.recorded import NotShown, recorded
 from tests.support import edit_config
 
 OTHER = {"rope_type": "yarn", "rope_theta": 2e4, "factor": 4.0, "original_max_position_embeddings": LENGTH}

@@ -60,11 +60,17 @@ def forward_flops(outline: Any) -> Flops:
 
 
 def flops_per_second(
-    outline: Any, length: int, rows: int = 1, dtype: torch.dtype = torch.float32, training: bool = False
+    outline: Any,
+    length: int,
+    rows: int = 1,
+    dtype: torch.dtype = torch.float32,
+    training: bool = False,
+    times: int = 5,
 ) -> float:
     """What this machine does with such a model, as busy as it is now: windows of `length` tokens, random numbers.
 
-    Of a large model as many layers are made as LARGEST allows. ValueError where its class makes none of fewer layers.
+    Of a large model as many layers are made as LARGEST allows, and timed as many times. ValueError where its class makes none
+    of fewer layers.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = smaller(outline)
@@ -80,7 +86,7 @@ def flops_per_second(
     ids = torch.randint(0, config.get_text_config().vocab_size, (rows, width), device=device)
     step = _training_step(model, ids) if training else _forward(model, ids)
     passes = TRAINING if training else 1
-    return passes * rows * counted.of(width) / _seconds(step)
+    return passes * rows * counted.of(width) / _seconds(step, times)
 
 
 def smaller(outline: Any) -> Any:
@@ -125,7 +131,7 @@ def _training_step(model: Any, ids: Any) -> Callable[[], object]:
     return step
 
 
-def _seconds(step: Callable[[], object], times: int = 5) -> float:
+def _seconds(step: Callable[[], object], times: int) -> float:
     """The median, the first call left out; fewer calls of what takes long."""
     step()
     found: list[float] = []

@@ -111,8 +111,9 @@ def _require_known(arguments: list[str]) -> None:
         raise unknown("verb", verb, verbs(), "`longitude --help` shows them.")
     valid = ["--help", "--plugin"]
     for name, kind in get_type_hints(verbs()[verb]).items():
-        names = [field.name for field in fields(kind)] if is_dataclass(kind) else [name]
-        valid += ["--" + name.replace("_", "-") for name in names if name != "return"]
+        defaults = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {name: None}
+        names = [f"no_{each}" if default is True else each for each, default in defaults.items()]  # flags turn it off
+        valid += ["--" + each.replace("_", "-") for each in names if each != "return"]
     for argument in arguments[1:]:
         name = argument.partition("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in valid:

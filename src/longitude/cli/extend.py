@@ -25,6 +25,8 @@ class ExtendOptions:
         original: The trained length, where the configuration does not hold it; needed to extend what is extended already.
         convert_layout: half or interleaved: the rotary layout to bring the weights into, from the other one.
         text: Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library.
+        cost_minutes: Minutes for the measured cost, about, of both models: with more of them longer windows and more text are
+            read.
         no_measure: Leave out the measured cost: no model is loaded, and the tokenizer may be missing.
         budget: With --method longrope or longrope2: minutes to search, in all; 32 candidates are tried at least, however long
             they take.
@@ -56,6 +58,7 @@ class ExtendOptions:
     original: int | None = None
     convert_layout: Literal["half", "interleaved"] | None = None
     text: str = "stdlib"
+    cost_minutes: float = 1.0
     no_measure: bool = False
     budget: float = 4.0
     seed: int = 0
@@ -75,6 +78,7 @@ class ExtendOptions:
     def check(self) -> None:
         """ValueError for options that exclude each other."""
         check_positive("extend", **{"--budget": self.budget, "--learning-rate": self.learning_rate})
+        check_positive("extend", **{"--cost-minutes": self.cost_minutes})
         if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
             raise ValueError("--convert-layout excludes --to and --fine-tune, got both; convert first")
         if self.plan and self.convert_layout is not None:
@@ -151,7 +155,8 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
             "seed",
         )
         options: Any = {name: getattr(config, name) for name in names} | {"length": config.window}
-        return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, on_progress=bar.update, **options)
+        options |= {"on_progress": bar.update, "on_note": bar.note, "minutes": config.cost_minutes}
+        return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, **options)
 
     result: dict[str, Any] = {}
     if config.convert_layout is not None:
@@ -166,6 +171,7 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
             model,
             written,
             text=text,
+            minutes=config.cost_minutes,
             train=None if config.fine_tune is None else train,
             on_plan=lambda plan: None if json else display(*show.plan_parts(plan)),
             on_progress=bar.update,
@@ -208,9 +214,9 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     if config.fine_tune is not None:
         given: Any = {name: getattr(config, name) for name in ("steps", "batch", "positions", "gradient_checkpointing")}
         tuning = Tuning(length=config.window, **given)
+    minutes = None if config.no_measure else config.cost_minutes
     with Progress() as bar:
-        bar.update("timing a few layers", 0)
-        found = costs(model, target, tuning, config.budget, not config.no_measure)
+        found = costs(model, target, tuning, config.budget, minutes, bar.note)
     if json:
         print_json([asdict(cost) for cost in found])
         return DONE

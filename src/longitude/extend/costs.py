@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.fine_tune import Positions, window_of
 from longitude.extend.plan import Target, original_length
-from longitude.extend.short_contexts import BATCH, TOKENS
+from longitude.extend.short_contexts import BATCH, sample_within
 from longitude.measure.windows import LOGITS
 from longitude.runs.memory import forward_memory, training_memory
 
+SUMS = ("tokens", "flops", "seconds", "h100_seconds")
+"""Numbers of an ExtendCost that grow with its windows."""
 RECOMPUTED = 4 / 3
 """Of a training step's work with gradient checkpointing, which runs each layer forward twice."""
 
@@ -52,7 +55,14 @@ class Tuning:
     gradient_checkpointing: bool
 
 
-def costs(model: str, target: Target | None, tuning: Tuning | None, budget: float, measured: bool) -> list[ExtendCost]:
+def costs(
+    model: str,
+    target: Target | None,
+    tuning: Tuning | None,
+    budget: float,
+    minutes: float | None,
+    on_progress: Callable[[str], object] = lambda what: None,
+) -> list[ExtendCost]:
     """The parts of an extension, a few layers of the model timed for each. Needs config.json alone.
 
     Low-rank training (LoRA) counts as training of all weights: its steps take up to a third less.
@@ -62,7 +72,8 @@ def costs(model: str, target: Target | None, tuning: Tuning | None, budget: floa
         target: What it is extended to; None: it is trained as it is.
         tuning: How it is trained; None: it is not.
         budget: Minutes of a search.
-        measured: Whether the cost on short contexts is measured.
+        minutes: About how long the cost on short contexts is measured; None: it is not.
+        on_progress: Called before each timing with what is timed.
 
     Raises:
         ValueError: For what `extend` would refuse of lengths, and for a class whose FLOPs cannot be counted, or of which
@@ -73,14 +84,19 @@ def costs(model: str, target: Target | None, tuning: Tuning | None, budget: floa
     if target is not None:
         original = original_length(source, target)
     found = []
-    if measured and source.causal:
-        found.append(_reading("measuring", source, original, 2 * TOKENS))
+    if minutes is not None and source.causal:
+        on_progress(f"timing a few layers of {model} for the measured cost")
+        sample = sample_within(source, original, minutes)
+        found.append(_reading("measuring", source, sample.length, 2 * sample.tokens, sample.seconds))
     if target is not None and target.searched and target.to > original:
+        on_progress(f"timing windows of {target.to} tokens for the search")
         one = _reading("searching", source, target.to, 1)
         tokens = int(60 * budget * one.tokens / one.seconds)
-        found.append(_reading("searching", source, target.to, tokens))
+        windows = max(1, round(tokens / target.to))
+        found.append(replace(one, **{name: windows * getattr(one, name) for name in SUMS}))
     if tuning is not None:
         length = _window(source, target, original, tuning)
+        on_progress(f"timing a training step of {tuning.batch} windows of {length} tokens")
         found.append(_training(source, length, tuning))
     return found
 
@@ -93,13 +109,15 @@ def _window(source: Source, target: Target | None, original: int, tuning: Tuning
     return tuning.length or (original if short else target.to)
 
 
-def _reading(part: str, source: Source, length: int, tokens: int) -> ExtendCost:
+def _reading(part: str, source: Source, length: int, tokens: int, seconds: float | None = None) -> ExtendCost:
+    """seconds: of all of it, where this machine was timed already."""
     windows, rows = max(1, round(tokens / length)), max(1, BATCH // length)
     flops = windows * forward_flops(source.skeleton).of(length)
-    rate = flops_per_second(source.skeleton, length, rows, source.dtype)
+    if seconds is None:
+        seconds = flops / flops_per_second(source.skeleton, length, rows, source.dtype)
     dim = head_dim_of(source.config, FULL)
     needs = forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
-    return ExtendCost(part, windows * length, flops, needs.total, flops / rate, flops / H100)
+    return ExtendCost(part, windows * length, flops, needs.total, seconds, flops / H100)
 
 
 def _training(source: Source, length: int, tuning: Tuning) -> ExtendCost:

@@ -16,7 +16,7 @@ from longitude.extend.factors import rotary_pairs
 from longitude.extend.methods import ROTATED_VALUES
 from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
-from longitude.extend.short_contexts import Cost, CostMeasurement, Progress
+from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement, Progress
 from longitude.extend.spaces import longrope, longrope2
 from longitude.extend.unfinished import search_folder, staged
 from longitude.extend.weights import write_checkpoint
@@ -55,6 +55,7 @@ def extend(  # noqa: C901
     base: float | None = None,
     original: int | None = None,
     text: str | None = "stdlib",
+    minutes: float = MINUTES,
     budget: float = 4.0,
     seed: int = 0,
     allow_pickle: bool = False,
@@ -78,6 +79,7 @@ def extend(  # noqa: C901
         text: What cost is measured on, what "longrope" searches on, and what "longrope2" hides needles in: a file, a folder,
             "datasets:NAME" or "stdlib".
             None: measure nothing, and do not ask whether the new length fits into this machine.
+        minutes: About how long the cost may be measured: where windows of the original length take longer, shorter ones are read.
         budget: With "longrope" and "longrope2": minutes to search.
         seed: Of the search.
         allow_pickle: Take weights that are saved as a pickle.
@@ -109,7 +111,7 @@ def extend(  # noqa: C901
         )
     cost = None
     if text is not None and out is not None and source.quantization is None:
-        cost = CostMeasurement(source, text, on_progress)
+        cost = CostMeasurement(source, text, on_progress, minutes, on_note)
     found = None
     if target.searched:
         found = _search(source, target, out, cost, budget, seed, on_progress, on_note)

@@ -24,12 +24,12 @@ from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.checkpoints.keys import of_full_attention, ropes_of
-from longitude.checkpoints.load import load
+from longitude.checkpoints.load import load, require_shards
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.source import Source, open_source
+from longitude.checkpoints.source import Source, open_source, require_fit
 from longitude.errors import check_sizes
 from longitude.extend.methods import is_unrotated
-from longitude.extend.short_contexts import Cost, CostMeasurement
+from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
 from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of, training_folder
 from longitude.hf import SequenceParallelTrainer, Trainer
 from longitude.hf.trainer import require_shareable
@@ -91,7 +91,9 @@ def fine_tune(
     gradient_checkpointing: bool = False,
     sequence_parallel: bool = False,
     cost_text: str | None = None,
+    minutes: float = MINUTES,
     on_progress: Callable[[str, float, float], None] = lambda what, done, total: None,
+    on_note: Callable[[str], None] = lambda sentence: None,
 ) -> Training:
     """Train a checkpoint on, extended or not, and write it to the new folder `out`, whole or not at all.
 
@@ -118,7 +120,9 @@ def fine_tune(
         gradient_checkpointing: Less memory, a third more time.
         sequence_parallel: All processes share each window, and a step is that of one process: n of them take n times the length.
         cost_text: Text to compare both checkpoints on; None: no comparison.
+        minutes: About how long the comparison may take.
         on_progress: Called as on_progress(what is being done with the perplexity, steps done, steps in all).
+        on_note: Called with a sentence on what the comparison takes.
 
     Returns:
         The losses, and how much was trained.
@@ -134,12 +138,11 @@ def fine_tune(
         raise ValueError("--lora needs the package peft; install it with pip install 'longitude[peft]'")
     cost = None
     if cost_text is not None and is_first_process() and (source := open_source(str(directory))).causal:
-        cost = CostMeasurement(source, cost_text, on_progress)
+        cost = CostMeasurement(source, cost_text, on_progress, minutes, on_note)
         cost.measure_original([source.declared or 1])
     PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
     source = open_source(str(directory))
-    directory = source.folder
-    checkpoint = load(directory, dtype=None if lora else torch.float32)
+    checkpoint = load(source.folder, dtype=None if lora else torch.float32)
     model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
     if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
@@ -174,7 +177,7 @@ def fine_tune(
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if arguments.process_index == 0:
-            _save(trainer.accelerator.unwrap_model(trainer.model), directory, unfinished, lora, source.dtype)
+            _save(trainer.accelerator.unwrap_model(trainer.model), source, unfinished, lora)
     if arguments.process_index == 0:
         shutil.rmtree(training_folder(out), ignore_errors=True)
     trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
@@ -288,18 +291,19 @@ def _with_lora(model: Any, seed: int) -> Any:
         return get_peft_model(model, adapters)
 
 
-def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype) -> None:
-    """New weights, and every other file of the extended checkpoint as it is."""
+def _save(model: Any, source: Source, out: Path, lora: bool) -> None:
+    """New weights, and every other file of the extended checkpoint as it is. ValueError where these weights do not fit it."""
     if lora:
         model = model.merge_and_unload()
     with quiet():
-        model.to(dtype).save_pretrained(out)
+        model.to(source.dtype).save_pretrained(out)
     for path in out.iterdir():
         if ".safetensors" not in path.name:
             path.unlink()
-    for path in directory.iterdir():
+    for path in source.folder.iterdir():
         if path.is_file() and ".safetensors" not in path.name:
             shutil.copyfile(path, out / path.name)
+    require_fit(str(source.folder), source.skeleton, require_shards(out))
 
 
 class Steps(TrainerCallback):

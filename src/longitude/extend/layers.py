@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -13,105 +15,114 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedC
 
 from longitude.checkpoints.keys import Ropes
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import layers_from_hugging_face
 from longitude.checkpoints.source import Source
-from longitude.extend.recorded import Call, NotShown, Recorded, Table, recorded
-from longitude.positions.hugging_face import RopeConfig
+from longitude.checkpoints.trace import Tables, traced
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import rope_frequencies
 
 CLOSE = 2e-5
 """Relative: float32 tables of the same formula, in another order of operations, stay below."""
 
 
+class NotAsMeant(ValueError):
+    """Raised where a class does something else than what was asked, or does not show what it does."""
+
+
+class Rotation(NamedTuple):
+    """What queries and keys rotate by: radians per position of each pair [pairs], and what multiplies cos and sin."""
+
+    inverse: Tensor
+    factor: float
+
+
 @dataclass
 class Layers:
-    """The layers of a checkpoint as its class rotates them, recorded before anything is changed.
+    """The layers of a checkpoint as its class rotates them, before anything is changed.
 
     Attributes:
         source: The checkpoint.
         ropes: What its configuration declares.
         original: The trained length in tokens.
-        recorded: What its class does.
+        tables: Of each layer that rotates, by its number, the tables that it rotates by.
+        windows: Of each layer with one, the tokens of its window or chunks.
     """
 
     source: Source
     ropes: Ropes
     original: int
-    recorded: Recorded
+    tables: dict[int, list[Tables]]
+    windows: dict[int, int]
 
     @classmethod
-    def of(cls, source: Source, config: PreTrainedConfig, ropes: Ropes, original: int) -> Layers:
-        """ValueError where the class shows no tables, or no layer has a use for another rotation."""
-        kind = source.config.model_type
+    def of(cls, source: Source, ropes: Ropes, original: int) -> Layers:
+        """ValueError where the class does not show its tables, or no layer has a use for another rotation."""
         try:
-            found = recorded(auto_class(source), config)
-        except NotShown as error:
-            raise ValueError(
-                f"{source.name}: {error}, so that nobody sees how it rotates; it is not extended"
-            ) from error
-        if not found.calls:
-            raise ValueError(
-                f"{source.name}: no layer of a {kind} model multiplies by rotary tables; it is not extended"
-            )
-        layers = cls(source, ropes, original, found)
+            with catch_warnings(action="ignore"):  # of keys that are not understood, as notes say
+                each = layers_from_hugging_face(source.config, "half")
+            tables = tables_of(source.config)
+        except NotUnderstood as error:
+            raise NotUnderstood(f"{source.name}: {error}; it is not extended", error.keys) from error
+        windows = {layer: size for layer, one in enumerate(each) if (size := one.window or one.chunk)}
+        layers = cls(source, ropes, original, tables, windows)
         if not layers.growing:
             raise ValueError(
-                f"{source.name}: every layer that rotates attends to {max(found.windows.values())} tokens at most, and "
-                f"training had {original}: no distance grows with the text, and another rotation only costs; raise the window "
-                f"in config.json first, or leave the rotation as it is"
+                f"{source.name}: every layer that rotates attends to {max(windows.values())} tokens at most, and training had "
+                f"{original}: no distance grows with the text, and another rotation only costs; raise the window in config.json "
+                f"first, or leave the rotation as it is"
             )
         return layers
 
     @property
     def growing(self) -> list[int]:
         """Layers that rotate and whose distances grow with the text."""
-        return [layer for layer in self.recorded.calls if self.recorded.windows.get(layer, math.inf) > self.original]
+        return [layer for layer in self.tables if self.windows.get(layer, math.inf) > self.original]
 
     @property
     def sharing(self) -> list[int]:
         """Layers with a window that share the one table of the others, and so are rotated as they are."""
-        labels = {call.label for calls in self.recorded.calls.values() for call in calls}
-        return sorted({*self.recorded.calls} - {*self.growing}) if labels == {None} else []
+        labels = {table.label for tables in self.tables.values() for table in tables}
+        return [layer for layer in self.tables if layer not in self.growing] if labels == {None} else []
 
     @property
     def rotary_dim(self) -> int:
         """Dimensions that rotate where distances grow."""
-        return 2 * len(self.recorded.calls[self.growing[0]][0].at(self.original).inverse)
+        return 2 * len(rotation_of(self.tables[self.growing[0]][0], self.original).inverse)
+
+    def label(self, layer: int) -> str:
+        """The layer type, or other name, that the parameters of a layer are under."""
+        types = getattr(self.source.config, "layer_types", None)
+        names = (self.tables[layer][0].label, None if types is None else types[layer])
+        return next((name for name in names if isinstance(self.ropes, dict) and name in self.ropes), "")
 
     def notes(self) -> Iterator[str]:
         """A sentence on layers whose distances do not grow, and on those that do not rotate."""
-        kept = sorted({*self.recorded.calls} - {*self.growing} - {*self.sharing})
+        kept = [layer for layer in self.tables if layer not in (*self.growing, *self.sharing)]
         for layers, what in (
             (kept, "They keep their rotation."),
             (self.sharing, "Their rotation changes with that of the others, since config.json has one for all layers."),
         ):
             if layers:
-                sizes = sorted({self.recorded.windows[layer] for layer in layers})
+                sizes = sorted({self.windows[layer] for layer in layers})
                 yield f"Layers with a window of {' or '.join(map(str, sizes))} tokens: {listed(layers)}. {what}"
-        if still := sorted({*range(self.source.config.num_hidden_layers)} - {*self.recorded.calls}):
+        if still := sorted({*range(self.source.config.num_hidden_layers)} - {*self.tables}):
             yield f"Layers without rotation, which stay as they are: {listed(still)}."
 
-    def require(self, config: PreTrainedConfig, meant: Ropes, method: str, length: int) -> float:
-        """ValueError unless the class makes of a new configuration the tables that are meant, in every layer.
+    def require(self, config: PreTrainedConfig, meant: Ropes, length: int) -> float:
+        """NotAsMeant unless the class makes of a new configuration the tables that are meant, in every layer.
 
         At the original length and at the new one: where distances grow, frequencies and factor are those of `meant`, and
         everywhere else those of before. Nothing else that multiplies scores may change. Returns the attention factor.
         """
         try:
-            after = recorded(auto_class(self.source), config)
-            if after.places != self.recorded.places:
-                raise NotShown("other layers rotate than before")
-            if after.windows != self.recorded.windows:
-                raise NotShown("other layers have a window than before")
-            self.require_same_scales(config)
-            lengths = (self.original, length)
-            factors = [
-                self.require_layer(layer, after.calls[layer], meant, at) for layer in after.calls for at in lengths
-            ]
-        except NotShown as error:
-            raise ValueError(
-                f"{self.source.name}: transformers does not rotate as {method} defines: {error}; "
-                f"{self.source.config.model_type} models cannot be extended by --method {method}"
-            ) from error
+            after = tables_of(config.get_text_config(decoder=True))
+        except NotUnderstood as error:
+            raise NotAsMeant(str(error)) from error
+        if places_of(after) != places_of(self.tables):
+            raise NotAsMeant("other layers rotate than before")
+        self.require_same_scales(config)
+        lengths = (self.original, length)
+        factors = [self.require_layer(layer, after[layer], meant, at) for layer in after for at in lengths]
         return next(factor for factor in factors if factor is not None)
 
     def require_same_scales(self, config: PreTrainedConfig) -> None:
@@ -120,22 +131,20 @@ class Layers:
             after = scales_of(auto_class(self.source).from_config(config))
         for name, scale in scales_of(self.source.skeleton).items():
             if not math.isclose(after.get(name, math.nan), scale, rel_tol=1e-6):
-                raise NotShown(f"{name} would multiply scores by {after.get(name):.6g} instead of {scale:.6g}")
+                raise NotAsMeant(f"{name} would multiply scores by {after.get(name)} instead of {scale:.6g}")
 
-    def require_layer(self, layer: int, after: list[Call], meant: Ropes, length: int) -> float | None:
+    def require_layer(self, layer: int, after: list[Tables], meant: Ropes, length: int) -> float | None:
         """The tables of one layer; the attention factor that is meant, where distances grow."""
         factor = None
-        for old, new in zip(self.recorded.calls[layer], after, strict=True):
-            was, got = old.at(length), new.at(length)
-            declared, wanted = (of_formula(each, old.label, len(was.inverse), length) for each in (self.ropes, meant))
+        for old, new in zip(self.tables[layer], after, strict=True):
+            was, got = rotation_of(old, length), rotation_of(new, length)
+            wanted = of_formula(meant, self.label(layer), len(was.inverse), length)
             if layer in self.growing:
-                if problem := difference(was, declared):
-                    raise NotShown(f"layer {layer}, as it is, {problem} by its config.json")
                 if problem := difference(got, wanted):
-                    raise NotShown(f"layer {layer} {problem}, at {length} tokens")
+                    raise NotAsMeant(f"layer {layer} {problem}, at {length} tokens")
                 factor = wanted.factor
             elif (problem := difference(got, was)) and (layer not in self.sharing or difference(got, wanted)):
-                raise NotShown(f"layer {layer}, whose window does not grow, {problem} as it was trained")
+                raise NotAsMeant(f"layer {layer}, whose window does not grow, {problem} as it was trained")
         return factor
 
 
@@ -145,6 +154,28 @@ def auto_class(source: Source) -> Any:
 
 
 # ---- what layers have ---------------------------------------------------------------------------------------------------
+def tables_of(config: PreTrainedConfig) -> dict[int, list[Tables]]:
+    """By the number of each layer that rotates, its tables. NotUnderstood for a class that does not show them."""
+    return {number: layer.tables for number, layer in enumerate(traced(config)) if layer.tables}
+
+
+def places_of(tables: dict[int, list[Tables]]) -> list[tuple[int, str | None]]:
+    return [(layer, table.label) for layer, own in tables.items() for table in own]
+
+
+@lru_cache(maxsize=64)  # layers share their tables
+def rotation_of(table: Tables, length: int) -> Rotation:
+    """What a class rotates by in a sequence of `length` tokens: read at position 1, the last position being length - 1."""
+    cos, sin = (each.reshape(-1, *each.shape[-2:])[0] for each in table.at(0, 1, max(length, 3) - 1))
+    inverse = torch.atan2(sin[1], cos[1])
+    half = len(inverse) // 2
+    if len(inverse) % 2 == 0 and torch.equal(inverse[:half], inverse[half:]):
+        inverse = inverse[:half]
+    elif len(inverse) % 2 == 0 and torch.equal(inverse[::2], inverse[1::2]):
+        inverse = inverse[::2]
+    return Rotation(inverse, float(torch.hypot(cos[0], sin[0]).max()))
+
+
 def scales_of(model: nn.Module) -> dict[str, float]:
     """What multiplies scores, by the name of each module that has it."""
     named = ((name, getattr(module, "scaling", None)) for name, module in model.named_modules())
@@ -157,17 +188,17 @@ def listed(layers: list[int]) -> str:
     return ", ".join(map(str, shown))
 
 
-def of_formula(ropes: Ropes, label: str | None, pairs: int, length: int) -> Table:
-    """The table that a configuration declares for a type of layers, by our formulas."""
-    rope = ropes if isinstance(ropes, RopeConfig) else ropes.get(str(label))
+def of_formula(ropes: Ropes, label: str, pairs: int, length: int) -> Rotation:
+    """The rotation that a configuration declares for a type of layers, by our formulas."""
+    rope = ropes if isinstance(ropes, RopeConfig) else ropes.get(label)
     if rope is None:
-        raise NotShown(f"its configuration declares no rotation of {label}, and its class rotates by one")
+        raise NotAsMeant("its configuration declares no rotation of layers that its class rotates")
     options = rope._replace(sections=None, partial_rotary_factor=1.0).options(2 * pairs)
     found = rope_frequencies(2 * pairs, **options, length=length)
-    return Table(found.inverse, found.attention_factor)
+    return Rotation(found.inverse, found.attention_factor)
 
 
-def difference(got: Table, want: Table) -> str:
+def difference(got: Rotation, want: Rotation) -> str:
     """What is another in a table, for a message; empty where nothing is."""
     if got.inverse.shape != want.inverse.shape:
         return f"rotates {len(got.inverse)} pairs, expected {len(want.inverse)}"

@@ -20,7 +20,7 @@ from longitude.checkpoints.positions import Kind
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, require_fit
 from longitude.extend.factors import writable
-from longitude.extend.layers import Layers, auto_class
+from longitude.extend.layers import Layers, NotAsMeant, auto_class
 from longitude.extend.learned_table import find_table, stretched
 from longitude.extend.methods import ROTATED_VALUES, method_of, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
@@ -134,13 +134,20 @@ class ExtendPlan:
             ):
                 skeleton = auto_class(self.source).from_config(config)
             require_fit(self.source.name, skeleton, require_shards(folder))
-        if self.layers is not None:
+        try:
             self.require_rotation(config)
+        except NotAsMeant as error:
+            raise ValueError(
+                f"{self.source.name}: the written checkpoint was read again, and is not what --method {self.target.method} "
+                f"asked for: {error}; it is removed: look for what changes files on that disk, or report it"
+            ) from error
 
     def require_rotation(self, config: PreTrainedConfig) -> float:
-        """The attention factor. ValueError unless the class rotates as meant by a new configuration."""
-        assert self.layers is not None and self.ropes is not None
-        return self.layers.require(config, self.ropes, self.target.method, self.length)
+        """The attention factor. NotAsMeant unless the class rotates as meant by a new configuration."""
+        if self.layers is None:
+            return self.attention_factor
+        assert self.ropes is not None
+        return self.layers.require(config, self.ropes, self.length)
 
     def read_config(self, folder: Path | None = None) -> PreTrainedConfig:
         """As transformers reads it from a folder; None: from config.json as it becomes."""
@@ -244,7 +251,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     if target.base is not None and target.base < rope.base:
         below = f"below the base of {source.name}, {rope.base:g}"
         raise ValueError(f"--base {target.base:g} is {below}: a smaller base shortens the context; give a larger one")
-    layers = Layers.of(source, plan.read_config(source.folder), ropes, plan.original)
+    layers = Layers.of(source, ropes, plan.original)
     scheme = plan.search.scheme if plan.search else scheme_of(target.method, plan.factor, plan.original, target.base)
     if source.config.model_type in ROTATED_VALUES and isinstance(scheme, YaRN):
         scheme = replace(scheme, attention_factor=1.0)
@@ -263,7 +270,13 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
         inner[source.length_key] = plan.original
     plan.config = inner if source.inner is source.json else source.json | {"text_config": inner}
     plan.layers, plan.ropes = layers, after
-    plan.attention_factor = plan.require_rotation(plan.read_config())
+    try:
+        plan.attention_factor = plan.require_rotation(plan.read_config())
+    except NotAsMeant as error:
+        raise ValueError(
+            f"{source.name}: transformers does not rotate as {target.method} defines: {error}; "
+            f"{source.config.model_type} models cannot be extended by --method {target.method}"
+        ) from error
     plan.base = written.base if isinstance(written, BaseChange) else rope.base
     plan.notes.append(method.note)
     if unread := unread_keys(source.inner, source.config):

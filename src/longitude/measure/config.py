@@ -29,7 +29,8 @@ class MeasureConfig:
     lengths: tuple[int, ...] = (512, 1024, 2048)
     """Lengths in tokens, ascending. The length that a model was trained at is measured too, unless all of these are shorter."""
     trained: Annotated[
-        bool, arg(help="Leave out the length that a model was trained at, unless --lengths names it.")
+        bool,
+        arg(help="Leave out the length that a model was trained at, unless --lengths names it.", help_behavior_hint=""),
     ] = True
     """Measure the length that a model was trained at, too."""
     tasks: tuple[Task, ...] = (PERPLEXITY,)
@@ -52,7 +53,9 @@ class MeasureConfig:
     """Tokens of the short context that it compares the whole one with; published: 4096."""
     trials: int = 10
     """Questions per length and depth."""
-    chat: Annotated[bool, arg(help="Ask in plain text; do not apply the tokenizer's chat template.")] = True
+    chat: Annotated[
+        bool, arg(help="Ask in plain text; do not apply the tokenizer's chat template.", help_behavior_hint="")
+    ] = True
     """Put questions into the tokenizer's chat template, where it has one."""
     bos: BOS = "tokenizer"
     """Beginning-of-sequence token at the start of each window and prompt: as the tokenizer does, always, or never."""

@@ -52,7 +52,7 @@ def costs(
     Args:
         config: What would be measured; perplexity counts as many documents as it may take, retrieval its prompts.
         models: Folders or names.
-        on_progress: Called before each timing with what is timed, and how many of all lengths are done.
+        on_progress: Called before each timing with what is timed, and how many of all models are done.
 
     Raises:
         ValueError: For options or a config.json that `measure` would refuse, too, and for a class whose FLOPs cannot be
@@ -66,17 +66,13 @@ def costs(
     for i, (model, outline) in enumerate(outlines.items()):
         flops, needs, reason = forward_flops(outline), memory_of(config, outline), ""
         dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
-        rates: dict[tuple[int, int], float | None] = {}
-        for j, length in enumerate(lengths):
-            shape = min(length, WIDEST), max(1, config.batch // length)
-            if shape not in rates:  # of longer windows than the widest that is timed, one timing is enough
-                what = f"timing a few layers of {model}, {shape[1]} windows of {shape[0]} tokens"
-                on_progress(what, i * len(lengths) + j, len(models) * len(lengths))
-                try:
-                    rates[shape] = flops_per_second(outline, *shape, dtype)
-                except ValueError as error:
-                    rates[shape], reason = None, str(error)
-            rate = rates[shape]
+        rate, shape = None, (min(lengths[-1], WIDEST), max(1, config.batch // lengths[-1]))
+        on_progress(f"timing a few layers of {model}, {shape[1]} windows of {shape[0]} tokens", i, len(models))
+        try:  # once for all lengths, so that noise makes no shorter one slower
+            rate = flops_per_second(outline, *shape, dtype)
+        except ValueError as error:
+            reason = str(error)
+        for length in lengths:
             windows = _windows(config, length)
             work = windows * flops.of(length)
             here = None if rate is None else work / rate
