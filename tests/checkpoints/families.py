@@ -11,6 +11,7 @@ import copy
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from itertools import product
 from typing import Any, NamedTuple
@@ -23,8 +24,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from longitude.checkpoints.reading import LayerRope, NotUnderstood, read
+from longitude.checkpoints.agreement import LayerRope
+from longitude.checkpoints.reading import read
 from longitude.checkpoints.trace import skeleton
+from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.scaling import Follows, rope_frequencies
 from make_families import OPTIONS, OWN, SHAPE
 
@@ -32,7 +35,7 @@ FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"longitude"})
 NAME = "longitude_sweep"
 EQUAL = 1e-6
 """Relative: transformers makes its tables in float32."""
-ROUNDED = 1e-5
+ROUNDED = 5e-5
 """Relative: of queries, in families that rotate them in float32."""
 FAR = (32, 1024, 32768)
 """Positions by which angles are refined."""
@@ -330,10 +333,10 @@ def compared(config: Any, small: Any = None) -> tuple[str, str]:
     return ("unknown", "; ".join(problems)) if problems else ("equal", "")
 
 
-def swept(family: str) -> dict[str, tuple[str, str]]:
-    """By scheme."""
+def swept(family: str, schemes: Iterable[str] | None = None) -> dict[str, tuple[str, str]]:
+    """By scheme; all by default."""
     found: dict[str, tuple[str, str]] = {}
-    for scheme in SCHEMES:
+    for scheme in schemes or SCHEMES:
         try:
             config = toy_config(family, scheme)
         except (Unseen, StopIteration) as error:
