@@ -287,7 +287,7 @@ test_wrong_configs = refused_calls(
         (config(rope_parameters=YARN | {ORIGINAL: None}), "or max_position_embeddings, got neither"),
         (config(rope_parameters=YARN | {ORIGINAL: "32"}), f"'yarn': expected {ORIGINAL} to be an int .*, got '32'"),
         (config(rope_parameters=YARN, max_position_embeddings="64"), "max_position_embeddings to be an int .*'64'"),
-        (read(rope_theta=-1.0), "rope: expected rope_theta above 0, got -1.0"),
+        (read(rope_theta=-1.0), "rope_theta above 0, got -1.0"),
         (read(partial_rotary_factor=1.5), SHARE + "1.5"),
         (read(partial_rotary_factor=0), SHARE + "0"),
         (read(partial_rotary_factor="all"), SHARE + "'all'"),

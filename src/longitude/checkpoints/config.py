@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.reading import lost, read, text_part, with_own_base
-from longitude.errors import check_positive, check_sizes, nearest
+from longitude.errors import nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
     ALL_KEYS,
@@ -31,8 +31,6 @@ from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_freque
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", *LENGTH_KEYS)
-"""Keys whose values are whole numbers of 1 or more, or null."""
 ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
@@ -47,18 +45,6 @@ def raw_config(path: str | Path) -> dict[str, Any]:
     from transformers import PreTrainedConfig
 
     return PreTrainedConfig.get_config_dict(path)[0]
-
-
-def require_numbers(raw: Mapping[str, Any]) -> None:
-    """ValueError for a size or a base that is 0 or less, from which a model may be built all the same."""
-    raw = text_part(raw)
-    for key in SIZES:
-        if type(raw.get(key)) is int:  # transformers itself refuses other types
-            check_sizes("config.json", **{key: raw[key]})
-    for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
-        check_positive(
-            "config.json", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None}
-        )
 
 
 def head_dim_of(config: Any, layer_type: str | None = None) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from longitude.checkpoints.agreement import Agreement, Reading, Ropes, refusal
-from longitude.errors import check_choice
-from longitude.positions.config_keys import BASES, FULL, LOCAL_BASES, SCHEMAS, WINDOWED, of_layers
+from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.positions.config_keys import BASES, FULL, LOCAL_BASES, SCHEMAS, SIZES, WINDOWED, of_layers
 from longitude.positions.hugging_face import (
     NotUnderstood,
     RopeConfig,
@@ -91,6 +91,8 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
 
 def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None) -> Reading:
     """What a config says of positions, confirmed by its class where transformers has one. ValueError: see from_hugging_face."""
+    if isinstance(config, Mapping):
+        require_numbers(config)
     theirs, written = class_of(config), text_part(config)
     if theirs is None:
         kind = as_mapping(written).get("model_type")
@@ -135,9 +137,20 @@ def class_of(config: Mapping[str, Any] | Any) -> Any:
                 **copy.deepcopy({key: each for key, each in config.items() if key != "model_type"})
             )
     except Exception as error:
+        read_ropes(text_part(config))  # which may name the key that is wrong
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"model_type {kind!r}: its class in transformers refuses this config ({reason})") from error
     return class_of(made)
+
+
+def require_numbers(raw: Mapping[str, Any]) -> None:
+    """ValueError for a size or a base that is 0 or less, from which a model may be built all the same."""
+    raw = text_part(raw)
+    for key in SIZES:
+        if type(raw.get(key)) is int:  # transformers itself refuses other types
+            check_sizes("config", **{key: raw[key]})
+    for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
+        check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
 
 
 def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
