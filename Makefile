@@ -14,9 +14,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # TORCH: any requirement or options that pip takes, for example
 #   make study TORCH=path/to/torch.whl
 #   make study TORCH="torch==2.13.0 --index-url URL"
-# It is remembered in .venv until another is given. The default is the pin of constraints.txt.
+# It is remembered in .venv until another is given. The default is the pin of constraints.txt, with TORCH_OPTIONS, such as
+# "--index-url URL" of an index that has the build for CPUs: the default of Linux is the one for CUDA, gigabytes larger.
 CHOICE := $(VENV)/torch-choice
-TORCH  ?= $(shell cat $(CHOICE) 2>/dev/null || grep '^torch==' constraints.txt)
+TORCH  ?= $(shell cat $(CHOICE) 2>/dev/null || echo $$(grep '^torch==' constraints.txt) $(TORCH_OPTIONS))
 ifneq ($(origin TORCH),file)
 ifneq ($(strip $(TORCH)),$(strip $(shell cat $(CHOICE) 2>/dev/null)))
 NEW_TORCH := new-torch
@@ -25,7 +26,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test quick test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api freeze-api notebooks laws docs dist dist-test clean new-torch
+.PHONY: help install study report checkpoint test quick test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -110,7 +111,10 @@ numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into READM
 	$(BIN)/python benchmarks/draw_machines.py
 
 claims: $(VENV)/study.stamp ## make docs/claims.md and its charts from benchmarks/results/claims; ARGS=--check compares
-	$(BIN)/python docs/make_claims.py $(ARGS)
+	PYTHONPATH=benchmarks $(BIN)/python docs/make_claims.py $(ARGS)
+
+verdicts: $(VENV)/study.stamp ## print the verdicts of the claims; ARGS="runs/claims --run" runs their studies first (hours; --plan says how many)
+	PYTHONPATH=benchmarks $(BIN)/python -m claims $(ARGS)
 
 api: $(VENV)/study.stamp ## make docs/api.md, the page of every public name, from the docstrings
 	$(BIN)/python docs/make_api.py
@@ -167,7 +171,7 @@ $(VENV)/dist.stamp: $(VENV)/torch.stamp pyproject.toml
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml # in one go with what a study needs
-	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test-gpu]'
 	@touch $(VENV)/study.stamp $@
 
 $(VENV)/conformance.stamp: $(VENV)/test.stamp

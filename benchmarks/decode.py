@@ -24,9 +24,9 @@ from longitude.bench import report
 from longitude.bench.clock import CLOCKS, Clock, interleaved
 from longitude.bench.rows import timed
 from longitude.bench.sweep import threads
+from longitude.labels import parse_label
 from longitude.runs.progress import Progress
 from longitude.study.config import require_ascending, require_distinct
-from longitude.study.labels import parse_label
 from longitude.testing.mixers import bytes_held
 from networks import HEADS, LAYERS, VOCABULARY, WIDTH
 from target import Session, parser

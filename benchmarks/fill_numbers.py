@@ -17,7 +17,7 @@ extending       schemes of extension over three seeds: results/DATE-extending.js
 retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
-gpu-expected    what they should take, on paper: DATE-gpu-expected.json (benchmarks/gpu_paper.py --json)
+gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios, gpu-times: its ratios and milliseconds
 study, study-*  what a study prints: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
 """
 
@@ -34,12 +34,24 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+import markdown_tables
+from markdown_tables import markdown
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FILES = {"bench": "", "bench-machines": "", "bench-mixers": "-mixers"}
+FILES = {
+    "study-glance": "-study",
+    "bench": "",
+    "bench-machines": "",
+    "bench-mixers": "-mixers",
+    "gpu-ratios": "-gpu",
+    "gpu-times": "-gpu",
+}
 """Block -> how the name of its file ends, where that is not the block's own name."""
 WIDTH = 100
+PROSE = 140
+"""Characters of a line of prose."""
 PROCESSORS = {
     "AMD EPYC": "AMD Zen 5, AVX-512",
     "AMD EPYC (family 25, model 17)": "AMD Zen 4, AVX-512",
@@ -58,10 +70,6 @@ def newest(name: str) -> Path | None:
     """The newest result of a block; None where there is none."""
     dated = "[0-9]" * 4 + "-[0-9][0-9]" * 2
     return max(RESULTS.glob(dated + ending(name)), default=None)
-
-
-def markdown(headings: list[str], lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *lines])
 
 
 # ---- one function per kind of result -----------------------------------------------------------------------------------
@@ -232,45 +240,48 @@ def printed(found: dict[str, Any]) -> str:
     )
 
 
-def gpu_kernels(found: list[dict[str, Any]]) -> str:
-    """By chip and kernel the most registers of a thread and KiB of shared memory, over head_dims and what is added to scores."""
-    kernels, lines = list(dict.fromkeys(row["kernel"] for row in found)), []
-    for chip in dict.fromkeys(row["chip"] for row in found):
-        cells = []
-        for kernel in kernels:
-            rows = [row for row in found if (row["chip"], row["kernel"]) == (chip, kernel)]
-            registers, shared, spilled = (max(row[name] for row in rows) for name in ("registers", "shared", "spilled"))
-            cells.append(f"{registers}, {shared / 1024:.0f} KiB" + (f", {spilled} bytes spilled" if spilled else ""))
-        lines.append([f"`{chip}`", *cells])
-    return markdown(["chip", *(f"`{kernel}`" for kernel in kernels)], lines)
+NAMES = {"t5": "T5 bias", "alibi": "ALiBi", "rope": "RoPE", "sinusoidal": "sinusoidal", "none": "NoPE (no encoding)"}
+"""What papers call the encodings of the default study."""
 
 
-def gpu_expected(found: dict[str, Any]) -> str:
-    """Of each case the ratios to flash attention; and, without a mask, the milliseconds."""
-    lines: dict[tuple[str, ...], list[str]] = {}
-    for row in found["rows"]:
-        mask = "".join(f", {name} {size}" for name, size in row["mask"].items())
-        own = lines.setdefault((f"{row['encoding']}{mask}", str(row["length"]), str(row["head_dim"])), [])
-        on = row["H200"]
-        own.append(f"{on['ratio'][0]:.2f} to {on['ratio'][1]:.2f}")
-        own.append(f"{on['ms'][0]:.2f} to {on['ms'][1]:.2f}")
-    headings = [
-        "bias, mask",
-        "length",
-        "head_dim",
-        "forward, of flash",
-        "ms",
-        "forward + backward, of flash",
-        "ms",
-        "measured",
+def at_a_glance(found: dict[str, Any]) -> str:
+    """The default study for README: sorted by the loss at the longest length, the best of each length in bold."""
+    rows = {(row["label"], row["length"]): row for row in found["rows"]}
+    lengths = sorted({length for _, length in rows})
+    labels = sorted({label for label, _ in rows}, key=lambda label: rows[label, lengths[-1]]["value"])
+    best = {length: min(rows[label, length]["value"] for label in labels) for length in lengths}
+    lines = []
+    for label in labels:
+        values = [rows[label, length]["value"] for length in lengths]
+        cells = [f"**{x:.2f}**" if x == best[length] else f"{x:.2f}" for x, length in zip(values, lengths, strict=True)]
+        last = rows[label, lengths[-1]]
+        change = f"{100 * last['change']:+.{0 if abs(last['change']) > 0.1 else 1}f}%".replace("-", "−")
+        verdict = {"holds": "**holds**", "does not hold": "rises"}.get(last["verdict"], "unclear")
+        verdict += ", and learned too little" if "context" in last["failed"] else ""
+        lines.append([f"{NAMES[label.split(':')[0]]} (`{label}`)", *cells, change, verdict])
+    study, start = found["study"], lengths[0]
+    counts = min(study["ngrams"].values())
+    heads = [
+        "encoding",
+        f"{start} (trained)",
+        *map(str, lengths[1:]),
+        f"change, {start} to {lengths[-1]}",
+        f"loss at {lengths[-1] // start}×",
     ]
-    return markdown(headings, [[*about, *own, "not yet"] for about, own in lines.items()])
+    note = (
+        f"Bits per byte, lower is better: mean of {len(study['configuration']['seeds'])} seeds, Python source code. An encoding "
+        f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval. Trigram counts, without any "
+        f"model, reach {counts:.2f} at {start}. Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
+        f"{study['machine']['threads']} threads, torch {study['versions']['torch']}."
+    )
+    return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
 
 
 KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
-    "properties": properties,
-    "extending": extending, "retrieval": retrieval, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
+    "properties": properties, "study-glance": at_a_glance,
+    "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
+    "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
 }  # fmt: skip
 
 
@@ -318,9 +329,9 @@ def keep_claims(name: str, run: Path) -> list[Path]:
 
     ValueError for one that was run with other options than its preset has.
     """
-    from longitude.claims.evidence import KEPT
-    from longitude.claims.protocol import SERIES, differs, preset_of
-    from longitude.claims.series import list_studies
+    from claims.evidence import KEPT
+    from claims.protocol import SERIES, differs, preset_of
+    from claims.series import list_studies
     from longitude.study.kept import keep as keep_study
     from longitude.study.results import read_run
 

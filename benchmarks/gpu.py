@@ -39,8 +39,8 @@ COMPILING = 90
 """Seconds of compilations where no GPU is."""
 AHEAD = 45
 """Seconds in which kernels are compiled, all at once."""
-PARTS = {"checks": 50, "attention": 150, "rotation": 30, "decode": 60, "flex": 300}
-"""Seconds of each, at most, in this order; laws have their own, and FlexAttention, which compiles, has what is left."""
+PARTS = {"checks": 50, "attention": 150, "rotation": 30, "decode": 60}
+"""Seconds of each, at most, in this order; laws have their own."""
 TARGETS = {
     "the same bits twice": 1.0,
     "ALiBi, T5, KERPLE, forward": 0.90,
@@ -71,13 +71,24 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.found, indent=1), encoding="utf-8")
+        part, found = self.path.with_suffix(".part"), rounded(self.found)
+        rows = ",\n  ".join(map(json.dumps, found["rows"]))
+        text = json.dumps(found | {"rows": []}, indent=1).replace('"rows": []', f'"rows": [\n  {rows}\n ]')
+        part.write_text(text, encoding="utf-8")
         part.replace(self.path)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         return self.found["rows"]
+
+
+def rounded(found: Any) -> Any:
+    """Numbers to four digits: more are noise."""
+    if isinstance(found, dict):
+        return {name: rounded(each) for name, each in found.items()}
+    if isinstance(found, list):
+        return [*map(rounded, found)]
+    return float(f"{found:.4g}") if isinstance(found, float) else found
 
 
 def chip() -> dict[str, Any]:
@@ -110,17 +121,11 @@ def laws(suites: dict[str, list[str]], results: Results, seconds: float, environ
 # ---- cells -------------------------------------------------------------------------------------------------------------
 def cells(part: str, device: str) -> Iterator[Any]:
     import gpu_cells
-    import gpu_paper
 
     machine = gpu_cells.Machine(device, rounds=20 if device == "cuda" else 1)
     machine.prepare()
-    device_name = torch.cuda.get_device_name() if device == "cuda" else "H200"
-    name = next((known for known in gpu_paper.MEMORY if known in device_name), None)  # of others there is no paper
-    if part in ("attention", "flex"):
-        return (gpu_cells.attention_cells if part == "attention" else gpu_cells.flex_cells)(machine, name)
-    return {"checks": gpu_cells.checks, "rotation": gpu_cells.rotation_cells, "decode": gpu_cells.decoding_cells}[part](
-        machine
-    )
+    parts = {"checks": gpu_cells.checks, "attention": gpu_cells.attention_cells, "rotation": gpu_cells.rotation_cells}
+    return (parts | {"decode": gpu_cells.decoding_cells})[part](machine)
 
 
 def measure(part: str, device: str, results: Results, seconds: float) -> int:
@@ -229,8 +234,8 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             kept = worst["score"] <= limit if name in AT_MOST else worst["score"] >= limit
         why = next((words for row in own for words in row.get("notes", {}).values()), "no row")
         found.append({
-            "target": name, "limit": limit, "measured": worst and worst["score"], "kept": kept, "rows": len(own),
-            "unmeasured": len(own) - len(scored), "worst": worst["key"] if worst else why,
+            "target": name, "limit": limit, "at_most": name in AT_MOST, "measured": worst and worst["score"], "kept": kept,
+            "rows": len(own), "unmeasured": len(own) - len(scored), "worst": worst["key"] if worst else why,
         })  # fmt: skip
     return found
 
@@ -340,7 +345,7 @@ def main() -> int:
     def left(most: float) -> float:
         return min(most, 60 * asked.minutes - 10 - (time.monotonic() - start))
 
-    if not asked.interpret and {"checks", "attention", "flex"} & {*asked.parts}:
+    if not asked.interpret and {"checks", "attention"} & {*asked.parts}:
         compile_ahead(asked, results, left(AHEAD))
     for part in asked.parts:
         begun = time.monotonic()

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import gpu_paper
 import longitude as lg
-from gpu_paper import Shape
+from gpu_shapes import MASKED, TOKENS, Shape, flops
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.triton import backend
 from longitude.attention.operation import requests, run_parts
@@ -57,7 +56,7 @@ class Machine:
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.earnest else torch.float16  # interpreted products of bfloat16 are wrong
 
-    def shape(self, length: int, head_dim: int, tokens: int = gpu_paper.TOKENS, **mask: Any) -> Shape:
+    def shape(self, length: int, head_dim: int, tokens: int = TOKENS, **mask: Any) -> Shape:
         """Or a small one of the same kind."""
         if self.earnest:
             return Shape(length, head_dim, tokens=max(tokens, length), **mask)
@@ -136,7 +135,7 @@ class Problem:
         columns = self.encoding.context(torch.randn(shape.batch, shape.length, 64, **make))[0]
         self.columns = {key: x.detach().requires_grad_() for key, x in columns.items()}
         for parameter in self.encoding.parameters():
-            if name != "fire":  # initialised as the paper counts it
+            if name != "fire":  # as it is initialised, most blocks have one piece of its curve
                 parameter.data.uniform_(0.1, 1.0)
         self.mask: lg.Mask = lg.Window(shape.window) if shape.window else lg.Causal()
         if shape.document:
@@ -171,31 +170,23 @@ def compile_one(machine: Machine, name: str, head_dim: int) -> None:
     machine.wait()
 
 
-def attention(
-    machine: Machine, shape: Shape, name: str, backward: bool, ways: tuple[str, ...], chip: str | None
-) -> Measured:
-    """Milliseconds of torch's flash attention, and of others."""
+def attention(machine: Machine, shape: Shape, name: str, backward: bool) -> Measured:
+    """Milliseconds of torch's flash attention, cuDNN's and ours."""
     problem = Problem(machine, shape, name)
     earnest = machine.earnest
     calls = {
         "flash": (partial(problem.torchs, SDPBackend.FLASH_ATTENTION if earnest else None), False),
         "cudnn": (partial(problem.torchs, SDPBackend.CUDNN_ATTENTION if earnest else None), False),
         "triton": (partial(problem.ours, "triton"), True),
-        "flex": (partial(problem.ours, "flex" if earnest else "chunked"), True),
     }
-    steps = {way: problem.step(calls[way][0], backward, calls[way][1]) for way in ways}
+    steps = {way: problem.step(call, backward, ours) for way, (call, ours) in calls.items()}
     ms, notes = machine.milliseconds(steps)
     plain = Shape(shape.length, shape.head_dim, tokens=shape.tokens, width=shape.width)
-    work = {way: gpu_paper.flops(plain if way in ("flash", "cudnn") else shape, backward) for way in ms}
-    own, expected = ways[-1], None
-    if chip and own == "triton":
-        expected = gpu_paper.expected(shape, gpu_paper.ADDS[name], backward, chip)["ratio"]
+    work = {way: flops(plain if way in ("flash", "cudnn") else shape, backward) for way in ms}
     return {
         "ms": ms,
         "tflops": {way: work[way] / time / 1e9 for way, time in ms.items()},
-        "ratio": {way: ms["flash"] / time for way, time in ms.items()} if "flash" in ms else {},
-        "score": ms["flash"] * shape.share / ms[own] if {"flash", own} <= ms.keys() else None,
-        "expected": expected,
+        "score": ms["flash"] * shape.share / ms["triton"] if {"flash", "triton"} <= ms.keys() else None,
         "notes": notes,
     }
 
@@ -209,9 +200,8 @@ def target_of(name: str, masked: bool, length: int, backward: bool) -> str | Non
     return f"ALiBi, T5, KERPLE, {passed}" if name in ("alibi", "t5", "kerple_log") and length >= 2048 else None
 
 
-def attention_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
-    ways = "flash", "cudnn", "triton"
-    masked = [("alibi", text, mask) for text, mask in gpu_paper.MASKED.items()]
+def attention_cells(machine: Machine) -> Iterator[Cell]:
+    masked = [("alibi", text, mask) for text, mask in MASKED.items()]
     for length in machine.lengths:
         cases = [(name, "", {}) for name in ENCODINGS] + (masked if length == 16384 else [])
         for name, text, mask in cases:
@@ -220,21 +210,8 @@ def attention_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
                 for passed, backward in PASSES.items():
                     about = {"part": "attention", "encoding": name, "mask": text, "length": length, "head_dim": head_dim,
                              "passed": passed}  # fmt: skip
-                    yield Cell(about, partial(attention, machine, shape, name, backward, ways, chip),
+                    yield Cell(about, partial(attention, machine, shape, name, backward),
                                target_of(name, bool(mask), length, backward))  # fmt: skip
-
-
-def flex_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
-    """Torch's own attention with a bias, which has to compile each."""
-    masked = [("alibi", text, mask) for text, mask in gpu_paper.MASKED.items()]
-    for length, cases in ((8192, [(name, "", {}) for name in ENCODINGS]), (16384, masked)):
-        for name, text, mask in cases:
-            for head_dim in machine.head_dims:
-                for passed, backward in PASSES.items():
-                    about = {"part": "flex", "encoding": name, "mask": text, "length": length, "head_dim": head_dim,
-                             "passed": passed}  # fmt: skip
-                    shape = machine.shape(length, head_dim, **mask)
-                    yield Cell(about, partial(attention, machine, shape, name, backward, ("flash", "flex"), chip))
 
 
 # ---- the same bits twice, and memory -----------------------------------------------------------------------------------
@@ -264,15 +241,14 @@ def memory(machine: Machine, name: str, head_dim: int) -> Measured:
     step()
     dense = 2 * shape.heads * shape.length**2
     results = sum(x.numel() * x.element_size() for x in (problem.grad, *problem.wanted(True)))  # output and gradients
-    measured: Measured = {"expected": gpu_paper.extra(shape, name != "alibi") / dense, "notes": {}}
     if not machine.earnest:
-        return measured | {"score": None, "notes": {"triton": "memory is counted on CUDA alone"}}
+        return {"score": None, "notes": {"triton": "memory is counted on CUDA alone"}}
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     step()
     extra = torch.cuda.max_memory_allocated() - before - results
-    return measured | {"score": extra / dense, "bytes": extra}
+    return {"score": extra / dense, "bytes": extra, "notes": {}}
 
 
 def checks(machine: Machine) -> Iterator[Cell]:
@@ -336,7 +312,6 @@ def rotation(machine: Machine, length: int, head_dim: int, layout: str, backward
         "ms": ms,
         "gb_per_second": {way: moved / time / 1e6 for way, time in ms.items()},
         "score": ms["copy"] / ms["longitude"] if {"copy", "longitude"} <= ms.keys() else None,
-        "expected": gpu_paper.rotation_share(),
         "notes": notes,
     }
 

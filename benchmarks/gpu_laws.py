@@ -23,9 +23,8 @@ ON_CUDA = {
     "triton": [f"{TRITON}/test_kernels.py", "-m", "not slow"],
     "rotation": [ROTATION, "-m", "not slow"],
     "all backends": [f"{BACKENDS}/test_cuda.py"],
-    "flex": [f"{BACKENDS}/test_flex.py", "-m", "gpu"],
 }
-SHARES = {"triton": 4, "all backends": 6, "flex": 2}
+SHARES = {"triton": 4, "all backends": 8}
 """Processes that share a suite on 16 cores: what takes time is to compile, which each does on one."""
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """The tests ask for it, and without this torch refuses every product of matrices on CUDA."""

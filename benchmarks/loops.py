@@ -3,7 +3,7 @@
     python benchmarks/loops.py [--rounds 5]
 
 Two processes for each round, one after the other, on one thread; medians of processor time of 7 calls, then of the
-rounds' ratios. float32, 8 heads of 64, batch 1.
+rounds' ratios. float32, 8 heads of 64, batch 1; recurrences of width 256.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import time
 from collections.abc import Callable
 
 TURNS = 7
+HEADS = {"num_heads": 4}
+RECURRENCES = {"gated_deltanet": HEADS, "kda": HEADS, "rwkv7": HEADS, "mamba": {}, "s4d": {}, "rwkv4": {}}
+"""Mixers of delta.c (three), scan.c, diagonal.c and wkv.c."""
 
 
 def cases() -> dict[str, Callable[[], object]]:
@@ -46,8 +49,22 @@ def cases() -> dict[str, Callable[[], object]]:
 
     found = {f"ALiBi, forward, {length}": forward(lg.ALiBi(8), length) for length in (1024, 2048)}
     found |= {f"T5, forward, {length}": forward(lg.T5Bias(8).requires_grad_(False), length) for length in (1024, 2048)}
+    key_cache, value_cache = qkv(2048)[1:]
+    one, t5 = key_cache[:, :, -1:], lg.T5Bias(8).requires_grad_(False)
+    found["T5, a token after 2048"] = lambda: lg.attend(one, key_cache, value_cache, encoding=t5)
     found["ALiBi, with backward, 2048"] = training(lg.ALiBi(8), 2048)
     found["T5, with backward, 2048"] = training(lg.T5Bias(8), 2048)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 512, 256, generator=generator)
+
+    def recurrence(name: str, learns: bool) -> Callable[[], object]:
+        torch.manual_seed(0)
+        layer = lg.mixer(name, dim=256, **RECURRENCES[name]).requires_grad_(learns)
+        return lambda: layer(x).sum().backward() if learns else layer(x)
+
+    for name in RECURRENCES:
+        found[f"{name}, forward, 512"] = recurrence(name, False)
+        found[f"{name}, with backward, 512"] = recurrence(name, True)
     return found | {f"rotation of q and k, {length}": rotation(length) for length in (512, 2048)}
 
 

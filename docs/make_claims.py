@@ -1,16 +1,16 @@
 """The page of claims, docs/claims.md, and its charts, docs/claims/*.svg, made from the results in benchmarks/results/claims.
 
-python docs/make_claims.py            # write them
-python docs/make_claims.py --check    # exit code 1 where one is not what this would write
+PYTHONPATH=benchmarks python docs/make_claims.py            # write them
+PYTHONPATH=benchmarks python docs/make_claims.py --check    # exit code 1 where one is not what this would write
 """
 
 import sys
 from html import escape, unescape
 from pathlib import Path
 
-from longitude.claims.base import list_claims
-from longitude.claims.evidence import KEPT, Evidence
-from longitude.claims.page import Chart, charts, page
+from claims.base import list_claims
+from claims.evidence import KEPT, Evidence
+from claims.page import Chart, charts, page
 from longitude.report.figure import save
 
 PAGE = Path(__file__).with_name("claims.md")

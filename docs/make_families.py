@@ -1,10 +1,11 @@
-"""The page of families, docs/families.md: what `longitude check` says of each architecture of transformers, at toy size.
+"""The page of families, docs/families.md: what `longitude check` says of each causal architecture of transformers, at toy size.
 
-python docs/make_families.py                     # all: a few minutes; writes the page
+python docs/make_families.py                     # all: about ten minutes of processor time; writes the page
 python docs/make_families.py llama gemma3_text   # these alone, printed
+
+A law that is broken stands on the page only if EXPLAINED says what the class does, and a test shows it in plain transformers.
 """
 
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -13,22 +14,28 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.integrations import hub_kernels
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longitude.check import check, laws
 from longitude.testing.engine import Result
 
+if not torch.cuda.is_available():  # kernels of flash-linear-attention need a GPU; exporting takes torch's own path
+    hub_kernels.is_torchdynamo_exporting = lambda: True
 PAGE = Path(__file__).with_name("families.md")
-FAMILIES = """
-    afmoe apertus arcee axk1 bamba beam biogpt bitnet bloom codegen cohere cohere2 cohere2_moe ctrl cwm deepseek_v2
-    deepseek_v3 diffllama doge ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint gemma
-    gemma2 gemma3_text gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss
-    gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense
-    hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2 lfm2_moe llama llama4_text
-    longcat_flash mamba mamba2 mellum mimo_v2_flash minicpm3 minimax minimax_m2 ministral ministral3 mistral mixtral
-    modernbert-decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2
-    qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl recurrent_gemma roberta roformer rwkv seed_oss smollm3 solar_open
-    stablelm starcoder2 vaultgemma xglm xlnet xlstm youtu
-""".split()
+SKIPPED = {
+    "blt": "bytes are grouped by a second model",
+    "emu3 fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git got_ocr2 llama4 mllama "
+    "moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal dots3_note qwen3_5 qwen3_5_moe qwen4_exp": "of text with "
+    "images or sound: its text model is another row, or is not causal by itself",
+}  # fmt: skip
+"""Causal models of transformers that are not tried, and why."""
+IMAGES = (
+    "glm5_next", "mistral_large4", "muse_glimmer", "muse_spark", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
+    "step3p7",
+)  # fmt: skip
+"""Models of text and images: those whose positions have several axes, and those whose text model is no causal one by itself."""
+FAMILIES = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *IMAGES} - {name for names in SKIPPED for name in names.split()})
 SHAPE = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 64, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -40,100 +47,200 @@ OPTIONS = {
     "v_head_dim": 16, "state_size": 8, "attention_hidden_size": 64, "lru_width": 64, "attention_window_size": 16,
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8, "mamba_d_ssm": 64, "n_groups": 1,
     "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 64, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 4,
-    "num_layers": 4, "num_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 64, "attention_heads": 4,
+    "num_layers": 4, "num_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 64, "attention_heads": 4, "decoder_layers": 2,
+    "encoder_layers": 2, "decoder_attention_heads": 4, "encoder_attention_heads": 4, "decoder_ffn_dim": 64, "encoder_ffn_dim": 64,
+    "index_n_heads": 4, "index_head_dim": 16, "index_topk": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4, "chunk_size": 8,
+    "shared_expert_intermediate_size": 32, "n_shared_experts": 1, "swa_head_dim": 16, "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2, "rel_extent": 16, "d_rel": 4, "is_decoder": True, "max_target_positions": 64,
+    "causal": True,
 }  # fmt: skip
 """Of those families that have them."""
 UNSET = {"max_position_embeddings": None}
-OWN = {
-    "apertus": UNSET, "cwm": UNSET, "gpt_oss": UNSET, "ministral3": UNSET, "recurrent_gemma": UNSET,
-    "bamba": {"attn_layer_indices": [2, 5]}, "deepseek_v2": {"head_dim": 8, "num_key_value_heads": 4},
-    "deepseek_v3": {"head_dim": 8, "num_key_value_heads": 4},
-    "minimax": {"sliding_window": None}, "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "chunk_size": 8},
-    "gpt_neo": {"num_hidden_layers": None, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 8},
-    "falcon_h1": {"mamba_d_ssm": 128}, "roberta": {"is_decoder": True}, "xlnet": UNSET,
-    "xlstm": {"hidden_size": 128},  # its cache is of multiples of 64
-    **{
-        kind: {"head_dim": 8, "num_key_value_heads": 4}
-        for kind in ("axk1", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu")
+LATENT = {"head_dim": 8, "num_key_value_heads": 4}
+OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys("apertus apertus1p5_text cwm gpt_oss ministral3 recurrent_gemma xlnet".split(), UNSET),
+    **dict.fromkeys(
+        "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa longcat_flash minicpm3 "
+        "sarvam_mla youtu".split(),
+        LATENT,
+    ),
+    "bamba": {"attn_layer_indices": [2, 5]},
+    "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "cpmant": {"dim_head": 16, "dim_ff": 64, "prompt_length": 4},
+    "dbrx": {
+        "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 1e4},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64},
     },
-    "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8}, "mimo_v2_flash": {"head_dim": 24}, "roformer": {"is_decoder": True},
+    "dory": {"n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2},
+    "dots3_note_text": LATENT | {
+        "per_layer_config": {}, "head_dim": 32, "qk_nope_head_dim": 24, "num_hidden_layers": 4,
+        "shared_experts_intermediate_size": 32,
+    },
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 3, "laurel_rank": 8,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "activation_sparsity_pattern": [0.0] * 6,
+    },
     "gemma4_text": {"global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96},
+    "gpt_neo": {"num_hidden_layers": None, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 8},
+    "gptj": {"rotary_dim": 8},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 3, "position_embedding_type": "rope"},
+    "kimi_linear": LATENT | {"layer_types": ["linear_attention", "full_attention"] * 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
+    "mimo_v2_flash": {"head_dim": 24},
+    "minimax": {"sliding_window": None},
+    "prophetnet": {
+        "num_hidden_layers": None, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4,
+        "num_decoder_attention_heads": 4,
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16, "indexer_compress_ratio": 4,
+    },
+    "reformer": {
+        "num_hidden_layers": None, "attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 48],
+        "attention_head_size": 16, "hash_seed": 0, "feed_forward_size": 64, "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+    },
+    "roc_bert": {"pronunciation_vocab_size": 96, "shape_vocab_size": 96},
+    "xlstm": {"hidden_size": 128},  # its cache is of multiples of 64
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 12, "attention_head_dim": 32, "mamba_dt_rank": 4, "attention_hidden_size": 128},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2, "hybrid_layer_ids": None,
+        "n_mamba_heads": 8, "mamba_headdim": 16, "attention_head_dim": 32, "kv_channels": 16, "adapter_rank": 4,
+        "use_mem_rope": True, "attention_hidden_size": 128, "num_query_groups": None, "num_key_value_heads": 4,
+    },
+    "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 TOKENS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 VISION = {
-    "depth": 1, "hidden_size": 32, "embed_dim": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 2,
+    "depth": 1, "hidden_size": 32, "embed_dim": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 2, "head_dim": 16,
     "spatial_merge_size": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
-    "window_size": 8, "fullatt_block_indexes": [0],
+    "window_size": 8, "fullatt_block_indexes": [0], "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+    "projection_intermediate_size": 32, "num_key_value_heads": 2,
 }  # fmt: skip
 """Of families with images; their text model has the shape of the others."""
-MARKS = {"holds": "yes", "does not apply": "-", "broken": "**no**"}
+AUDIO = {"out_hidden_size": 64, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}}
+OWN_TEXT: dict[str, dict[str, Any]] = {
+    **dict.fromkeys("qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe".split(), MROPE),
+    "mistral_large4": LATENT | UNSET,
+    "muse_spark": {"moe_hidden_size": 32},
+    "glm5_next": {
+        "num_key_value_heads": 4, "qk_rope_head_dim": 0, "head_dim": None, "index_kpool": 4,
+        "layer_types": ["linear_attention", "indexed_attention"] * 3,
+    },
+}  # fmt: skip
 
 
 def toy(family: str) -> Any:
     """A random model of a family, small in every way that its config has."""
     default = AutoConfig.for_model(family)
-    if getattr(default, "vision_config", None) is not None:
-        return toy_of_images(family)
-    has = {*default.to_dict(), *type(default).attribute_map}
-    options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | OWN.get(family, {})
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{key: value for key, value in options.items() if value is not None})
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-def toy_of_images(family: str) -> Any:
-    """The same, of text and images: three axes of positions."""
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
-    vision = VISION | ({"hidden_size": 64} if family == "qwen2_vl" else {})  # what others call out_hidden_size
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        family, text_config=SHAPE | {"head_dim": 16, "rope_parameters": rope}, vision_config=vision, **TOKENS
-    )
+    if family not in IMAGES:
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(family, **shape_of(default, OWN.get(family, {})))
+        ).eval()
+    text = shape_of(default.text_config, OWN_TEXT.get(family, {}))
+    vision = {key: value for key, value in VISION.items() if key in default.vision_config.to_dict()}
+    vision |= {"hidden_size": 64} if family == "qwen2_vl" else {}  # what others call out_hidden_size
+    audio = {} if getattr(default, "audio_config", None) is None else {"audio_config": AUDIO}
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, **audio, **TOKENS)
     return AutoModelForImageTextToText.from_config(config).eval()
 
 
+def shape_of(default: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """The options of a small config, of those that a default one has."""
+    has = {*default.to_dict(), *type(default).attribute_map}
+    options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | own
+    if getattr(default, "sliding_window", None) is None and "sliding_window" not in own:  # its class may read none
+        options.pop("sliding_window", None)
+    return {key: value for key, value in options.items() if value is not None}
+
+
+EXPLAINED = {
+    "left_padding": {
+        "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart trocr whisper": "forward takes no "
+        "position_ids, and counts positions from the padding",
+        "deepseek_v4": "keys are compressed in windows that are counted from the first token of a row, padding or not",
+        "xlm": "with causal = True attention sees padding as it sees any token",
+        "rwkv": "attention_mask is not read, so the state takes up padding as any token",
+    },
+    "cached_decoding": {
+        "bamba": "positions that the model counts itself begin at 0 behind a cache: pass position_ids",
+        "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod": "positions begin at padding_idx "
+        "+ 1, and generate() gives some that begin at 0",
+        "prophetnet": "logits of a token depend on how many tokens follow it",
+    },
+    "chunked_prefill": {"falcon_mamba jamba mamba": "a second chunk does not begin with the state that the first one left"},
+    "cache_crop": {
+        "inkling2_loop_text inkling2_text inkling_text": "a static cache with windows says that it can be cropped, and has "
+        "overwritten what it would need",
+    },
+    "layer_masks": {"moshi": "sliding_window is not applied: its mask is the causal one"},
+    "image_positions": {
+        "qwen2_5_vl qwen2_vl": "text after a video begins one above the largest row or column, where the published rule takes "
+        "the time as well",
+    },
+}  # fmt: skip
+"""Law -> families that break it, and what their classes do; each is shown in plain transformers by a test."""
+
+
+def explained() -> dict[tuple[str, str], str]:
+    """(family, law) -> what the class does."""
+    return {
+        (family, law): reason
+        for law, families in EXPLAINED.items()
+        for names, reason in families.items()
+        for family in names.split()
+    }
+
+
 def page(found: dict[str, dict[str, Result]]) -> str:
-    """A table of families and laws, and the reason of each law that is broken, or that does not apply where it might."""
-    names = list(laws())
+    """A table of what is broken, the families in which nothing is, and those that are not tried."""
+    broken = [(family, one) for family, results in found.items() for one in results.values() if one.status == "broken"]
+    failing = {family for family, _ in broken}
+    reasons = explained()
     lines = [
         "# Families",
         "",
-        "What `longitude check` says of the architectures of transformers "
-        f"{transformers.__version__}: random weights, toy size (`python docs/make_families.py` makes this page).",
-        "**yes**: the law holds; **no**: it is broken, with the reason below and whose it is; -: it does not apply.",
+        f"`longitude check` was run on {len(found)} architectures of transformers {transformers.__version__}, with random "
+        f"weights and toy sizes. In {len(found) - len(failing)} of them no law is broken; the others have the defects below.",
         "",
-        "| family | " + " | ".join(f"`{name}`" for name in names) + " |",
-        "| --- |" + " --- |" * len(names),
+        "`python docs/make_families.py` makes this page, in about ten minutes of processor time. Each defect is also shown "
+        "without Longitude, in plain transformers, by `tests/docs/test_families.py`.",
+        "",
+        "## What is broken",
+        "",
+        "| family | law | measured | threshold | what the class does |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for family, results in found.items():
-        lines.append(f"| `{family}` | " + " | ".join(MARKS[result.status] for result in results.values()) + " |")
-    lines += ["", "## What is broken", ""]
-    for family, results in found.items():
-        for result in results.values():
-            if result.status == "broken":
-                lines.append(f"* `{family}`, `{result.law}`, {result.whose}: {result.reason}.")
-    lines += ["", "## What does not apply", ""]
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for family, results in found.items():
-        for result in results.values():
-            if result.status == "does not apply" and not result.reason.startswith("it rests on"):
-                words = result.reason.replace(type_of(family), "its class")
-                reasons.setdefault((result.law, re.sub(r" \(by [^)]*\)", "", words)), []).append(f"`{family}`")
-    for law in names:
-        for (own, reason), families in reasons.items():
-            if own == law:
-                who = "all" if len(families) == len(found) else ", ".join(families)
-                lines.append(f"* `{law}`: {reason}: {who}.")
+    for family, one in broken:
+        measured = "raises" if one.measured is None else f"{one.measured:.2g}"
+        reason = reasons.get((family, one.law), one.reason)
+        lines.append(f"| `{family}` | `{one.law}` | {measured} | {one.threshold:.2g} | {reason} |")
+    chosen = [family for family, results in found.items() if "choice of keys" in results["key_selection"].reason]
+    lines += [
+        "",
+        "## Sparse attention",
+        "",
+        f"{', '.join(f'`{family}`' for family in chosen)} choose keys by top-k, and many of their scores are equal. Which of "
+        "equal keys are taken depends on the number of keys, so a decoded token may get other keys than in a full forward pass. "
+        "With all keys chosen, decoding equals the full forward pass in each of them. The `key_selection` law reports it as not "
+        "applicable.",
+        "",
+        "## No law is broken",
+        "",
+        ", ".join(f"`{family}`" for family in found if family not in failing) + ".",
+        "",
+        "## Not tried",
+        "",
+        *(f"* {', '.join(f'`{name}`' for name in names.split())}: {reason}." for names, reason in SKIPPED.items()),
+    ]
     return "\n".join(lines) + "\n"
-
-
-def type_of(family: str) -> str:
-    """The name of its class."""
-    config = type(AutoConfig.for_model(family))
-    causal = AutoModelForCausalLM._model_mapping
-    return (causal if config in causal else AutoModelForImageTextToText._model_mapping)[config].__name__
 
 
 def main() -> None:
@@ -145,7 +252,12 @@ def main() -> None:
         for result in found[family].values():
             if result.status == "broken" or sys.argv[1:]:
                 print(f"{family}: {result.law} {result.status} {result.measured} {result.reason}", flush=True)
-    print(f"{len(found)} families, {len(laws())} laws")
+    broken = {
+        (family, one.law) for family, results in found.items() for one in results.values() if one.status == "broken"
+    }
+    print(f"{len(found)} families, {len(laws())} laws, {len(broken)} broken")
+    if unknown := sorted(broken - {*explained()}):
+        sys.exit(f"not explained: {unknown}; show it in plain transformers, or correct the law")
     if not sys.argv[1:]:
         PAGE.write_text(page(found), encoding="utf-8")
 

@@ -12,16 +12,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import make_laws
+from claims.base import list_claims
 from fill_numbers import newest, property_cells
 from longitude.attention.mixer import MIXERS
-from longitude.claims.base import list_claims
+from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
 from longitude.report.figure import WIDTH, Figure, save
 from longitude.show.charts import figure
 from longitude.show.shape import Shape
 from longitude.show.subjects import Subject, subjects
-from longitude.study.labels import parse_label
 from longitude.testing.examples import SMALL
 
 HERE = Path(__file__).parent

@@ -13,15 +13,14 @@ WORDS = {
     "positions": "Encodings, the terms that they give to attention, and their frequencies.",
     "models": "Transformers as Hugging Face models.",
     make_api.OTHERS: "What belongs to no folder of the package.",
-    "interfaces": "What files of your own import beyond `lg`: tasks, pictures, claims, backends; and what signatures name.",
+    "interfaces": "What files of your own import beyond `lg`: tasks, pictures, backends; and what signatures name.",
 }
 """Of sections that are no module of their own."""
 INTERFACES = (
     "study.tasks.base.register_task", "study.tasks.base.Task", "study.tasks.base.Measuring", "study.analysis.Analysis",
     "study.criterion.Finding", "study.comparisons.Comparison", "study.estimates.Estimate", "report.figure.Figure",
-    "claims.base.Claim", "claims.base.Statement", "claims.base.Outcome", "claims.base.register", "claims.evidence.Measured",
-    "claims.evidence.Evidence", "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
-    "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "models.streams.Packed",
+    "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
+    "attention.request.Request", "attention.verdict.Verdict", "testing.engine.Measurement", "models.streams.Packed",
     "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",
 )  # fmt: skip
 

@@ -96,3 +96,10 @@ def _what_the_interpreter_replaces_is_found_once():
                 interpreter._patch_attr(package, name, member, *rest)
 
     interpreter._patch_builtin = patch
+
+
+@pytest.fixture(autouse=True)
+def no_plugins_of_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that a test loads is written into the environment, for workers; commands of later tests would load it, too."""
+    if "claims" not in request.node.nodeid:
+        monkeypatch.delenv("LONGITUDE_PLUGINS", raising=False)

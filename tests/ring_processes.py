@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import longitude as lg
 import longitude.hf
+from tests.models.conftest import mixer_spec
 from tests.support import LargestTensor, built, gradients, heads, random
 
 LENGTH, BATCH, VOCABULARY = 37, 2, 29
@@ -171,6 +173,33 @@ def every() -> Iterator[Gap]:
     yield from quick()
     yield from more()
     yield "window model", of_model(ours("alibi", mixer={"name": "window", "size": 7}), packed=True)
+
+
+# ---- whole sequences, other rows of a batch ----------------------------------------------------------------------------
+def data_parallel() -> Iterator[Gap]:
+    """FSDP2 and DDP over the rows of a batch: the loss and the gradients of one process, with every encoding and mixer."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    ids = torch.randint(VOCABULARY, (2 * count, LENGTH), generator=torch.Generator().manual_seed(1))
+    labels = [{"encoding": name} for name in lg.list_encodings()]
+    labels += [{"encoding": "auto", "mixer": mixer_spec(name)} for name in lg.list_mixers()]
+    for options in labels:
+        for way in ("FSDP2", "DDP"):
+            alone, model = ours(**options).eval(), ours(**options).eval()  # in training some draw places
+            want = alone(ids, labels=ids, use_cache=False).loss
+            want.backward()
+            wrapped: nn.Module = model
+            if way == "DDP":
+                wrapped = nn.parallel.DistributedDataParallel(model)
+            else:
+                for block in model.model.layers:
+                    fully_shard(block)
+                fully_shard(model)
+            loss = wrapped(ids[rank::count], labels=ids[rank::count], use_cache=False).loss
+            loss.backward()
+            (total,) = summed([loss.detach()])
+            grads = [p.grad.full_tensor() if way == "FSDP2" else p.grad for p in model.parameters()]  # type: ignore[union-attr]
+            wanted = [want.detach(), *(p.grad for p in alone.parameters())]
+            yield f"{way} {options}", apart([total / count, *grads], wanted)  # type: ignore[list-item]
 
 
 def memory() -> Iterator[Gap]:

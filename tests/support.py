@@ -18,7 +18,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
-GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "flex", "triton", "fla")]
+GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "triton", "fla")]
 """Backends that take plain attention: the others need reflections, a pattern, 128 queries, a GPU."""
 
 

@@ -1,6 +1,8 @@
 """The loops in C: compiled ahead, compiled on first use and kept, and done without where they cannot be had."""
 
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,11 @@ import torch
 
 import longitude as lg
 from longitude import c_build, c_compile
+from longitude.attention.backends.table import band
 
 SOURCE = "int answer(void) { return ANSWER; }"
 PACKAGE = c_build.PACKAGE
-INSTEAD = "torch's operators run instead, and .* times as long"
+INSTEAD = "torch's operators run instead"
 
 
 def build(source: Path, *options: str):
@@ -22,8 +25,13 @@ def build(source: Path, *options: str):
     return c_compile.loop.__wrapped__(source, *options).library
 
 
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def libraries(source: Path) -> list[Path]:
+    """What the cache of a test keeps."""
+    return sorted((source.parent / "cache").glob("longitude*/*.so"))
+
+
+@pytest.fixture(name="source")
+def c_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "answer.c"
     path.write_text(SOURCE)
@@ -40,8 +48,7 @@ def test_compiled_once_for_each_text_and_option(source: Path, monkeypatch: pytes
     assert build(source, "-DANSWER=42").answer() == 42
     source.write_text("\n" + SOURCE)
     assert build(source, "-DANSWER=41").answer() == 41
-    kept = sorted((source.parent / "cache" / "longitude").iterdir())
-    assert len(kept) == 3 and all(path.suffix == ".so" for path in kept)
+    assert len(libraries(source)) == 3
 
     def refuse(command: list[str], **options):
         assert "--version" in command, "compiled again"
@@ -55,23 +62,104 @@ def test_compiled_once_for_each_text_and_option(source: Path, monkeypatch: pytes
 @needs_compiler
 def test_what_does_not_compile_leaves_nothing(source: Path):
     source.write_text("int answer(void) { return")
-    with pytest.warns(RuntimeWarning, match=rf"(?s)answer.c could not be compiled by .*gcc: .*expected.*{INSTEAD}"):
+    with pytest.warns(RuntimeWarning, match=rf"(?s)answer.c.* could not be compiled by .*gcc: .*expected.*{INSTEAD}"):
         assert build(source) is None
-    assert list((source.parent / "cache" / "longitude").iterdir()) == []
+    assert libraries(source) == [] and not list((source.parent / "cache").rglob(f"{c_build.UNFINISHED}*"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("wall", [False, True])
+def test_the_limit_is_on_the_processors_time_and_is_called_so(wall: bool, source: Path, monkeypatch):
+    """A compiler that waits is left alone, one that computes for ever is stopped, with that as the reason."""
+    gcc = source.parent / "gcc"
+    work = f'sleep 2; exec {shutil.which("gcc")} "$@"' if wall else "while :; do :; done"
+    gcc.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "gcc: a remark" >&2\n{work}\n')
+    gcc.chmod(0o755)
+    monkeypatch.setattr(c_compile.shutil, "which", lambda name: str(gcc))
+    monkeypatch.setattr(c_build.compile_c, "__defaults__", (1,))
+    if wall:
+        assert build(source, "-DANSWER=7").answer() == 7
+        return
+    with pytest.warns(RuntimeWarning, match="1 s of the processor's time") as warned:
+        assert build(source, "-DANSWER=7") is None
+    assert "remark" not in str(warned[0].message)
+
+
+@needs_compiler
+def test_processes_that_start_together_compile_once(source: Path):
+    """As the workers of a study do; on a busy machine each would take the whole time."""
+    log = source.parent / "log"
+    gcc = source.parent / "gcc"
+    gcc.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho here >> {log}\nsleep 1\nexec {shutil.which("gcc")} "$@"\n'
+    )
+    gcc.chmod(0o755)
+    code = (
+        "import sys; from pathlib import Path; from longitude import c_compile\n"
+        "print(c_compile.library(Path(sys.argv[1]), '-DANSWER=5').answer())"
+    )
+    environment = {**os.environ, "PATH": f"{source.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, str(source)]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(6)]
+    assert [process.communicate(timeout=250)[0].strip() for process in running] == [b"5"] * 6
+    assert log.read_text().split() == ["here"]
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_is_told(source: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(source))
-    words = rf"cannot keep what gcc compiles: .*Not a directory.*XDG_CACHE_HOME=FOLDER names another; {INSTEAD}"
-    with pytest.warns(RuntimeWarning, match=words):
+    with pytest.warns(RuntimeWarning, match=rf"cannot be written to: .*Not a directory.*XDG_CACHE_HOME.*{INSTEAD}"):
+        assert build(source, "-DANSWER=1") is None
+
+
+@needs_compiler
+def test_without_a_home_attention_works(source: Path, monkeypatch: pytest.MonkeyPatch):
+    """A container's user may have neither HOME nor an entry in the list of users."""
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    assert build(source, "-DANSWER=1").answer() == 1  # XDG_CACHE_HOME is enough
+    for cache in ("", "relative/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        with pytest.warns(RuntimeWarning, match=rf"no home directory.*XDG_CACHE_HOME=FOLDER.*{INSTEAD}"):
+            assert build(source, "-DANSWER=1") is None
+    monkeypatch.setattr(c_compile, "loop", c_compile.loop.__wrapped__)
+    monkeypatch.setattr(band, "functions", band.functions.__wrapped__)
+    monkeypatch.setattr(band, "_known", {})
+    q = torch.randn(3, 1, 2, 200, 8, dtype=torch.float64)
+    with pytest.warns(RuntimeWarning, match="no home directory"):
+        out = lg.attend(*q, encoding=lg.ALiBi(2))
+    torch.testing.assert_close(out, lg.attend(*q, encoding=lg.ALiBi(2), backend="reference"))
+
+
+def no_entry(number: int) -> None:
+    raise KeyError(number)
+
+
+@needs_compiler
+def test_a_relative_cache_is_ignored(source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert build(source, "-DANSWER=3").answer() == 3
+    assert not Path("here").exists() and len(list((tmp_path / "home").rglob("*.so"))) == 1
+
+
+@needs_compiler
+def test_a_cache_without_execution_is_told_before_gcc_runs(source: Path, monkeypatch: pytest.MonkeyPatch):
+    class Noexec:
+        f_flag = os.ST_NOEXEC
+
+    monkeypatch.setattr(c_compile.os, "statvfs", lambda path: Noexec)
+    monkeypatch.setattr(c_build, "compile_c", None)
+    with pytest.warns(RuntimeWarning, match="noexec"):
         assert build(source, "-DANSWER=1") is None
 
 
 @needs_compiler
 def test_a_library_that_was_cut_off_in_the_cache_is_compiled_again(source: Path):
     assert build(source, "-DANSWER=41").answer() == 41
-    (kept,) = (source.parent / "cache" / "longitude").iterdir()
+    (kept,) = libraries(source)
     whole = kept.read_bytes()
     kept.unlink()  # this process has it open
     for size in (0, 10, len(whole) // 2, len(whole) - 1):
@@ -129,6 +217,14 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def of_another_source(source: Path) -> bytes:
+    """A library without the functions that are asked for."""
+    to = source.with_suffix(".so")
+    c_build.compile_c("gcc", source, [*c_build.FLAGS, "-DANSWER=1"], to)
+    return to.read_bytes()
+
+
 def found() -> c_compile.Loop:
     return c_compile.loop.__wrapped__(PACKAGE / ROTATE, *OPTIONS)
 
@@ -141,13 +237,14 @@ def test_a_loop_compiled_ahead_needs_no_compiler(ahead: Path, monkeypatch: pytes
     assert found() == (None, "no gcc is on the PATH")
 
 
-def test_a_broken_install_is_one_sentence(ahead: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_broken_install_is_one_sentence(ahead: Path, of_another_source: bytes, monkeypatch: pytest.MonkeyPatch):
     """Cut off anywhere, not a library, of another processor, or missing: never loaded, since that could end the process."""
     whole = ahead.read_bytes()
     other_machine = bytearray(whole)
     other_machine[18:20] = (243).to_bytes(2, "little")  # RISC-V
     cases = [(whole[:size], "is cut off") for size in (0, 63, 64, len(whole) // 3, len(whole) - 1)]
     cases += [(b"no library" * 1000, "is cut off"), (bytes(other_machine), "rotate-FLOAT32.so"), (None, "No such file")]
+    cases += [(of_another_source, "lacks the function rotate")]
     for content, words in cases:
         ahead.unlink(missing_ok=True)
         if content is not None:
@@ -216,7 +313,6 @@ def known_flags() -> set[str]:
 
 def test_every_loop_is_compiled_ahead_with_the_options_it_is_asked_for():
     """A new file, or a new number, would have no loop in a wheel."""
-    from longitude.attention.backends.table import band
     from longitude.positions import rotation
 
     assert set(c_build.LOOPS) == {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.c")}
@@ -227,6 +323,13 @@ def test_every_loop_is_compiled_ahead_with_the_options_it_is_asked_for():
         )
         assert set(kinds) == asked, source
         assert len({c_build.name_of(source, options) for options in kinds}) == len(kinds)
+        assert set(c_build.FUNCTIONS[source]) <= defined_in(PACKAGE / source)
+        assert Path(source).name in c_compile.SLOWER
+
+
+def defined_in(source: Path) -> set[str]:
+    """Functions of a C file that other files can call."""
+    return set(re.findall(r"^(?:void|num) (\w+)\(", source.read_text(), re.MULTILINE))
 
 
 # ---- which route, in words -------------------------------------------------------------------------------------------
@@ -241,8 +344,9 @@ def test_the_route_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert catalogue()["machine"]["loops"] == here
     monkeypatch.setenv("LONGITUDE_COMPILE", "0")
     monkeypatch.setattr(c_compile, "loop", c_compile.loop.__wrapped__)
-    words = f"loops in C: none, LONGITUDE_COMPILE=0 is in the environment: {c_compile.SLOWER}"
-    assert c_compile.route() == words
+    words = c_compile.route()
+    assert words.startswith("loops in C: none") and "LONGITUDE_COMPILE=0" in words
+    assert all(c_compile.SLOWER[name] in words for name in ("band.c", "rotate.c"))
 
 
 def test_another_word_for_the_loops_is_refused(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LOOPS = sorted((ROOT / "src").rglob("*.c"))
-LINES = 1850
+LINES = 1860
 """Of C, headers included (docs/decisions.md)."""
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 

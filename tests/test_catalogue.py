@@ -14,20 +14,14 @@ BY_NAME = {entry["name"]: SimpleNamespace(**entry) for entry in FACTS["encodings
 
 
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("name", "where"),
     [
-        ([], "none"),
-        (["input"], "sinusoidal learned abacus coupled"),
-        (["rotation"], "rope xpos axial_rope mrope fope"),
-        (["bias"], "alibi t5 clipped kerple_log kerple_power sandwich fire"),
-        (["vectors"], "shaw transformer_xl"),
-        (["content"], "cope fox path path_fox"),
-        (["temperature"], "ssmax log_n llama4_temperature ministral3_temperature"),
-        (["sink"], "sink"),
+        ("none", []), ("sinusoidal", ["input"]), ("rope", ["rotation"]), ("alibi", ["bias"]), ("shaw", ["vectors"]),
+        ("fox", ["content"]), ("log_n", ["temperature"]), ("sink", ["sink"]),
     ],
-)
-def test_where_it_acts(where, names):
-    assert {name: BY_NAME[name].acts for name in names.split()} == dict.fromkeys(names.split(), where)
+)  # fmt: skip
+def test_where_it_acts(name, where):
+    assert BY_NAME[name].acts == where
 
 
 def test_composed_acts_everywhere():
@@ -36,29 +30,13 @@ def test_composed_acts_everywhere():
 
 
 def test_properties_are_the_declared_ones():
-    """A name that is not here has the property."""
-
-    def without(flag):
-        return " ".join(sorted(name for name, facts in BY_NAME.items() if not getattr(facts, flag)))
-
-    assert [*BY_NAME] == lg.list_encodings() == sorted(BY_NAME)
-    assert without("relative") == (
-        "abacus coupled dual_chunk fire fope learned llama4_temperature ministral3_temperature self_extend sinusoidal"
-    )
-    assert without("stable_keys") == "dual_chunk leaky_rerope rerope self_extend xpos"
-    assert without("shared") == "clipped cope fire fox path path_fox pope shaw sink ssmax transformer_xl"
-    assert without("learned") == (
-        "alibi axial_rope dual_chunk fope leaky_rerope llama4_temperature log_n ministral3_temperature mrope none rerope rope "
-        "sandwich self_extend sinusoidal xpos"
-    )
-    assert {n for n, facts in BY_NAME.items() if facts.causal_only} == {
-        *("cope", "fox", "path", "path_fox", "xpos"),
-        *("rerope", "leaky_rerope", "self_extend", "dual_chunk"),
-    }
-    assert {n: facts.max_length for n, facts in BY_NAME.items() if facts.max_length} == dict.fromkeys(
-        ("abacus", "coupled", "learned"), "max_length"
-    )
-    assert {n: facts.axes for n, facts in BY_NAME.items() if facts.axes > 1} == {"axial_rope": 2, "mrope": 3}
+    """Which the laws of the battery verify."""
+    assert [*BY_NAME] == lg.list_encodings()
+    for name, facts in BY_NAME.items():
+        encoding = lg.testing.example(name)()
+        for flag in ("relative", "stable_keys", "shared", "learned", "causal_only", "axes"):
+            assert getattr(facts, flag) == getattr(encoding, flag), (name, flag)
+        assert bool(facts.max_length) == (encoding.max_length is not None)
     assert BY_NAME["path_fox"].__dict__["class"] == "PaTH + FoX"
 
 

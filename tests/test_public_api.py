@@ -1,4 +1,9 @@
-"""The public API is the committed one, docs/public_api.txt: it changes on purpose."""
+"""The public API is the committed one, docs/public_api.txt: it changes on purpose. And a type checker knows what it returns."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +67,38 @@ def test_what_the_file_holds() -> None:
     assert any(line.startswith("lg.attend(q, k, v, *, encoding=None") for line in lines)
     assert any(line.startswith('encoding "alibi" (num_heads') for line in lines)
     assert not any(" at 0x" in line for line in lines)
+
+
+TYPES = {
+    "lg.attend(x, x, x)": "Tensor",
+    "lg.attend(x, x, x, encoding='alibi', return_weights=False)": "Tensor",
+    "lg.attend(x, x, x, encoding=[lg.ALiBi(4)], mask=lg.Window(3), return_weights=True)": "tuple[Tensor, Tensor]",
+    "lg.attend(x, x, x, return_lse=True, scale=1.0)": "tuple[Tensor, Tensor]",
+    "lg.attend(x, x, x, return_weights=bool(x.any()))": "Tensor | tuple[Tensor, Tensor]",
+    "lg.explain(x, x, x, encoding='alibi', return_lse=True)": "tuple[Verdict, ...]",
+    "lg.encoding('rope', head_dim=8, layout='half')": "Encoding",
+    "lg.pool_heads(lg.MultiHeadAttention(8, 4), 2)": "MultiHeadAttention",
+}
+MISTAKES = (
+    "lg.attend(x, x, x, encodng='alibi')",
+    "lg.attend(x, x, x, encoding=3)",
+    "lg.explain(x, x, x, encodng='alibi')",
+)
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_what_calls_return(tmp_path: Path) -> None:
+    """In a user's file: exact types, and an error for each word that is misspelled."""
+    lines = ["import torch", "import longitude as lg", "x = torch.randn(1, 4, 8, 16)"]
+    lines += [f"reveal_type({call})" for call in TYPES] + [*MISTAKES]
+    (tmp_path / "user.py").write_text("\n".join(lines))
+    options = {"extraPaths": [str(Path(lg.__file__).parents[1])], "typeCheckingMode": "strict"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(options))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    found = [
+        (each["range"]["start"]["line"], each["message"]) for each in json.loads(done.stdout)["generalDiagnostics"]
+    ]
+    for line, (call, kind) in enumerate(TYPES.items(), 3):
+        assert [message.split(" is ")[1] for n, message in found if n == line] == [f'"{kind}"'], call
+    assert {n for n, _ in found if n >= 3 + len(TYPES)} == {3 + len(TYPES) + n for n in range(len(MISTAKES))}

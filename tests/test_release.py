@@ -14,6 +14,7 @@ import longitude as lg
 
 ROOT = Path(__file__).parents[1]
 RELEASE = runpy.run_path(str(ROOT / ".ci" / "release.py"))
+JOBS = runpy.run_path(str(ROOT / ".ci" / "jobs.py"))
 FILES = ("CHANGELOG.md", "CITATION.cff", "src/longitude/__init__.py")
 
 
@@ -35,7 +36,7 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_right_tag(tree: Path) -> None:
     assert RELEASE["problems"](f"v{lg.__version__}", tree) == []
-    assert RELEASE["notes"](tree).startswith("### Added\n")
+    assert RELEASE["notes"](tree).startswith("### ")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,46 @@ def test_a_tag_runs_everything_and_then_publishes() -> None:
     assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
     assert publish["permissions"] == {"id-token": "write"} and "secrets" not in str(publish)
     assert ci["permissions"] == {"contents": "read"}
+
+
+def test_actions_are_pinned_by_hash() -> None:
+    """By hash, with the version beside it, so that nobody moves a tag under a workflow that may publish."""
+    texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    uses = [line.partition("uses:")[2].strip() for text in texts for line in text.splitlines() if "uses:" in line]
+    assert len(uses) > 20 and all(re.match(r"[\w/-]+@[0-9a-f]{40} # v\d", each) for each in uses)
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+    assert {each["package-ecosystem"] for each in updates} == {"github-actions", "pip"}
+
+
+def test_a_cell_of_ci_asks_for_what_can_be_installed_together() -> None:
+    """The extra of the kernels needs a triton that an older torch forbids."""
+    extras = project()["optional-dependencies"]
+    oldest = next(each for each in extras["gpu"] if each.startswith("torch>=")).removeprefix("torch>=")
+
+    def of(extra: str) -> set[str]:
+        named = re.findall(r"longitude\[([\w,-]+)\]", " ".join(extras[extra]))
+        return {extra}.union(*(of(other) for names in named for other in names.split(",")))
+
+    cells = JOBS["jobs"]()
+    assert {"versions", "core-only", "newest"} <= {job.name for job in cells}
+    for job in cells:
+        pinned = [
+            m for step in job.steps for m in re.findall(r"torch==(\S+)", JOBS["filled"](step.get("run", ""), job.cell))
+        ]
+        asked = [
+            m
+            for step in job.steps
+            for m in re.findall(r"\.\[([\w,-]+)\]", JOBS["filled"](step.get("run", ""), job.cell))
+        ]
+        for version in pinned:
+            older = tuple(map(int, version.split(".")[:2])) < tuple(map(int, oldest.split(".")))
+            assert not (older and any("gpu" in of(extra) for names in asked for extra in names.split(","))), job.title
+
+
+def test_the_jobs_that_run_here_say_why_others_do_not() -> None:
+    """Each `run:` is tried by .ci/jobs.py, or named."""
+    reasons = {job.title: [JOBS["why_not"](job, step) for step in job.steps] for job in JOBS["jobs"]()}
+    assert any(reasons["publish"]) and any(reasons["browser"])
 
 
 def test_what_ci_makes_exists() -> None:

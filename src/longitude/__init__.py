@@ -54,6 +54,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
     from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
+    from longitude.checkpoints.reading import (
+        from_hugging_face as from_hugging_face,
+        layers_from_hugging_face as layers_from_hugging_face,
+    )
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
         LongitudeForCausalLM as LongitudeForCausalLM,
@@ -66,7 +70,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.base import (
         Encoding as Encoding,
         encoding as encoding,
-        encodings as encodings,
         list_encodings as list_encodings,
         register as register,
     )
@@ -121,7 +124,7 @@ _MODULES = (
 )  # fmt: skip
 _NAMES = {
     "positions": "samplers scaling",
-    "positions.base": "Encoding encoding list_encodings encodings register",
+    "positions.base": "Encoding encoding list_encodings register",
     "positions.terms": "OffsetBias PairBias Drift OffsetVectors RowBias Transport Temperature SinkLogits",
     "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",

@@ -5,16 +5,18 @@ Needs nothing but Python: a build has no torch.
 
 import os
 import platform
+import signal
 import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 
 PACKAGE = Path(__file__).parent
 AHEAD = PACKAGE / "compiled"
 """In a wheel with loops: compiled/MACHINE/LEVEL/NAME.so."""
-FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+# psabi: gcc remarks on every vector that is passed by value, and ours never leave their file
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fPIC", "-shared")
 WIDE = "-mprefer-vector-width=512"
 NATIVE = ("-march=native", *((WIDE,) if platform.machine() == "x86_64" else ()))
 
@@ -29,6 +31,15 @@ LOOPS = {
     "recurrent/ops/wkv.c": _SCANS,
 }
 """Every file, and the options it is compiled with: what one library reads and writes."""
+_BOTH = ("forward", "backward")
+FUNCTIONS = dict.fromkeys(LOOPS, _BOTH) | {
+    "attention/backends/table/band.c": (*_BOTH, "forward_space", "backward_space"),
+    "attention/backends/table/decode.c": ("decode", "decode_space"),
+    "positions/rotate.c": ("rotate",),
+}
+"""The functions that a library of each file must have."""
+UNFINISHED = ".unfinished-"
+"""Folders begin with it in which a library is compiled."""
 
 _V2 = "sse3 cx16 sse4_1 sse4_2 ssse3 popcnt lahf_lm"
 _V3 = f"{_V2} avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
@@ -50,22 +61,43 @@ def name_of(source: str, options: Iterable[str]) -> str:
     return "-".join([Path(source).stem, *defined]) + ".so"
 
 
-def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds: int = 60) -> None:
-    """Whole or not at all, if other processes compile it too.
+class TooLong(Exception):
+    """The compiler took more of the processor's time than it may."""
+
+
+_LIMITED = 'ulimit -c 0; ulimit -S -t "$0"; exec "$@"'
+"""A shell that limits the processor's time of what it becomes, and of what that starts. On a busy machine a minute may be a
+second of it, so a limit on wall clock would stop a compiler that does nothing wrong."""
+
+
+def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds: int = 120) -> None:
+    """Write a library whole or not at all, if other processes compile it too. Only its owner may write to it.
+
+    Args:
+        gcc: The compiler.
+        source: A C file.
+        options: Of the compiler.
+        to: The library.
+        seconds: Limit on the processor's time.
 
     Raises:
         OSError: The folder cannot be written, or gcc cannot be run.
-        subprocess.SubprocessError: The compiler fails, with its words as `stderr`, or takes more than `seconds`.
+        subprocess.CalledProcessError: The compiler fails, with its words as `stderr`.
+        TooLong: It takes more than `seconds`.
     """
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=to.parent, suffix=".so", delete=False) as unfinished:
-        made = Path(unfinished.name)
-    try:
+    to.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=to.parent, prefix=UNFINISHED) as folder:
+        made = Path(folder, to.name)
         command = [gcc, *options, f"-I{PACKAGE}", "-o", str(made), str(source), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=seconds)
+        # English words, among which the one for the limit is looked for
+        done = subprocess.run(
+            ["sh", "-c", _LIMITED, str(seconds), *command], capture_output=True, env={**os.environ, "LC_ALL": "C"}
+        )
+        if b"CPU time limit exceeded" in done.stderr or -done.returncode == getattr(signal, "SIGXCPU", None):
+            raise TooLong(f"it took more than {seconds} s of the processor's time")
+        done.check_returncode()
+        made.chmod(made.stat().st_mode & ~0o022)  # as umask says, and never for others to write: it is code
         made.replace(to)
-    finally:
-        made.unlink(missing_ok=True)
 
 
 def compile_ahead(machine: str, gcc: str, to: Path) -> list[Path]:

@@ -8,11 +8,14 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import struct
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +26,26 @@ from torch import Tensor, nn
 from longitude import c_build
 from longitude.c_threads import use_threads, why_alone
 
-SLOWER = "attention with a bias takes 1.4 to 1.7 times as long, rotation 1.4 to 2.2 times"
-"""What torch's operators take, of the time of the loops (benchmarks/loops.py)."""
+SLOWER = {
+    "band.c": "attention with a bias takes 1.4 to 1.7 times as long",
+    "decode.c": "decoding a token with a bias may take longer",
+    "rotate.c": "rotation takes 1.4 to 2.2 times as long",
+    "delta.c": "gated DeltaNet, KDA and RWKV-7 take 1.3 to 2.1 times as long",
+    "scan.c": "Mamba takes 1.9 to 2.4 times as long",
+    "diagonal.c": "S4D takes 2.5 to 2.6 times as long",
+    "wkv.c": "RWKV-4 takes 2.1 to 2.5 times as long",
+}
+"""What torch's operators take, of the time of each file's loops (benchmarks/loops.py; docs/install.md says where)."""
 _CPUINFO = Path("/proc/cpuinfo")
+NAMES_ANOTHER = "XDG_CACHE_HOME=FOLDER names another"
+WAIT = 600
+"""Seconds to wait for another process that compiles."""
+DAY = 86_400
+KEPT = 90 * DAY
+"""A library that nobody loaded for so long is removed."""
+
+
+BY_GCC = "compiled by gcc for this processor"
 
 
 class Loop(NamedTuple):
@@ -50,10 +70,10 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
 
 @lru_cache
 def loop(source: Path, *options: str) -> Loop:
-    """Of a C file: compiled ahead, where the wheel has it; else by gcc, in seconds, and kept in the user's cache.
+    """The functions of a C file: compiled ahead, where the wheel has it; else by gcc, in seconds, and kept in the user's cache.
 
-    LONGITUDE_COMPILE=0 in the environment: none; LONGITUDE_COMPILE=native: by gcc; ValueError for another word. There is a
-    warning of what should work and does not, in one sentence.
+    LONGITUDE_COMPILE=0 in the environment: none; LONGITUDE_COMPILE=native: by gcc; ValueError for another word. What should
+    work and does not is a warning, in one sentence.
     """
     wish = os.environ.get("LONGITUDE_COMPILE", "")
     if wish not in ("", "0", "native"):
@@ -75,9 +95,11 @@ def loop(source: Path, *options: str) -> Loop:
     why = "; ".join(map(str, [each for each in missing if isinstance(each, _Broken)] or missing))
     if any(isinstance(each, _Broken) for each in missing):
         instead = (
-            found.origin if found else f"torch's operators run instead, and {SLOWER} (LONGITUDE_COMPILE=0 selects them)"
+            found.origin
+            if found
+            else f"torch's operators run instead, and {_slower([source])} (LONGITUDE_COMPILE=0 selects them)"
         )
-        warnings.warn(f"a loop in C is not as expected: {why}; {instead}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{source.name}, a loop in C: {why}; {instead}", RuntimeWarning, stacklevel=2)
     if found is None:
         return Loop(None, why)
     if found.library is not None and hasattr(found.library, "use_team"):
@@ -85,25 +107,51 @@ def loop(source: Path, *options: str) -> Loop:
     return found
 
 
+def _slower(sources: Iterable[Path]) -> str:
+    """What takes longer without the loops of these files."""
+    return ", ".join(SLOWER.get(source.name, f"{source.name} has no measurement") for source in sources)
+
+
+def _inside(source: Path) -> str:
+    """The path of a file of ours in the package; "" of another."""
+    return source.relative_to(c_build.PACKAGE).as_posix() if source.is_relative_to(c_build.PACKAGE) else ""
+
+
+def _load(path: Path, source: Path) -> ctypes.CDLL:
+    """The functions in a library. OSError where it is no library, or is cut off or lacks one of them."""
+    if not _is_whole(path):
+        raise OSError(f"{path} is cut off")
+    library = ctypes.CDLL(str(path))
+    for name in c_build.FUNCTIONS.get(_inside(source), ()):
+        if not hasattr(library, name):
+            raise OSError(f"{path} lacks the function {name}")
+    return library
+
+
 def _ahead(source: Path, options: tuple[str, ...]) -> Loop:
     """As the wheel has it."""
-    relative = source.relative_to(c_build.PACKAGE).as_posix() if source.is_relative_to(c_build.PACKAGE) else ""
+    relative = _inside(source)
     if not c_build.AHEAD.is_dir() or options not in c_build.LOOPS.get(relative, ()):
         raise _NotHere("this install has none compiled ahead")
     again = "install longitude again (pip install --force-reinstall --no-deps longitude)"
     machine = platform.machine()
     here = c_build.AHEAD / machine
-    if not here.is_dir():
+    if not here.is_dir() or machine not in c_build.LEVELS:
         others = " and ".join(sorted(each.name for each in c_build.AHEAD.iterdir()))
         raise _Broken(f"this install is for {others or 'no processor'}, and the processor is {machine}: {again}")
-    level = level_of(machine, _CPUINFO.read_text())
-    path = here / level / c_build.name_of(relative, options)
+    level = level_of(machine, _cpuinfo())
     try:
-        if not _is_whole(path):
-            raise _Broken(f"{path} is cut off: {again}")
-        return Loop(ctypes.CDLL(str(path)), f"compiled ahead for {level}")
+        return Loop(_load(here / level / c_build.name_of(relative, options), source), f"compiled ahead for {level}")
     except OSError as error:
         raise _Broken(f"{error}: {again}") from error
+
+
+def _cpuinfo() -> str:
+    """What Linux says of the processor; "" where it may not be read, and any processor of its kind is assumed."""
+    try:
+        return _CPUINFO.read_text()
+    except OSError:
+        return ""
 
 
 def level_of(machine: str, cpuinfo: str) -> str:
@@ -130,36 +178,135 @@ def _by_gcc(source: Path, options: tuple[str, ...]) -> Loop:
     if gcc is None:
         raise _NotHere("no gcc is on the PATH")
     command = [*c_build.FLAGS, *c_build.NATIVE, *options]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "longitude")
+    name = _name_in_cache(source, gcc, command)
+    shared, own = _caches()
+    for folder in dict.fromkeys((shared, own)):
+        if (library := _kept(folder / name, source)) is not None:
+            return Loop(library, BY_GCC)
     try:
-        version = subprocess.run([gcc, "--version"], check=True, capture_output=True, timeout=60).stdout
-        headers = sorted({*source.parent.glob("*.h"), c_build.PACKAGE / "parallel.h"})
-        texts = [path.read_bytes() for path in (source, *headers)]
-        inputs = b"\0".join([*texts, version, _processor(), " ".join([gcc, *command]).encode()])
-        kept = folder / f"{source.stem}-{hashlib.sha256(inputs).hexdigest()[:20]}.so"
-        if not kept.is_file() or not _is_whole(kept):
-            c_build.compile_c(gcc, source, command, kept)
-        return Loop(ctypes.CDLL(str(kept)), "compiled by gcc for this processor")
+        own.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if os.statvfs(own).f_flag & os.ST_NOEXEC:
+            raise _Broken(f"{own} is on a file system from which no code may be loaded (noexec); {NAMES_ANOTHER}")
+        with _alone_in(own):
+            library = _kept(own / name, source)  # another process may have compiled it meanwhile
+            if library is None:
+                c_build.compile_c(gcc, source, command, own / name)
+                _prune(own)
+    except c_build.TooLong as error:
+        raise _Broken(f"{gcc} was stopped: {error}") from error
     except subprocess.SubprocessError as error:
         words = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace").strip()
-        raise _Broken(f"{source.name} could not be compiled by {gcc}: {words[:500]}") from error
-    except (OSError, RuntimeError) as error:
+        raise _Broken(f"it could not be compiled by {gcc}: {words[:500]}") from error
+    except OSError as error:
+        raise _Broken(f"{own} cannot be written to: {error.strerror or error}; {NAMES_ANOTHER}") from error
+    try:
+        return Loop(library or _load(own / name, source), BY_GCC)
+    except OSError as error:
+        raise _Broken(f"what {gcc} made cannot be loaded: {error}") from error
+
+
+def _name_in_cache(source: Path, gcc: str, command: list[str]) -> str:
+    """Another one for each text, compiler, processor and set of options."""
+    try:
+        version = subprocess.run([gcc, "--version"], check=True, capture_output=True, timeout=WAIT).stdout
+        headers = sorted({*source.parent.glob("*.h"), c_build.PACKAGE / "parallel.h"})
+        texts = [path.read_bytes() for path in (source, *headers)]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _Broken(f"it could not be compiled by {gcc}: {error}") from error
+    inputs = b"\0".join([*texts, version, _processor(), " ".join([gcc, *command]).encode()])
+    return f"{source.stem}-{hashlib.sha256(inputs).hexdigest()[:20]}.so"
+
+
+# ---- the cache: code that this process will run, so only what nobody else can have written ----------------------------
+def _caches() -> tuple[Path, Path]:
+    """The folder that root may have filled for all users, and the one of this user: often the same."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    try:  # a relative path would be another folder in each working directory; the standard says to ignore it
+        base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    except RuntimeError as error:
         raise _Broken(
-            f"{folder} cannot keep what gcc compiles: {error}; XDG_CACHE_HOME=FOLDER names another"
+            "this user has no home directory, in which what gcc compiles is kept; XDG_CACHE_HOME=FOLDER names one"
         ) from error
+    shared = base / "longitude"
+    own = shared if _owner(shared) in (None, os.geteuid()) else base / f"longitude-{os.geteuid()}"
+    if _owner(own) is not None and not _is_safe(own):
+        raise _Broken(
+            f"{own} belongs to user {_owner(own)} or can be written to by others, whose code it could hold; "
+            f"mend it (chmod go-w), or {NAMES_ANOTHER}"
+        )
+    return shared, own
+
+
+def _owner(path: Path) -> int | None:
+    """The number of the user that a file belongs to; None where it is not there, or cannot be reached."""
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def _is_safe(path: Path) -> bool:
+    """Whether this user or root owns a file or folder, and nobody else can write to it, or only add files of his own."""
+    found = path.stat()
+    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    adds_alone = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    return found.st_uid in (0, os.geteuid()) and (not others or bool(adds_alone))
+
+
+def _kept(path: Path, source: Path) -> ctypes.CDLL | None:
+    """A library that was compiled before; None where it is not there, is broken, or could be another user's."""
+    try:
+        if not (_is_safe(path.parent) and _is_safe(path)):
+            return None
+        library = _load(path, source)
+    except OSError:
+        return None
+    with suppress(OSError):  # root's
+        if path.stat().st_mtime < time.time() - DAY:
+            os.utime(path)  # still in use
+    return library
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Within: no other process compiles into this folder.
+
+    It saves work alone, as libraries are whole or not there: where it takes too long, or the file system has no locks,
+    processes compile side by side.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    with suppress(Timeout, NotImplementedError):
+        lock.acquire(timeout=WAIT)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _prune(folder: Path) -> None:
+    """Remove libraries that nobody loads any more, of older versions and compilers, and what killed processes left."""
+    now = time.time()
+    with suppress(OSError):
+        for path in folder.glob("*.so"):
+            if path.stat().st_mtime < now - KEPT:
+                path.unlink()
+        for path in folder.glob(f"{c_build.UNFINISHED}*"):
+            if path.stat().st_mtime < now - DAY:
+                shutil.rmtree(path)
 
 
 def route() -> str:
     """Which loops run on the CPU in this process, and why, in a line: those of rotation and of attention stand for all."""
     package = c_build.PACKAGE
-    some = {
-        loop(package / "positions/rotate.c", *c_build.LOOPS["positions/rotate.c"][0]),
-        loop(package / "attention/backends/table/band.c"),
-    }
-    origins = sorted({each.origin for each in some if each.library is not None})
-    absent = sorted({each.origin for each in some if each.library is None})
+    rotate, band = package / "positions/rotate.c", package / "attention/backends/table/band.c"
+    some = {rotate: loop(rotate, *c_build.LOOPS["positions/rotate.c"][0]), band: loop(band)}
+    origins = sorted({each.origin for each in some.values() if each.library is not None})
+    absent = {source: each.origin for source, each in some.items() if each.library is None}
     if absent:
-        return f"loops in C: {'only some' if origins else 'none'}, {'; '.join(absent)}: {SLOWER}"
+        why = "; ".join(sorted({*absent.values()}))
+        return f"loops in C: {'only some' if origins else 'none'}, {why}: {_slower(absent)}"
     alone = why_alone()
     return f"loops in C: {' and '.join(origins)}{f', on one thread: {alone}' if alone else ''}"
 
@@ -209,5 +356,5 @@ def words(numbers: Sequence[int]) -> bytes:
 
 def _processor() -> bytes:
     """What the processor can do: a home directory may serve several."""
-    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    lines = _cpuinfo().encode().splitlines()
     return b"\n".join(sorted({line for line in lines if line.startswith((b"flags", b"Features", b"model name"))}))

@@ -55,7 +55,10 @@ def _before_fork() -> None:
     global _waits_for_nobody
     pause = getattr(_runtime(), "omp_pause_resource_all", None)
     ended = pause is not None and pause(1) == 0  # since OpenMP 5; the next loop or operator starts them again
-    _waits_for_nobody = ended or len(os.listdir("/proc/self/task")) == 1
+    try:
+        _waits_for_nobody = ended or len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # no /proc: there may be threads
+        _waits_for_nobody = False
 
 
 def _after_fork() -> None:

@@ -1,32 +1,84 @@
-"""How derivatives of a call are taken: recorded by autograd, carried forward, or by a transform of torch.func."""
+"""What torch makes of a call: recorded by autograd, carried forward, mapped by a transform of torch.func, or exported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch._library.autograd import make_autograd_impl
+from torch._library.custom_ops import CustomOpDef
+from torch.autograd.forward_ad import unpack_dual
 from torch.utils.checkpoint import checkpoint
 
 transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
 
 
+_is_exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
+
+
+def exporting() -> bool:
+    """Whether torch.export makes a graph of this call.
+
+    It runs where Longitude is not, so it has torch's own operators alone; and at every length, so no choice depends on a size:
+    torch writes a choice down as a condition of the graph.
+    """
+    return _is_exporting is not None and _is_exporting()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """A function that a compiler calls while it traces, and whose result is then a constant of the graph.
+
+    It is what torch.compiler.assume_constant_result does, which loads the compiler: seconds for whoever never compiles.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+@constant_in_graphs
 def in_forward_mode() -> bool:
-    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do."""
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do.
+
+    A compiler asks while it traces, when the level is the one that it traces in: in a graph for torch.func.jvp, too.
+    """
+    return torch.autograd.forward_ad._current_level >= 0
 
 
+@constant_in_graphs
 def in_transform() -> bool:
-    """Whether torch.func takes gradients: grad, vjp, jacrev.
+    """Whether torch.func takes gradients: grad, vjp, jacrev; in a graph, too.
 
     It has no rules for gradients that an operator brings itself, nor for what is made again in backward.
     """
-    if torch.compiler.is_compiling() or not transforms_active():
+    if not transforms_active():
         return False
     return any(each.key() == TransformType.Grad for each in retrieve_all_functorch_interpreters())
+
+
+def refuse_tangents(operator: CustomOpDef) -> None:
+    """Let an operator of ours raise NotImplementedError where it is given tangents: torch would take it for a constant.
+
+    Backends are not chosen then; a graph that was exported may hold it.
+    """
+    run = make_autograd_impl(operator._opoverload, operator)
+
+    def guarded(keyset: Any, *inputs: Any) -> Any:
+        if in_forward_mode() and any(isinstance(x, Tensor) and unpack_dual(x).tangent is not None for x in inputs):
+            raise NotImplementedError(
+                f"{operator._qualname}: expected tensors without tangents, because it has no derivatives in forward mode; call "
+                "the function itself under torch.func.jvp, not a graph that was compiled or exported before"
+            )
+        return run(keyset, *inputs)
+
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        operator._lib.impl(operator._name, guarded, key, with_keyset=True)
 
 
 def by_autograd() -> bool:
@@ -35,7 +87,7 @@ def by_autograd() -> bool:
 
 
 def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
-    """part(*inputs), made again in backward instead of kept, where autograd takes gradients."""
-    if torch.is_grad_enabled() and not in_transform():
+    """part(*inputs), made again in backward instead of kept, where autograd takes gradients; not in a graph to export."""
+    if torch.is_grad_enabled() and by_autograd() and not exporting():
         return checkpoint(part, *inputs, use_reentrant=False)
     return part(*inputs)

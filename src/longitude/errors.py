@@ -1,15 +1,49 @@
 """Errors for users: what was expected, what was given, what to do; and checks of options that raise them."""
 
 import math
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, get_args
 
 OLDEST_TORCH = "2.6"  # pyproject.toml has these, too
+MODELS = ("transformers", "accelerate", "safetensors", "psutil")
+EXTRAS = {
+    "models": MODELS,
+    "study": (
+        *MODELS,
+        "tyro",
+        "msgspec",
+        "rich",
+        "altair",
+        "plotille",
+        "vl_convert",
+        "pandas",
+        "pyarrow",
+        "scipy",
+        "jinja2",
+    ),
+}
+"""The optional packages of an extra, as they are imported."""
 
 
 class UnsupportedVersion(ImportError):
     """A package is of a version that we do not support; the message says what to install."""
+
+
+class MissingPackage(ImportError):
+    """An optional package is not installed; the message says what to install."""
+
+
+def require_extra(who: str, extra: str) -> None:
+    """MissingPackage where packages of an extra are not installed, in a sentence: at the first use, and not at some later one."""
+    missing = [name for name in EXTRAS[extra] if sys.modules.get(name) is None and find_spec(name) is None]
+    if missing:
+        raise MissingPackage(
+            f"{who}: expected the packages of the extra {extra!r}, got an install without {', '.join(missing)}; "
+            f"pip install 'longitude[{extra}]'"
+        )
 
 
 def require_torch() -> None:
@@ -53,7 +87,7 @@ def check_sizes(who: str, **numbers: int) -> None:
 def check_positive(who: str, **numbers: float) -> None:
     """ValueError unless every number is finite and above zero."""
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
             raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
 
 

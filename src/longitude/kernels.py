@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 
 import torch
 
+OLDEST_TRITON = "3.4"  # pyproject.toml has it, too
+
 
 def switched_off() -> set[str]:
-    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-flex".
+    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-fla".
 
     ValueError for another form, and for `reference`, which takes what no other does.
     """
@@ -20,9 +24,25 @@ def switched_off() -> set[str]:
     if any(not word.startswith("-") or word == "-reference" for word in words):
         raise ValueError(
             "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
-            f"-triton,-flex; got {named!r}"
+            f"-triton,-fla; got {named!r}"
         )
     return {word[1:] for word in words}
+
+
+def why_no_triton() -> str | None:
+    """Why kernels in Triton cannot be loaded, and what mends it; None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "it needs the package triton: pip install 'longitude[gpu]'"
+    return _too_old()
+
+
+@cache
+def _too_old() -> str | None:
+    """Torch brings a triton of its own, and an older torch an older one."""
+    found = version("triton")
+    if tuple(map(int, found.split(".")[:2])) < tuple(map(int, OLDEST_TRITON.split("."))):
+        return f"it needs triton {OLDEST_TRITON} or newer, which torch 2.8 brings, and this is triton {found}"
+    return None
 
 
 def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> str | None:

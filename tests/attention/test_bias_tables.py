@@ -75,6 +75,29 @@ def test_a_learned_table_is_cached_while_its_numbers_stay(kind):
         assert bias(encoding, 100, 0).requires_grad
 
 
+class ThroughALayer(lg.Encoding):
+    """A bias that a layer makes of the offset."""
+
+    learned = True
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 3, dtype=torch.float64)
+
+    def terms(self, context):
+        return (OffsetBias(lambda offset: self.layer(offset[..., None].double()).movedim(-1, 0), of=self),)
+
+
+@torch.no_grad()
+def test_a_hook_or_an_adapter_that_is_switched_is_seen():
+    encoding = ThroughALayer()
+    plain = bias(encoding, 20, 0)
+    handle = encoding.layer.register_forward_hook(lambda layer, given, out: 2 * out)
+    assert torch.equal(bias(encoding, 20, 0), 2 * plain)
+    handle.remove()
+    assert torch.equal(bias(encoding, 20, 0), plain)
+
+
 @pytest.mark.parametrize(("first", "last"), [(20, 20), (21, 20), (21, 21), (30, 19)])
 def test_beyond_its_reach_a_bias_is_one_number_per_head(first, last):
     encoding = lg.ClippedBias(3, 20)

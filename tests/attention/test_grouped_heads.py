@@ -42,6 +42,13 @@ def test_a_head_is_the_mean_of_its_group():
         assert_close(after[name], tensor.unflatten(0, (2, 4, SIZE)).mean(1).flatten(0, 1) if pooled else tensor)
 
 
+def test_a_layer_that_is_more_than_its_weight_is_not_averaged():
+    layer = make()
+    layer.v_proj.register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match="v_proj"):
+        pool_heads(layer, 2)
+
+
 SHAPE = {"vocab_size": 40, "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": HEADS}
 
 

@@ -7,7 +7,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.masks import Band, Mask
+from longitude.attention.masks import KNOWN, Band, Mask
 from longitude.attention.patterns import Dilated, Global, Prefix
 from longitude.testing.battery.random_calls import draw
 from tests.support import LargestTensor, close, heads, refused_calls
@@ -18,6 +18,7 @@ IDS = torch.tensor([[0, 0, 0, 4, 4, 4, 4, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1, 5]])
 VALID = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0, 0]])
 HOLES = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1], dtype=torch.bool)
 LENGTHS = torch.tensor([4, 0])
+PLACES = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [-3, -2, -1, 0, 1, 2, 0, 1, 2]])
 TOKENS = torch.tensor([[0, 0, 1, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.bool)
 
 # A mask and the same in words: whether the query of order i attends to the key of order j in sequence b.
@@ -45,6 +46,9 @@ ATOMS = {
     "dilated": (Dilated(3, 2), lambda b, i, j: i - j in (0, 2, 4)),
     "dilated by one": (Dilated(3, 1), lambda b, i, j: i - j in (0, 1, 2)),
     "dilated wide": (Dilated(2, 7), lambda b, i, j: i - j in (0, 7)),
+    "chunks": (lg.Chunks(4), lambda b, i, j: i // 4 == j // 4),
+    "chunks behind others": (lg.Chunks(4, first=3), lambda b, i, j: (i + 3) // 4 == (j + 3) // 4),
+    "chunks that start over": (lg.Chunks(2, PLACES), lambda b, i, j: PLACES[b, i] // 2 == PLACES[b, j] // 2),
 }
 
 
@@ -78,6 +82,10 @@ def check(mask: Mask, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", ATOMS)
 def test_truth_of_one(name):
     check(ATOMS[name][0], truth(name))
+
+
+def test_every_kind_of_mask_is_among_them():
+    assert {type(mask).__name__ for mask, _ in ATOMS.values()} == set(KNOWN)
 
 
 def test_truth_of_many():

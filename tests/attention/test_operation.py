@@ -104,6 +104,21 @@ def test_autocast_changes_nothing(encoding):
         torch.testing.assert_close(same, plain)  # float32 tolerance: bfloat16 would be thousands of times off
 
 
+@torch.no_grad()
+def test_a_formula_that_no_backend_knows_is_not_taken_for_one_that_some_do():
+    """The choice of a backend is kept for calls alike: FIRE's formula is not like any function of both positions."""
+    inputs, fire = qkv(40, 40), lg.Fire(4).double()
+    lg.attend(*inputs, encoding=fire)
+
+    class Function(lg.Encoding):
+        def terms(self, context):
+            (term,) = fire.terms(context)
+            return (lg.PairBias(lambda i, j: 2 * term.at(i, j), term.numbers),)
+
+    encoding = Function()
+    close(lg.attend(*inputs, encoding=encoding), lg.attend(*inputs, encoding=encoding, backend="reference"))
+
+
 # ---- weights and dropout ---------------------------------------------------------------------------------------------
 
 

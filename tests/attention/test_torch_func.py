@@ -66,6 +66,61 @@ def test_who_has_no_rule_says_so():
     assert by_autograd()
 
 
+ROPE_AND_ALIBI = [lg.Rotary(8, "half"), lg.ALiBi(4)]
+
+
+@pytest.mark.parametrize("masked", [lambda seen: lg.Causal(), lambda seen: seen], ids=["causal", "tensor"])
+@pytest.mark.parametrize("encoding", [None, ROPE_AND_ALIBI, "log_n"], ids=["none", "list", "name"])
+def test_one_graph_of_free_sizes(encoding, masked):
+    """Heads that share keys, a list of encodings, a name, and a mask given as a tensor; lengths, heads and batch are free."""
+
+    def call(q, k, v, seen):
+        return lg.attend(q, k, v, encoding=encoding, mask=masked(seen))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="eager", fullgraph=True, dynamic=True)
+    for length in (7, 12):
+        q, k, v = (random(2, heads, length, 8, seed=heads) for heads in (4, 2, 2))
+        seen = torch.ones(2, 1, length, length, dtype=torch.bool).tril()
+        close(compiled(q, k, v, seen), call(q, k, v, seen), 1e-12)
+
+
+OPERATORS = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("longitude::")]
+
+
+def test_there_are_operators():
+    assert {"longitude::toeplitz_attention", "longitude::toeplitz_attention_backward"} <= {*OPERATORS}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_no_operator_takes_tangents_for_zeros(name):
+    """Each operator registered with torch by hand, in whatever graph it is: carried forward, it says that it has no rule."""
+    operator = getattr(torch.ops.longitude, name.removeprefix("longitude::")).default
+    numbers = {"Tensor": lambda: random(1, 2, 3, 4), "bool": lambda: False, "int": lambda: 1, "float": lambda: 1.0}
+    given = [numbers.get(str(a.type), lambda: None)() for a in operator._schema.arguments]
+    tensors = [x for x in given if isinstance(x, torch.Tensor)]
+
+    def call(*tensors):
+        rest = iter(tensors)
+        return operator(*(next(rest) if isinstance(x, torch.Tensor) else x for x in given))
+
+    with pytest.raises(NotImplementedError):
+        torch.func.jvp(call, tuple(tensors), tuple(tensors))
+
+
+def test_an_exported_graph_is_no_constant():
+    """It holds no operator of ours, which torch would take for one."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, q):
+            return attention(T5)(q)
+
+    q = random(1, 4, 7, 8)
+    exported = torch.export.export(Attention(), (q,)).module()
+    for got, want in zip(torch.func.jvp(exported, (q,), (q,)), torch.func.jvp(attention(T5), (q,), (q,)), strict=True):
+        close(got, want)
+
+
 def test_parts_of_several_lengths_and_of_a_loss(monkeypatch):
     """What autograd makes again in backward."""
     encoding = lg.Rotary(8, "half", scaling=lg.scaling.DynamicNTK(3, 8, follow="row"))

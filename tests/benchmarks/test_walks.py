@@ -1,4 +1,6 @@
-"""What a call does once: the counts of benchmarks/walks.py that no machine changes."""
+"""What a call does once, seen by the walks of benchmarks/walks.py."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -12,19 +14,11 @@ from longitude.positions.composed import compose
 from tests.support import built, close, random
 
 
-@pytest.mark.parametrize(
-    ("of", "calls", "most_files"),
-    [
-        (walks.training_step, 380, 23),
-        (lambda: walks.decoding(walks.decoder("rope", 4)), 270, 24),
-        (lambda: walks.decoding(walks.decoder("alibi", 4)), 230, 25),
-    ],
-)
-def test_layers_of_a_forward_choose_and_check_once(of, calls, most_files):
-    step = of()
+@pytest.mark.parametrize("of", [walks.training_step, *(partial(walks.decoder, name, 4) for name in ("rope", "alibi"))])
+def test_layers_of_a_forward_choose_and_check_once(of):
+    step = of() if of is walks.training_step else walks.decoding(of())
     step()
-    functions, files = walks.walk(step)
-    assert functions.total() <= calls and len(files) <= most_files
+    functions, _ = walks.walk(step)
     assert functions["require_causal"] == functions["_checked"] == 1 and functions["choose"] <= 1
 
 
@@ -32,8 +26,8 @@ def test_attend_enters_nothing_that_it_does_not_need():
     call = walks.attend()
     call()
     functions, files = walks.walk(call)
-    assert functions.total() <= 170 and functions["choose"] == 0 and functions["require_causal"] == 1
-    assert len(files) <= 8 and not files.keys() & {"attention/length_dependent.py", "attention/spans.py"}
+    assert functions["choose"] == 0 and functions["require_causal"] == 1
+    assert not files.keys() & {"attention/length_dependent.py", "attention/spans.py"}
 
 
 def test_a_backend_is_chosen_again_where_what_decides_differs(monkeypatch):

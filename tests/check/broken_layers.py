@@ -7,8 +7,16 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import DeepseekV3ForCausalLM, Gemma3ForCausalLM, MistralForCausalLM, SmolLM3ForCausalLM, StaticCache
+from transformers import (
+    DeepseekV3ForCausalLM,
+    DeepseekV32ForCausalLM,
+    Gemma3ForCausalLM,
+    MistralForCausalLM,
+    SmolLM3ForCausalLM,
+    StaticCache,
+)
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.deepseek_v32 import modeling_deepseek_v32
 from transformers.models.llama import modeling_llama
 
 from longitude.models.cache_names import INSTALLED
@@ -112,14 +120,6 @@ def interleave_ignored() -> Any:
     return model
 
 
-def wider_window() -> Any:
-    """By one token, in the mask and in the cache alike."""
-    model = by_layer(MistralForCausalLM, sliding_window=9)
-    wide, narrow = model.config, type(model.config)(**model.config.to_dict() | {"sliding_window": 8})
-    object.__setattr__(wide, "get_text_config", lambda decoder=None, **_: narrow if decoder is None else wide)
-    return model
-
-
 def no_mask_in_static_cache() -> Any:
     def before(named: dict[str, Any]) -> None:
         if isinstance(cache := named.get(INSTALLED), StaticCache):
@@ -133,24 +133,57 @@ def no_mask_in_static_cache() -> Any:
     return changed(model, before)
 
 
+def indexed(**options: Any) -> Any:
+    """Sparse attention that chooses its keys by top-k."""
+    shape = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    shape |= {"num_key_value_heads": 4, "intermediate_size": 48, "mlp_layer_types": ["dense"] * 2, "index_head_dim": 16}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    options = {"index_n_heads": 16, "index_topk": 8, "pad_token_id": 0} | options
+    return built(
+        DeepseekV32ForCausalLM, **SHAPE | shape | options, max_position_embeddings=LENGTH, rope_parameters=rope
+    )
+
+
+class OtherKeys(modeling_deepseek_v32.DeepseekV32Indexer):
+    def forward(self, hidden_states, *given, **named):
+        """Of one new token the choice looks at half of its numbers."""
+        if hidden_states.shape[1] == 1:
+            hidden_states = hidden_states * (torch.arange(hidden_states.shape[-1]) % 2)
+        return super().forward(hidden_states, *given, **named)
+
+
+def other_choice() -> Any:
+    model = indexed()
+    model.model.layers[1].self_attn.indexer.__class__ = OtherKeys
+    return model
+
+
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_rotations": {
         "row 0 for all rows": partial(with_tables, lambda right, x, at: right(x, at[:1].expand_as(at))),
         "the other of two tables": other_table,
         "YaRN's factor on queries alone": lambda: rotates(factor_on_queries, YARN),
         "keys one position further": lambda: rotates(keys_later),
+        "keys not rotated": lambda: rotates(lambda right, q, k, cos, sin: (right(q, k, cos, sin)[0], k)),
+        "tables for the other layout": partial(
+            with_tables, lambda right, x, at: tuple(t[..., :4].repeat_interleave(2, -1) for t in right(x, at))
+        ),
+        "all but the start off by minus one": partial(  # far away, too, where it is no rounding
+            with_tables, lambda right, x, at: right(x, at - 1 if at.min() > 0 else at)
+        ),
         "layers without rotation inverted": smollm3_inverted,
         "only the first layer rotates": lambda: rotates(lambda right, q, k, cos, sin: (q, k), layers=slice(1, None)),
         "rope_interleave ignored": interleave_ignored,
     },
     "layer_masks": {
-        "a window one token too wide": wider_window,
         "no mask in a static cache": no_mask_in_static_cache,
     },
+    "key_selection": {"other keys are chosen while decoding": other_choice},
     "score_scale": {"DeepSeek's mscale missing": no_mscale},
 }
 HEALTHY: dict[str, Callable[[], Any]] = {
     "gemma3": gemma3,
     "deepseek": partial(deepseek, rope_type="yarn", mscale=1.0, mscale_all_dim=1.0),
+    "sparse attention": indexed,
     "mistral": partial(by_layer, MistralForCausalLM, sliding_window=8),
 }

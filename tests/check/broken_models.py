@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from transformers import (
     Ministral3ForCausalLM,
     SmolLM3ForCausalLM,
 )
-from transformers.models.llama import modeling_llama
 
 from longitude.hf import set_positions
 from longitude.models import LongitudeForCausalLM
@@ -24,9 +22,9 @@ from longitude.models.cache_names import INSTALLED
 from longitude.positions.layouts import convert_layout
 from tests.check import broken_caches, broken_layers, broken_running
 from tests.check.building import (
-    DYNAMIC,
     LENGTH,
     LONGROPE,
+    ORIGINAL,
     SHAPE,
     YARN,
     built,
@@ -214,17 +212,14 @@ def switches_early() -> Any:
 
 
 # ---- rotations ----------------------------------------------------------------------------------------------------------------
-class KeysNotRotated(modeling_llama.LlamaAttention):
-    def forward(self, *given, **options):
-        right = modeling_llama.apply_rotary_pos_emb
-        with patch.object(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *tables: (right(q, k, *tables)[0], k)):
-            return super().forward(*given, **options)
-
-
-def keys_not_rotated() -> Any:
+def absolute_too() -> Any:
+    """The first layer adds a little of the cosine of positions to its input."""
     model = llama()
-    for layer in model.model.layers:
-        layer.self_attn.__class__ = KeysNotRotated
+
+    def before(module: nn.Module, given: Any, named: dict[str, Any]) -> Any:
+        return (given[0] + 0.1 * named["position_ids"][..., None].to(given[0].dtype).cos(),), named
+
+    model.model.layers[0].register_forward_pre_hook(before, with_kwargs=True)
     return model
 
 
@@ -256,37 +251,33 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "ALiBi in bfloat16": lambda: bloom().bfloat16(),
     },
     "causality": {"no mask": partial(with_mask, lambda mask, everything: everything)},
-    "relative_positions": {
-        "tables for the other layout": partial(
-            with_tables, lambda right, x, at: tuple(t[..., :4].repeat_interleave(2, -1) for t in right(x, at))
-        ),
-        "keys not rotated": keys_not_rotated,
+    "given_positions": {
+        "positions from the padding": lambda: changed(gpt2(), lambda named: named.update(position_ids=None)),
+        "positions of its own": lambda: changed(llama(), lambda named: named.update(position_ids=None)),
     },
+    "relative_positions": {"absolute positions, too": absolute_too},
     "cached_decoding": {
         "cache off by one": lambda: off_by(1, llama()),
         "cache off by minus one, learned table": lambda: off_by(-1, gpt2()),
         "generate() off by one": partial(in_generate, lambda given, first: given["position_ids"].sub_(int(not first))),
         "biases zero at decode": no_bias_at_decode,
-        "all but the start off by minus one": partial(  # far away, too, where it is no rounding
-            with_tables, lambda right, x, at: right(x, at - 1 if at.min() > 0 else at)
-        ),
     },
-    "chunked_prefill": {"no mask behind a cache": partial(with_mask, none_behind_a_cache)},
     "batch_invariance": {
         "rows mixed": lambda: with_logits(neox(), lambda x: x - 0.1 * x.mean(0, keepdim=True)),
     },
     "left_padding": {
         "padding ignored": partial(with_mask, lambda mask, everything: None),
-        "positions from the padding": lambda: changed(gpt2(), lambda named: named.update(position_ids=None)),
         "padding counted in generate()": partial(in_generate, lambda given, _: given.pop("position_ids", None)),
     },
     "packed_documents": {"packing ignored": partial(with_mask, no_packing)},
+    "scaling_tables": {"LongRoPE switches early": switches_early},
     "scaling_border": {
-        "dynamic scaling drifts": partial(llama, rope=DYNAMIC),
         "LongRoPE drifts": partial(llama, rope=LONGROPE),
-        "LongRoPE switches early": switches_early,
+        "LongRoPE drifts at a far border": partial(llama, LONGROPE | {ORIGINAL: 8192}, max_position_embeddings=16384),
     },
     **broken_layers.BROKEN,
+    "layer_masks": broken_layers.BROKEN["layer_masks"]
+    | {"no mask behind a cache": partial(with_mask, none_behind_a_cache)},
     **broken_caches.BROKEN,
     **broken_running.BROKEN,
     "rotary_layout": {
@@ -299,13 +290,13 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
 REASONS = {  # what the law gives as the reason
     "frequencies in bfloat16": "inv_freq itself is rounded",
     "attention factor twice": "an attention factor that is ignored, or applied twice",
-    "cache off by one": "with position_ids moved by -1 the logits agree",
+    "cache off by one": "the position of a token behind a cache is 1 too large",
     "sin has the wrong sign": "in the other direction: sin has the wrong sign",
-    "no mask behind a cache": "a prompt that continues behind a cache gives other logits",
+    "no mask behind a cache": "behind its cache query 18 attends to 23 keys, expected 19",
     "rows mixed": "other rows change a row",
     "padding counted in generate()": "(generate())",
     "packing ignored": "documents packed into one row attend to each other",
-    "dynamic scaling drifts": f"across the original length {LENGTH} drifts from position {LENGTH} on",
+    "LongRoPE drifts": f"across the original length {LENGTH // 2} drifts from position {LENGTH // 2} on",
     "interleaved weights in a half model": "the weights are interleaved in a half model",
     "interleaved weights, without a reference": "the weights are interleaved in a half model: random tokens",
 }
@@ -315,7 +306,7 @@ REFERENCES = {
     "cache off by one": llama,
     "rows mixed": neox,
     "theta lost in the model": partial(llama, rope={"rope_theta": 500_000.0}),
-    **dict.fromkeys(("sin has the wrong sign", "tables for the other layout", "keys not rotated"), llama),
+    **dict.fromkeys(("sin has the wrong sign", "tables for the other layout"), llama),
 }
 HEALTHY: dict[str, Callable[[], Any]] = {
     "llama": llama,

@@ -6,16 +6,20 @@ import shutil
 
 import pytest
 import torch
+from transformers import Gemma3ForCausalLM
 
-from longitude.check.against import against
+import longitude as lg
+from longitude.check.against import FORMS, against
 from longitude.checkpoints.load import load
 from longitude.positions.layouts import convert_layout
-from tests.check.building import LENGTH, YARN, llama
+from longitude.positions.scaling import rope_frequencies
+from tests.check.building import LENGTH, YARN, by_layer, llama
 from tests.support import edit_config
 
 gguf = pytest.importorskip("gguf")
 HEADS, KEYS, DIM = 4, 2, 8
 FACTOR = 0.1 * math.log(4.0) + 1  # of YaRN at four times the length
+REORDERED = FORMS["interleaved"]
 
 
 @pytest.fixture
@@ -24,15 +28,16 @@ def checkpoint(tmp_path):
     return tmp_path / "model"
 
 
-def written(folder, path, permuted=True, architecture="llama", factors=False, **changes):
+def written(folder, path, permuted=True, architecture="llama", dim=DIM, factors=None, lists=(), **changes):
     """A GGUF file of a Llama as llama.cpp's converter makes one: rows of queries and keys in pairs of neighbours."""
     config = json.loads((folder / "config.json").read_text())
     rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
     writer = gguf.GGUFWriter(path, architecture)
     given = {
         "block_count": config["num_hidden_layers"], "head_count": HEADS, "head_count_kv": KEYS, "embedding_length": 32,
         "context_length": config["max_position_embeddings"], "rope_freq_base": rope["rope_theta"],
-        "rope_dimension_count": DIM,
+        "rope_dimension_count": dim,
     }  # fmt: skip
     if rope["rope_type"] == "yarn":
         original = rope["original_max_position_embeddings"]
@@ -42,12 +47,14 @@ def written(folder, path, permuted=True, architecture="llama", factors=False, **
             getattr(writer, f"add_{name}")(value)
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    if factors:
-        writer.add_tensor("rope_freqs.weight", torch.ones(DIM // 2).numpy())
+    for name, numbers in zip(("rope_factors_short.weight", "rope_factors_long.weight"), lists):
+        writer.add_tensor(name, torch.tensor(numbers).numpy())
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors.float().numpy())
     for name, weight in load(folder, tokenizer=False).model.state_dict().items():
         for ours, theirs in (("q_proj", "attn_q"), ("k_proj", "attn_k")):
             if ours in name:
-                layout = convert_layout(weight, DIM, "interleaved") if permuted else weight
+                layout = convert_layout(weight, dim, "interleaved") if permuted else weight
                 writer.add_tensor(f"blk.{name.split('.')[2]}.{theirs}.weight", layout.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -64,38 +71,80 @@ def test_a_file_of_the_converter_contradicts_nothing(checkpoint, tmp_path):
     facts = {fact.name: fact for fact in against(checkpoint, written(checkpoint, tmp_path / "right.gguf"))}
     assert wrong(facts.values()) == {}
     assert facts["base"].there == 5e5 and facts["factor"].here == 4.0 and facts["scaling"].there == "yarn"
-    assert facts["pairs"].there == "interleaved" and facts["queries and keys"].there == "the same, interleaved of half"
+    assert facts["pairs"].there == "interleaved" and facts["queries and keys"].there == REORDERED
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "values"),
     [
-        ({"rope_freq_base": None}, "base", (5e5, 10_000.0)),  # what llama.cpp takes where the file has none
         ({"rope_scaling_attn_factors": 0.5}, "attention factor", (FACTOR, FACTOR / 2)),
         ({"rope_scaling_orig_ctx_len": LENGTH}, "original length", (LENGTH // 4, LENGTH)),
         ({"context_length": 4 * LENGTH}, "declared length", (LENGTH, 4 * LENGTH)),
         ({"head_count_kv": HEADS}, "heads of keys", (KEYS, HEADS)),
         ({"rope_dimension_count": DIM // 2}, "rotated dimensions", (DIM, DIM // 2)),
-        ({"permuted": False}, "queries and keys", ("the same, interleaved of half", "the same")),
-        ({"architecture": "qwen2"}, "queries and keys", ("the same", "the same, interleaved of half")),
+        ({"permuted": False}, "queries and keys", (f"expected {REORDERED}", "the same")),
+        ({"architecture": "qwen2"}, "queries and keys", ("expected the same", REORDERED)),
     ],
 )
 def test_what_differs_is_named(changes, name, values, checkpoint, tmp_path):
     assert wrong(against(checkpoint, written(checkpoint, tmp_path / "wrong.gguf", **changes))) == {name: values}
 
 
-def test_another_factor_is_another_attention_factor(checkpoint, tmp_path):
-    found = wrong(against(checkpoint, written(checkpoint, tmp_path / "wrong.gguf", rope_scaling_factor=2.0)))
-    assert found == {"factor": (4.0, 2.0), "attention factor": (FACTOR, pytest.approx(0.1 * math.log(2.0) + 1))}
+@pytest.mark.parametrize(
+    ("changes", "values", "pair"),
+    [
+        ({"rope_freq_base": None}, {"base": (5e5, 10_000.0)}, 3),  # what llama.cpp takes where the file has none
+        ({"rope_scaling_factor": 2.0}, {"factor": (4.0, 2.0)}, 1),
+        ({"rope_scaling_yarn_beta_slow": 0.001}, {"beta slow": (1, pytest.approx(0.001))}, 1),
+    ],
+)
+def test_what_changes_frequencies_is_named_with_them(changes, values, pair, checkpoint, tmp_path):
+    found = wrong(against(checkpoint, written(checkpoint, tmp_path / "wrong.gguf", **changes)))
+    assert values.items() <= found.items() and f"pair {pair}:" in found["frequencies"][1]
 
 
-def test_llama3s_factors_are_a_tensor(tmp_path):
-    """Lost, the engine rotates without the scheme."""
-    scheme = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    llama(rope=scheme | {"original_max_position_embeddings": LENGTH // 4}).save_pretrained(tmp_path / "model")
-    right, lost = (written(tmp_path / "model", tmp_path / f"{had}.gguf", factors=had) for had in (True, False))
-    assert wrong(against(tmp_path / "model", right)) == {}
-    assert wrong(against(tmp_path / "model", lost)) == {"scaling": ("llama3", "none")}
+def test_llama3s_factors_are_compared_pair_by_pair(tmp_path):
+    """Llama 3.1 with heads of 32: pair 8 is divided by 2.695. One number wrong is named; lost, the scheme is another."""
+    scheme = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 131072}
+    llama(rope=scheme | {"original_max_position_embeddings": 8192}, **shape).save_pretrained(tmp_path / "model")
+    given = {"dim": 32, "head_count": 2, "head_count_kv": 1, "embedding_length": 64}
+    lost = against(tmp_path / "model", written(tmp_path / "model", tmp_path / "lost.gguf", **given))
+    assert {fact.name for fact in lost if fact.differs} == {"scaling", "frequencies"}
+    factors = (
+        5e5 ** -(torch.arange(16) / 16) / rope_frequencies(32, base=5e5, scaling=lg.scaling.Llama3(8.0, 8192)).inverse
+    )
+    assert float(factors[8]) == pytest.approx(2.695, abs=1e-3)
+    right = against(tmp_path / "model", written(tmp_path / "model", tmp_path / "right.gguf", factors=factors, **given))
+    assert wrong(right) == {}
+    factors[8] = 11.412
+    [(name, (here, there))] = wrong(
+        against(tmp_path / "model", written(tmp_path / "model", tmp_path / "wrong.gguf", factors=factors, **given))
+    ).items()
+    assert name == "frequencies" and "2.694" in here and "11.412" in there and "pair 8" in there
+
+
+def test_the_lists_of_longrope_are_compared(tmp_path):
+    lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    llama(
+        rope={"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": LENGTH // 4, **lists}
+    ).save_pretrained(tmp_path / "model")
+    for long, differs in (([1.0, 2.0, 3.0, 4.0], False), ([1.0, 2.0, 3.5, 4.0], True)):
+        file = written(tmp_path / "model", tmp_path / "one.gguf", lists=(lists["short_factor"], long))
+        facts = {fact.name: fact for fact in against(tmp_path / "model", file)}
+        assert not facts["frequencies"].differs
+        assert facts["frequencies beyond the original length"].differs == differs
+
+
+def test_the_base_of_windows_is_compared(tmp_path):
+    """Gemma 3's local layers: 10000 in llama.cpp, where the file has none."""
+    by_type = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    for base, found in ((1e4, {}), (2e4, {"base of windows": (2e4, 1e4)})):
+        folder = tmp_path / f"{base}"
+        rope = by_type | {"sliding_attention": {"rope_type": "default", "rope_theta": base}}
+        by_layer(Gemma3ForCausalLM, rope_parameters=rope, sliding_window=8, head_dim=8).save_pretrained(folder)
+        file = written(folder, folder / "one.gguf", architecture="gemma3", permuted=False, sliding_window=8)
+        assert {name: one for name, one in wrong(against(folder, file)).items() if name == "base of windows"} == found
 
 
 def test_a_copy_in_half_precision_has_the_same_weights(checkpoint, tmp_path):
@@ -115,7 +164,7 @@ def test_a_second_checkpoint(checkpoint, tmp_path):
             module.weight.data = convert_layout(module.weight.data, DIM, "interleaved")
     model.save_pretrained(tmp_path / "interleaved")
     found = wrong(against(checkpoint, tmp_path / "interleaved"))
-    assert found == {"queries and keys": ("the same", "the same, interleaved of half")}
+    assert found == {"queries and keys": ("expected the same", REORDERED)}
 
 
 def test_an_adapter_is_compared_by_what_it_was_trained_on(checkpoint, tmp_path):
@@ -127,7 +176,10 @@ def test_an_adapter_is_compared_by_what_it_was_trained_on(checkpoint, tmp_path):
     )
     facts = against(checkpoint, folder)
     assert facts[0].there == str(base) and facts[1].there == "q_proj, v_proj"
-    assert wrong(facts) == {"scaling": ("yarn", "none"), "attention factor": (FACTOR, 1.0)}
+    found = wrong(facts)
+    assert found == {"scaling": ("yarn", "none"), "attention factor": (FACTOR, 1.0)} | {
+        "frequencies": found["frequencies"]
+    }
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "somewhere/else"}))
     with pytest.raises(ValueError, match="'somewhere/else' is no folder here"):
         against(checkpoint, folder)
@@ -138,7 +190,7 @@ def test_the_command(checkpoint, tmp_path, command):
     code, printed, error = command("check", checkpoint, "--against", right)
     assert (code, error) == (0, "") and "nothing contradicts" in printed
     code, printed, _ = command("check", checkpoint, "--against", other, "--json")
-    assert code == 1 and json.loads(printed)["differ"] == ["base"]
+    assert code == 1 and json.loads(printed)["differ"] == ["base", "frequencies"]
     other.write_bytes(other.read_bytes()[:40])
     code, _, line = command("check", checkpoint, "--against", other)
     assert code == 2 and "cut off" in line and line.count("\n") == 1

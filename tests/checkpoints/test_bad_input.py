@@ -1,8 +1,10 @@
 """What is wrong with a checkpoint is one sentence with the file, exit code 2, nothing written and the source as it was."""
 
 import json
+import os
 import resource
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,36 @@ def downloading(folder: Path) -> None:
     shard(folder).rename(folder / ".cache" / "abc.incomplete")
 
 
+def linked(name: str, target: Path | str):
+    """The file, or one more, as a link."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return spoil
+
+
+def socketed(folder: Path) -> None:
+    server = socket.socket(socket.AF_UNIX)
+    before = Path.cwd()
+    os.chdir(folder)  # a socket's path is short
+    try:
+        server.bind("more.safetensors")
+    finally:
+        os.chdir(before)
+        server.close()
+
+
+def deep(open_: str, close: str, depth: int):
+    def spoil(folder: Path) -> None:
+        inside = json.loads((folder / "config.json").read_text())
+        rest = json.dumps(inside)[1:]
+        (folder / "config.json").write_text('{"deep": ' + open_ * depth + "1" + close * depth + ", " + rest)
+
+    return spoil
+
+
 def shard(folder: Path) -> Path:
     return sorted(folder.glob("*.safetensors"))[1]
 
@@ -97,6 +129,15 @@ DAMAGE = {  # what is done to the folder, or to the sharded one, and words of th
         "model.safetensors: model.norm.weight has numbers that",
     ),
     "an empty config": (lambda folder: (folder / "config.json").write_text(""), "config.json is not readable JSON"),
+    "a link to a secret": (linked("notes.txt", "/etc/hostname"), "notes.txt"),
+    "weights linked from elsewhere": (linked("model.safetensors", "/etc/hostname"), "model.safetensors"),
+    "a folder linked from elsewhere": (linked("more", "/etc"), "more"),
+    "a device for weights": (linked("more.safetensors", "/dev/zero"), "more.safetensors"),
+    "a link to nothing": (linked("tokenizer.json", "nothing.json"), "tokenizer.json"),
+    "a pipe for weights": (lambda folder: os.mkfifo(folder / "more.safetensors"), "more.safetensors"),
+    "a socket for weights": (socketed, "more.safetensors"),
+    "lists deeper than the parser goes": (deep("[", "]", 100_000), "config.json"),
+    "dicts as deep as it goes": (deep('{"a": ', "}", 300), "config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "there is no config.json"),
 }
 
@@ -127,6 +168,40 @@ def test_one_sentence_and_nothing_written(damage, whole, sharded, text, tmp_path
         assert (verb, code) == (verb, 2) and words in last and str(folder) in last, (verb, line)
         assert sorted(tmp_path.iterdir()) == there, verb
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_links_of_the_hubs_cache_are_followed(whole, tmp_path, monkeypatch, command):
+    """There every file is a link to a blob beside the snapshots; links within a folder are its own."""
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1f", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(whole.iterdir())):
+        shutil.copy(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(Path("..", "..", "blobs", str(number)))
+    (snapshot / "README.md").symlink_to("config.json")
+    code, printed, _ = command(
+        "extend", snapshot, "--to", 256, "--method", "yarn", "--no-measure", "--out", tmp_path / "out"
+    )
+    assert code == 0 and not [path for path in (tmp_path / "out").iterdir() if path.is_symlink()], printed
+
+
+def test_code_in_a_pickle_is_named_and_advice_to_run_it_is_not_passed_on(whole, tmp_path, command):
+    folder = Path(shutil.copytree(whole, tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights | {"more": Runs()}, folder / "pytorch_model.bin")
+    out = tmp_path / "out"
+    code, _, line = command(
+        "extend", folder, "--to", 256, "--method", "yarn", "--no-measure", "--allow-pickle", "--out", out
+    )
+    assert code == 2 and ".system" in line and "weights_only" not in line and not out.exists()
+
+
+class Runs:
+    """What runs code where it is read as a pickle."""
+
+    def __reduce__(self):
+        return os.system, ("exit 1",)
 
 
 def test_no_tokenizer(whole, text, tmp_path, command):

@@ -6,8 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import longitude as lg
 from longitude.check.against import against
+from longitude.testing import fill
 from tests.extend.conftest import LENGTH, saved
+from tests.models.conftest import SMALL, mixer_spec
 from tests.support import close
 
 peft = pytest.importorskip("peft")
@@ -63,3 +66,33 @@ def test_an_adapter(base, tmp_path):
     assert not any("lora_" in name for name, _ in merged.named_parameters())
     if folder is not None:  # the adapter knows what it was trained on
         assert [fact.name for fact in against(folder, tmp_path / "adapter") if fact.differs] == []
+
+
+EVERY = [
+    *({"encoding": name} for name in lg.list_encodings()),
+    *({"encoding": "auto", "mixer": mixer_spec(name)} for name in lg.list_mixers()),
+]
+
+
+@pytest.mark.parametrize("options", EVERY, ids=str)
+@torch.no_grad()
+def test_all_linear_layers_merged_and_not(options):
+    """LoRA on every linear layer, those inside of encodings included: all at once, and token by token."""
+    torch.manual_seed(0)
+    model = fill(lg.LongitudeForCausalLM(lg.LongitudeConfig(**SMALL, **options)).double().eval(), std=0.3)
+    lora = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    x = torch.randint(1, 16, (2, 12))
+    plain = model(x).logits
+    tuned = peft.get_peft_model(model, lora, autocast_adapter_dtype=False).eval()
+
+    def logits(model):
+        step = model(x[:, :7], use_cache=True)
+        parts = [step.logits]
+        for token in x[:, 7:].split(1, 1):
+            parts.append((step := model(token, cache=step.cache, use_cache=True)).logits)
+        return torch.stack([model(x).logits, torch.cat(parts, 1)])
+
+    want = logits(tuned)
+    assert (want[0] - plain).abs().max() > 1e-3
+    close(want[1], want[0], 1e-8)
+    close(logits(tuned.merge_and_unload()), want, 1e-8)

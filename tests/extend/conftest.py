@@ -41,11 +41,12 @@ WARM = {
 GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": 258, "hidden_size_per_layer_input": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
-    "mistral": LLAMA | {"sliding_window": 24},
+    "mistral": LLAMA | {"sliding_window": 2 * LENGTH},
     "qwen2": LLAMA,
     "qwen3": LLAMA | {"head_dim": 16},
     "phi3": LLAMA | {"original_max_position_embeddings": LENGTH},
     "gpt_neox": SMALL | TRAINED | {"intermediate_size": 96, "rope_parameters": PARTIAL},
+    "gemma2": LLAMA | LOCAL | {"head_dim": 16},
     "gemma3_text": LLAMA | LOCAL | {"head_dim": 16},
     "gemma4_text": LLAMA | LOCAL | GEMMA4,
     "falcon": WIDE | TRAINED | {"num_hidden_layers": 2, "num_attention_heads": 4},

@@ -162,6 +162,7 @@ class Interrupted(Exception):
 @pytest.mark.parametrize("lora", [False, True])
 def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) -> None:
     """In the middle of its third save: the second is whole, and with it the training ends as one that nothing stopped."""
+    monkeypatch.setattr(sys.modules[Keep.__module__], "SAVED", 0.0)
     options = {"steps": 6, "positions": "skipped", "lora": lora}
     want, whole = tune(out=tmp_path / "whole", **options)
     keep = Keep.on_save
@@ -172,10 +173,10 @@ def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) ->
             raise Interrupted
         keep(self, args, state, control, **given)
 
-    monkeypatch.setattr(Keep, "on_save", interrupted)
-    with pytest.raises(Interrupted):
-        tune(**options)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(Keep, "on_save", interrupted)
+        with pytest.raises(Interrupted):
+            tune(**options)
     [state] = training_folder(tmp_path / "out").iterdir()
     assert sorted(path.name for path in state.iterdir()) == ["checkpoint-3", "step-2"]
     assert not (tmp_path / "out").exists()
@@ -186,6 +187,16 @@ def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) ->
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(out)[name], tensor, rtol=1e-6, atol=1e-7)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_short_training_saves_nothing_and_shows_no_bars(extended, command, text, tmp_path, monkeypatch) -> None:
+    """It is saved by time; what transformers says while it writes weights is not shown, and the speed is."""
+    saves = []
+    monkeypatch.setattr(Keep, "on_save", lambda self, args, state, control, **_: saves.append(state.global_step))
+    code, printed, error = command(
+        "--fine-tune", text, "--steps", 3, "--window", 32, "--no-measure", "--out", tmp_path / "out", extended
+    )
+    assert (code, saves, error) == (0, [], "") and "tokens/s" in printed
 
 
 def test_another_training_does_not_continue_it(tune, tmp_path, monkeypatch) -> None:
@@ -272,6 +283,7 @@ TUNING = """
             return before(*given, **more)
         return call
 
+    sys.modules[fine_tune.__module__].SAVED = 0.0
     if killed.startswith("step"):
         Steps.on_step_end = dies(Steps.on_step_end)
     elif killed.startswith("saving"):  # the Trainer's files are there, and not yet on the disk

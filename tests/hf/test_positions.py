@@ -306,6 +306,9 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
     close(torch.cat(chunks, 1), both(ids).logits)
     shared = placed("llama", {"layers": [rope]})
     assert len(shared.base_model.longitude_positions) == 1
+    labels = [("rope:layout=half+ssmax..none", {"layers": [[{"name": "rope", "layout": "half"}, "ssmax"], "none"]})]
+    for label, spelled in [*labels, ("t5:max_distance=32+sink", [{"name": "t5", "max_distance": 32}, "sink"])]:
+        assert placed("llama", label).config.longitude_positions == placed("llama", spelled).config.longitude_positions
 
 
 test_wrong_layers = refused_calls([

@@ -62,6 +62,10 @@ def go(config, out, *models, **options):
     return results, list(results.failures), watcher
 
 
+def in_bits(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.metric == "bits_per_byte"]
+
+
 def numbers(rows: list[Row]) -> list[Row]:
     return [replace(row, commit=None) for row in rows]
 
@@ -77,7 +81,7 @@ def test_perplexity_is_that_of_a_plain_loop(name, checkpoints, config, tmp_path)
     assert documents is not None
     for row in results.rows:
         assert row.length is not None
-        bits = size = 0.0
+        bits = size = count = 0.0
         for ids, sizes in zip(documents.ids, documents.sizes, strict=True):
             for start in range(0, len(ids) - 1, row.length):
                 window = ids[start : start + row.length + 1]
@@ -85,7 +89,10 @@ def test_perplexity_is_that_of_a_plain_loop(name, checkpoints, config, tmp_path)
                     logits = model(window[None, :-1]).logits[0]
                 bits += float(F.cross_entropy(logits, window[1:], reduction="sum")) / math.log(2)
                 size += int(sizes[start + 1 : start + row.length + 1].sum())
-        assert row.value == pytest.approx(bits / size, rel=1e-6)
+                count += len(window) - 1
+        per_token = {"bits_per_byte": bits / size, "perplexity": 2 ** (bits / count)}
+        assert row.value == pytest.approx(per_token[row.metric], rel=1e-6)
+    assert {row.metric for row in results.rows} == {"bits_per_byte", "perplexity"}
 
 
 def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
@@ -118,7 +125,7 @@ def llama(checkpoints, text, tmp_path_factory):
 def test_one_model(llama):
     results, notes = llama
     assert notes[0].startswith("llama: needs about")
-    flat = {row.length: row for row in results.rows if row.method == "non-overlapping"}
+    flat = {row.length: row for row in in_bits(results.rows) if row.method == "non-overlapping"}
     assert list(flat) == [32, 48, 64]  # the trained length is there, though it was not requested
     assert {row.length for row in results.rows if row.method == "sliding"} == {32, 48, 64}
     places = [row for row in results.rows if row.method == "per-position"]
@@ -131,6 +138,7 @@ def test_one_model(llama):
         assert row.dtype == "float32" and row.backend == "sdpa" and row.low < row.value < row.high
         assert row.prefill == ("one pass" if row.length <= 40 else "chunks of 40 with the cache")
     assert len({row.count for row in flat.values()}) == 1  # the same bytes at every length
+    assert {row.count for row in results.rows if row.metric == "perplexity" and row.method == "sliding"} == {192}
     assert from_frame(read_rows(results.path / "results.parquet")) == results.rows
 
 
@@ -140,7 +148,7 @@ def test_the_page_needs_no_network(llama):
     text = write_report(results).read_text()
     assert "default-src 'none'" in text and '<link rel="stylesheet"' not in text and 'src="http' not in text
     assert "Loss by window length" in text and "Loss by position" in text
-    assert all(f"{row.value:.3f}" in text for row in results.rows if row.method == "sliding")
+    assert all(f"{row.value:.3f}" in text for row in in_bits(results.rows) if row.method == "sliding")
     shown = [part for part in terminal(results) if hasattr(part, "columns")]
     assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "32", "48", "64"]
 
@@ -174,7 +182,8 @@ def test_it_continues_and_grows(checkpoints, config, tmp_path):
     results, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"])
     assert {unit.split()[0] for unit in watcher.units} == {"gpt_neox"}
     assert numbers(results.rows) == numbers(whole.rows)
-    assert [table.title for table in tables(results)] == ["bits per byte, non-overlapping"]
+    titles = [table.title for table in tables(results)]
+    assert titles == ["bits per byte, non-overlapping", "perplexity per token, non-overlapping"]
     _, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"], fresh=True)
     assert len(watcher.units) == 6
 
@@ -232,7 +241,7 @@ def test_a_unit_that_fails_is_reported_and_tried_again(checkpoints, config, tmp_
         results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
     assert len(failures) == 3 and "ZeroDivisionError" in failures[0] and results.rows == []
     results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
-    assert failures == [] and len(results.rows) == 3
+    assert failures == [] and len(in_bits(results.rows)) == 3
 
 
 def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_path):
@@ -241,10 +250,10 @@ def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_p
     edit_config(longer, max_position_embeddings=64)
     results, _, _ = go(replace(config, methods=("non-overlapping",)), tmp_path / "run", checkpoints["llama"], longer)
     assert [about["trained"] for about in results.about["models"].values()] == [32, 32]
-    [table] = tables(results)
+    table, _ = tables(results)
     assert table.lengths == [32, 48, 64] and [line[1] for line in table.lines] == ["rope", "rope linear"]
     [cost] = [sentence for sentence in sentences(results) if "bits per byte at 32 tokens" in sentence]
-    rows = {(row.model, row.length): row.value for row in results.rows}
+    rows = {(row.model, row.length): row.value for row in in_bits(results.rows)}
     change = rows[str(longer), 32] / rows[str(checkpoints["llama"]), 32] - 1
     assert f"{change:+.1%}" in cost
 
@@ -282,7 +291,7 @@ def test_one_bad_model_of_several_costs_the_others_nothing(checkpoints, config, 
         results, [failure], _ = go(config, tmp_path / "run", bad, checkpoints["llama"])
     assert failure.startswith("bad was not measured: ") and failure.endswith("'damaged'")
     assert failure in sentences(results) and "bad was not measured" in write_report(results).read_text()
-    [table] = tables(results)
+    table, _ = tables(results)
     assert [line[0] for line in table.lines] == ["bad", "llama"]
     assert {cell.value for cell in table.lines[0][3]} == {"–"} and "–" not in {c.value for c in table.lines[1][3]}
     results, failures, watcher = go(config, tmp_path / "run", bad, checkpoints["llama"])  # mended, it is measured
@@ -387,7 +396,7 @@ def test_without_a_folder_every_question_has_one(checkpoints, text, tmp_path, mo
 
     def folders(*changes: str) -> set[str]:
         assert main(["measure", str(checkpoints["llama"]), "--text", str(mine), *sizes, *changes]) == 0
-        assert len(read_results(Path("runs/measure")).rows) == 3  # stays as it was
+        assert len(in_bits(read_results(Path("runs/measure")).rows)) == 3  # stays as it was
         return {path.name for path in Path("runs").iterdir()}
 
     assert folders() == folders() == {"measure"}

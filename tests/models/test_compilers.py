@@ -2,6 +2,8 @@
 
 import copy
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,12 +11,14 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
+from longitude.attention.patterns import Dilated, Prefix
+from longitude.models.loss import CHUNK_LOGITS
 from tests.models.conftest import mixer_spec
-from tests.support import close, parameter_gradients
+from tests.support import close, heads, parameter_gradients
 
 LENGTHS = [7, 9, 12, 13, 15, 16, 17, 21, 24, 31, 32, 33, 40, 45, 48, 50, 55, 58, 63, 64]
-DYNAMIC = ["attention", "latent", "mamba2", "performer", "retention", "window"]
-"""Mixers whose exported graph holds for every length; the others' chunks of a sequence are counted while it is made."""
+DYNAMIC = "attention chunks gated_deltanet latent mamba2 mamba3 performer retention window".split()
+"""Mixers whose exported graph holds for every length; the others' steps or chunks are counted while it is made."""
 
 BY_TOKENS = ["hierarchical", "log_linear_mamba2", "nsa"]
 """Mixers whose cache has blocks by the number of tokens in it: two refuse a graph, the third has one for each number."""
@@ -120,27 +124,28 @@ def test_inductor(build, ids):
 
 
 # ---- torch.export ----------------------------------------------------------------------------------------------------
-def require_exported(model, ids, length=None, strict=False):
-    """Exported = eager, at one length, or at every one where `length` is its dimension."""
-    shapes = {"input_ids": {1: length}, "use_cache": None} if length is not None else None
+ANY, PAST = torch.export.Dim.AUTO, 1500
+"""A free length; and one at which every choice by size has changed: a backend's at 1024 or 1448 tokens of these models."""
+
+
+def require_exported(model, ids, lengths=(11,), free=None, strict=False):
+    """Exported = eager at these lengths, in torch's own operators: the graph runs where longitude is not."""
+    shapes = {"input_ids": {1: free}, "use_cache": None} if free is not None else None
     exported = torch.export.export(model, (ids(2, 11),), {"use_cache": False}, dynamic_shapes=shapes, strict=strict)
-    for tokens in (11, 7, 23) if length is not None else (11,):
+    assert not [node for node in exported.graph.nodes if "longitude" in str(node.target)]
+    for tokens in lengths:
         x = ids(2, tokens)
         close(exported.module()(x, use_cache=False).logits, model(x, use_cache=False).logits, 1e-10)
 
 
-ENCODINGS = [
-    pytest.param(name, marks=[] if name == "alibi" else pytest.mark.slow)
-    for name in lg.list_encodings()
-    if name not in ("axial_rope", "mrope")
-]
+ENCODINGS = [pytest.param(name, marks=[] if name == "alibi" else pytest.mark.slow) for name in lg.list_encodings()]
 
 
 @pytest.mark.ecosystem
 @pytest.mark.parametrize("spec", ENCODINGS)
 @torch.no_grad()
 def test_encodings_export_at_every_length(spec, build, ids):
-    require_exported(build(spec), ids, torch.export.Dim.AUTO)
+    require_exported(build(spec, max_position_embeddings=PAST), ids, (2, 11, 7, 23, PAST), ANY)
 
 
 @pytest.mark.slow
@@ -148,18 +153,53 @@ def test_encodings_export_at_every_length(spec, build, ids):
 @pytest.mark.parametrize("name", lg.list_mixers())
 @torch.no_grad()
 def test_mixers_export(name, build, ids):
+    """At every length, or at the one that the graph was made with."""
     model = build("auto", mixer=mixer_spec(name))
-    require_exported(model, ids, torch.export.Dim.AUTO if name in DYNAMIC else None)
+    require_exported(model, ids, *[(2, 11, 300, PAST), ANY] * (name in DYNAMIC))
     model(ids(2, 5))  # and what it made for the graph is not in the way afterwards
 
 
 @pytest.mark.slow
 @pytest.mark.ecosystem
 @pytest.mark.parametrize("spec", ["rope", "t5", ["fox", "rope"]], ids=str)
-@torch.no_grad()
 def test_strict_export(spec, build, ids):
-    """With the graph taken by dynamo."""
-    require_exported(build(spec), ids, torch.export.Dim("length", min=2, max=64), strict=True)
+    """With the graph taken by dynamo, which refuses a condition on the length; and recorded for gradients, by default."""
+    require_exported(build(spec), ids, (2, 11, 200), torch.export.Dim("length", min=2, max=2**20), strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("mask", [lg.Window(5), lg.NoMask(), Prefix(4), Dilated(3, 2)], ids=str)
+def test_masks_export(mask):
+    """Also where keys are counted by query, in blocks by their number."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoding = lg.Composed([lg.ALiBi(4), lg.SSMax(4)]).double()
+
+        def forward(self, q, k, v):
+            return lg.attend(q, k, v, encoding=self.encoding, mask=mask)
+
+    free = {2: torch.export.Dim("length", min=2)}
+    graph = torch.export.export(Attention(), heads(7), dynamic_shapes=(free,) * 3, strict=True).module()
+    close(graph(*heads(40)), Attention()(*heads(40)))
+
+
+@pytest.mark.slow
+@pytest.mark.ecosystem
+@torch.no_grad()
+def test_a_loss_exports_at_every_length(build, ids):
+    """Of more logits than are held at once otherwise."""
+    model, vocabulary = build("rope", vocab_size=2**16).eval(), 2**16
+    free = {1: ANY}
+    shapes = {"input_ids": free, "labels": free, "use_cache": None}
+    exported = torch.export.export(
+        model, (ids(2, 11),), {"labels": ids(2, 11), "use_cache": False}, dynamic_shapes=shapes, strict=False
+    ).module()
+    for tokens in (11, 2 * CHUNK_LOGITS // vocabulary):
+        x = ids(2, tokens)
+        close(exported(x, labels=x, use_cache=False).loss, model(x, labels=x, use_cache=False).loss, 1e-10)
 
 
 @pytest.mark.slow
@@ -172,3 +212,55 @@ def test_padding_and_packed_text_export(build, ids):
         named = {**inputs, "use_cache": False}
         exported = torch.export.export(model, (x,), named, strict=False).module()
         close(exported(x, **named).logits[:, 3:], model(x, **named).logits[:, 3:], 1e-10)
+
+
+class Logits(torch.nn.Module):
+    """Tokens in, a tensor out: what is exported holds no class of transformers either."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(ids, use_cache=False).logits
+
+
+WITHOUT = """
+import sys, torch
+sys.modules["longitude"] = sys.modules["transformers"] = None
+for name, (x, want) in torch.load(sys.argv[1], weights_only=True).items():
+    torch.testing.assert_close(torch.export.load(f"{sys.argv[1]}-{name}.pt2").module()(x), want)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ecosystem
+@torch.no_grad()
+def test_what_is_exported_runs_without_longitude(build, ids, tmp_path):
+    """Loaded by a process that cannot import it."""
+    saved, folder = {}, str(tmp_path / "x")
+    for name in ("t5", "fire", "fox"):
+        model, x = Logits(build(name)), ids(2, 30)
+        graph = torch.export.export(model, (ids(2, 11),), dynamic_shapes=({1: ANY},), strict=False)
+        torch.export.save(graph, f"{folder}-{name}.pt2")
+        saved[name] = x, model(x)
+    torch.save(saved, folder)
+    done = subprocess.run([sys.executable, "-c", WITHOUT, folder], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ecosystem
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's exporter asks torch so
+@pytest.mark.parametrize("spec", ["t5", "alibi"])
+@torch.no_grad()
+def test_onnx(spec, build, ids, tmp_path):
+    """Written as ONNX, and computed by its own runtime at another length."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model = Logits(build(spec)).float().eval()
+    written = torch.onnx.export(model, (ids(2, 11),), dynamic_shapes=({1: ANY},), dynamo=True, verbose=False)
+    written.save(tmp_path / "model.onnx")
+    session, x = runtime.InferenceSession(tmp_path / "model.onnx"), ids(2, 300)
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    close(torch.from_numpy(got), model(x), 1e-4)

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import longitude as lg
 from longitude.attention.mixer import MIXERS
+from longitude.labels import parse_label
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
@@ -71,6 +72,14 @@ test_mistakes = refused_calls(
         refused("mixers: expected 4, one per layer, or a pattern whose length divides 4, got 0", mixers=[]),
         refused("mixers: expected a list of 4, one per layer, got 'mamba'", mixers="mamba"),
         refused("expected mixer or mixers, got both", mixer="mamba", mixers=["attention"] * 4),
+        refused("mixer: .*mamba", encoding="rope+window:size=5", mixer="mamba"),
+        refused("mixers: .*attention", encoding="rope+window:size=5..none", mixers=["attention"]),
+        refused("encodings: .*t5", encoding="rope..none", encodings=["t5"]),
+        refused("encoding or encodings", encoding="rope+ssmax", encodings=["t5"]),
+        refused("rope.window", mixer="rope+window:size=5"),
+        refused("num_bucket", encoding="t5:num_bucket=9"),
+        refused("window.*gru", mixers=["window:size=5+gru"]),
+        refused("pattern whose length divides 4, got 3", encoding="rope..none..rope"),
         refused_by_the_model("expected layout 'half'", encoding={"name": "rope", "layout": "halves"}),
         refused_by_the_model("expected 4 numbers as slopes", encoding={"name": "alibi", "slopes": [1.0]}),
         refused_by_the_model("input must stand in the first layer", encodings=["rope", "learned"], **LAYERS),
@@ -110,6 +119,36 @@ def test_every_option_is_written_out(spec, tmp_path):
     assert type(loaded) is LongitudeConfig
     unnamed = {"_name_or_path": None}
     assert loaded.to_dict() | unnamed == LongitudeConfig(encoding=spec).to_dict() | unnamed
+
+
+LABELS = [
+    "rope+ssmax",
+    "t5:max_distance=32",
+    "rope:base=5e5,scaling=yarn,factor=16,original_max_length=256+fox",
+    "rope..rope..rope..none",
+    "alibi+window:size=5",
+    "mamba:state_size=4+attention",
+    "rope+window:size=5..mamba",
+    *lg.list_encodings(),
+]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_label_is_what_commands_read_in_it(label, tmp_path):
+    """In the config, and after it was saved and loaded; one mixer in `mixer` and encodings of layers, too."""
+    config, spelled = LongitudeConfig(encoding=label), LongitudeConfig(**parse_label(label).options(4))
+    config.save_pretrained(tmp_path)
+    for one in (config, AutoConfig.from_pretrained(tmp_path)):
+        assert (one.layer_specs(), one.layer_mixers()) == (spelled.layer_specs(), spelled.layer_mixers())
+
+
+def test_labels_in_other_options():
+    spelled = LongitudeConfig(mixer={"name": "window", "size": 5}, encodings=[["rope", "ssmax"], "none"])
+    for mixers in ({"mixer": "window:size=5"}, {"mixers": ["window:size=5"]}):
+        config = LongitudeConfig(**mixers, encodings=["rope+ssmax", "none"])
+        assert config.layer_mixers() == spelled.layer_mixers() and config.encodings == spelled.encodings
+    both = LongitudeConfig(encoder_encoding="t5:num_buckets=16", is_encoder_decoder=True)
+    assert lg.LongitudeForSeq2SeqLM(both).config.encoder_encoding["num_buckets"] == 16
 
 
 def test_a_preset_keeps_what_a_model_knows():
@@ -215,3 +254,17 @@ def test_rotation_goes_where_it_can(build, ids):
     fill(model)(x, labels=x).loss.backward()
     assert len(model.model.encodings) == 1 and all(p.grad is not None for p in model.parameters())
     assert build("sinusoidal", mixer="mamba")(x).logits.isfinite().all()
+
+
+def test_a_learned_table_is_scaled_as_the_embeddings_it_is_added_to():
+    """Adam moves each number by the learning rate: a table beside embeddings that are multiplied by s must be as well."""
+    config = LongitudeConfig(
+        vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, encoding="learned"
+    )
+    assert config.encoding["embedding_scale"] == config.embedding_scale == 4.0
+    model = LongitudeForCausalLM(config).double()
+    [table] = [p for name, p in model.named_parameters() if name.endswith("table")]
+    ids = torch.tensor([[3, 7, 7, 1, 0]])
+    first = model.model(ids, output_hidden_states=True).hidden_states[0]
+    torch.testing.assert_close(first, 4 * (model.model.embed_tokens(ids) + table[:5]))
+    assert lg.Learned(max_length=4, dim=16).embedding_scale == 1  # as in the paper

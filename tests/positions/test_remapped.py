@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude.labels import parse_label
 from longitude.positions.base import RowBias
 from longitude.show.rotations import scores
 from longitude.show.shape import Shape
-from longitude.study.labels import parse_label
 from tests.support import close, golden, heads, random
 
 W, G, FACTOR, C = 5, 3, 4, 5  # chunks of C = 7 - 2

@@ -8,7 +8,7 @@ import torch
 from longitude.positions.rotation import RotaryTable, empty_like_heads, one_by_one, rotate_by_formula
 from tests.support import close
 
-pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longitude.recurrent import Mamba3, mamba3, ssd
+from longitude.recurrent.mamba3 import DECAY_ACTIVATIONS
 from tests.support import close, golden, random
 
 BATCH, HEADS, KEYS, VALUES, PAIRS = 2, 3, 6, 5, 2
@@ -77,6 +78,28 @@ def test_without_the_token_before_and_rotation_it_is_mamba2s():
     close(out, ssd(step[..., None] * v, log_decay, k, q)[0], 1e-12)
 
 
+def test_decay_activations():
+    """Numbers of both, and that a layer decays by its own."""
+    a = torch.tensor([-2.0, -0.5, 0.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    found = DECAY_ACTIVATIONS["heavy_tail"](a)
+    close(found.detach(), torch.tensor([1 / 3, 2 / 3, 1.0, 1.5, 3.0], dtype=torch.float64), 1e-15)
+    [slopes] = torch.autograd.grad(found.sum(), a)
+    close(slopes, torch.tensor([1 / 9, 4 / 9, 1.0, 1.0, 1.0], dtype=torch.float64), 1e-15)
+    softplus = torch.tensor([0.126928, 0.474077, 0.693147, 0.974077, 2.126928], dtype=torch.float64)
+    close(DECAY_ACTIVATIONS["softplus"](a).detach(), softplus, 1e-6)
+
+    x, out = random(1, 4, 16, seed=7), {}
+    for name in DECAY_ACTIVATIONS:
+        torch.manual_seed(0)
+        layer = Mamba3(16, head_dim=8, state_size=8, decay_activation=name).double()
+        weight, sizes = layer.in_proj.weight.data, layer.sizes
+        rows = slice(sum(sizes[:5]), sum(sizes[:6]))  # of a, at which both give ln 2
+        weight[rows], layer.in_proj.bias = 0, torch.nn.Parameter(weight.new_zeros(len(weight)))
+        layer.in_proj.bias.data[rows] = 0 if name == "softplus" else 1 - 1 / math.log(2)
+        out[name] = layer(x)
+    close(out["heavy_tail"], out["softplus"], 1e-12)
+
+
 def test_initial_values():
     layer = Mamba3(16, head_dim=8, state_size=8)
     assert all((p == 1).all() for p in (layer.B_bias, layer.C_bias, layer.D))
@@ -92,6 +115,7 @@ def test_initial_values():
         (lambda: mamba3(*tokens(3), state=torch.zeros(1)), "state: mamba3 expected"),
         (lambda: Mamba3(16, head_dim=8, state_size=6), "a state_size of a multiple of 4"),
         (lambda: Mamba3(15), "head_dim to divide"),
+        (lambda: Mamba3(16, head_dim=8, decay_activation="heavy tail"), "heavy_tail"),
     ],
 )
 def test_refused(call, message):

@@ -1,9 +1,10 @@
-"""A figure in a notebook."""
+"""A figure in a notebook, and what goes with it into a page."""
 
 import re
 
 import altair as alt
 
+from longitude.report import page
 from longitude.report.figure import Figure, themed
 
 
@@ -20,3 +21,9 @@ def test_a_notebook_shows_a_figure_with_its_words() -> None:
     assert '<title id="rises-title">It rises</title>' in picture
     assert '<desc id="rises-desc">A line from 0 &amp; 0 to &lt;2&gt;.</desc>' in picture
     assert "of the pointer" not in picture
+
+
+def test_the_notice_of_what_draws_charts_goes_with_it() -> None:
+    """Its licences ask for it, and the bundle has none."""
+    for notice in ("University of Washington Interactive Data Lab", "Mike Bostock"):
+        assert notice in page._javascript()[:5000]

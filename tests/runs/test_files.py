@@ -41,6 +41,13 @@ def test_json_that_cannot_be_read(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=rf"a\.json is not readable JSON \({reason}.*; start over"):
             read_json(path, "start over")
+    path.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ValueError, match="nested"):
+        read_json(path)
+    path.unlink()
+    os.mkfifo(path)  # which would be waited for
+    with pytest.raises(ValueError, match=r"a\.json"):
+        read_json(path)
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path):

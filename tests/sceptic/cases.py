@@ -13,7 +13,6 @@ import longitude as lg
 import loops
 from longitude import testing
 from longitude.attention.backends import BACKENDS
-from longitude.testing.attend_calls import SLOW
 from longitude.testing.battery.random_calls import draw
 from longitude.testing.examples import DIM, SHAPES, MixerExample
 from longitude.testing.fixtures import LayerStack, Named, learned_of, numbers, parameters_of, random_cuts
@@ -180,7 +179,7 @@ def attend(r, seed):
         out = loops.attention(o, scale, seen, *places, *(arrays[n] for n in "qkvx"), below(arrays, "encoding."))
         return out if call.options.get("return_lse") else out[..., :-1]
 
-    ways = ("auto", *(name for name in BACKENDS if name not in SLOW))
+    ways = ("auto", *BACKENDS)
     learned = parameters_of(call.encoding)
     return Case(f"attend {o['kind']}", f"{label} {call}", call.tensors, learned, loop, call.output, ways)
 

@@ -24,6 +24,7 @@ from longitude.study.record import measured_by, record_of
 from longitude.study.report import table
 from longitude.study.results import FIRST, LAST, read_run
 from longitude.study.tasks.base import of_task
+from longitude.study.train import recipe
 from longitude.study.trial import Trial
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
@@ -187,6 +188,7 @@ def write_run(
     spread: of documents, common to all labels and lengths; noise: of every document at every length.
     """
     task = options.pop("task", "text")
+    ngrams = {"2": 9.0} if ngrams is None and task == "text" else ngrams  # that every label beats
     options = {
         "encodings": tuple(values),
         "documents": 24,
@@ -210,7 +212,7 @@ def write_run(
         for i, seed in enumerate(config.seeds):
             folder = (trial := trial_at(path, label, seed, config)).folder
             folder.mkdir(parents=True)
-            record = record_of(config, trial, data, None) | {"measured": measured_by(config, data)}
+            record = record_of(config, trial, data, recipe(config)) | {"measured": measured_by(config, data)}
             (folder / "trial.json").write_text(json.dumps(record))
             status = {
                 "status": "done", "label": label, "seed": seed, "encoding": label, "step": config.steps, "steps": config.steps,
@@ -235,7 +237,7 @@ def write_run(
         "versions": {"python": "3.11.2", "longitude": "0.1.0", "torch": "2.13.0+cpu", "accelerate": None},
         "machine": {"system": "Linux x86_64", "cpu": "A processor", "cores": 2, "threads": 2, "gpu": None},
         "continued": [], "configuration": json.loads(json.dumps(asdict(config))),
-        "data": data, "recipe": None,
+        "data": data, "recipe": json.loads(json.dumps(recipe(config))),
     }  # fmt: skip
     if ngrams:
         study["ngrams"] = ngrams
@@ -289,5 +291,5 @@ def _rows(config, label, seed, at):
         yield Row(
             task=config.task, encoding=label, label=label, seed=seed, train_length=config.train_length, length=longest,
             metric="bits_per_byte", method="per-position", window=longest, value=bits, position_from=start,
-            position_to=stop, low=bits - 0.06, high=bits + 0.06,
+            position_to=stop, low=bits - 0.06, high=bits + 0.06, learning_rate=config.learning_rates[0],
         )  # fmt: skip

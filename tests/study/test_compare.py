@@ -124,7 +124,7 @@ def test_a_table_as_markdown(runs, capsys, tmp_path):
     }  # fmt: skip
     assert main(["report", str(run), "--markdown"]) == 0
     text = capsys.readouterr().out
-    assert "| holds, but learned less (failed: loss, context) | 512 |" in text and "(failed: holding)" in text
+    assert "| learned too little (failed: loss, context) | 512 |" in text and "(failed: holding)" in text
     assert "| < 0.001 | yes |" in text
     assert "| trigrams | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("|")]

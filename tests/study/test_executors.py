@@ -104,7 +104,7 @@ def on(device: str, threads: int) -> StudyConfig:
 
 
 def test_as_many_workers_as_the_cores_hold(monkeypatch):
-    monkeypatch.setattr("longitude.study.execution._cores", lambda: 8)
+    monkeypatch.setattr("longitude.study.execution.cores", lambda: 8)
     assert Execution().of(on("cpu", 2), 20) == Workers(4)
     assert Execution().of(on("cpu", 2), 3) == Workers(3)
     assert Execution().of(on("cpu", 16), 3) == Execution(workers=1).of(on("cpu", 1), 3) == InProcess()

@@ -89,7 +89,9 @@ def test_answers_by_length_and_distance(tmp_path):
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     for seed, exact in ((0, [1, 1, 0]), (1, [1, 0, 0])):
         answers = pd.DataFrame({"method": "greedy", "length": 8, "distance": [1, 4, 7], "exact": exact})
-        rows += rows_by_distance(answers, "exact_match", {"task": "reverse", "label": "rope", "seed": seed})
+        rows += rows_by_distance(
+            answers, "exact_match", {"task": "reverse", "label": "rope", "seed": seed, "learning_rate": 4e-3}
+        )
     write_rows(rows, tmp_path / "results.parquet")
     [figure] = drawn("by-distance", analyse(tmp_path))
     spec = figure.chart.to_dict()
@@ -103,7 +105,9 @@ def test_answers_by_length_and_distance(tmp_path):
 def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     write_answers(tmp_path, {"rope": (1.0,)}, test_lengths=(8,), documents=4)
     answers = pd.DataFrame({"method": "greedy", "length": 64, "distance": range(1, 64), "exact": [1] * 7 + [0] * 56})
-    rows = rows_by_distance(answers, "exact_match", {"task": "reverse", "label": "rope", "seed": 0})
+    rows = rows_by_distance(
+        answers, "exact_match", {"task": "reverse", "label": "rope", "seed": 0, "learning_rate": 4e-3}
+    )
     write_rows(rows, tmp_path / "results.parquet")
     [figure] = drawn("by-distance", analyse(tmp_path))
     spec = figure.chart.to_dict()
@@ -112,7 +116,8 @@ def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     assert [(each["count"], each["value"]) for each in squares] == [(1, 1), (2, 1), (4, 1), (8, 0), (16, 0), (32, 0)]
     answers = pd.DataFrame({"method": "by-distance", "length": 8, "distance": [1, 2, 4, 32, 64], "exact": 1})
     write_rows(
-        rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0}), tmp_path / "results.parquet"
+        rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0, "learning_rate": 4e-3}),
+        tmp_path / "results.parquet",
     )
     run = analyse(tmp_path).run
     assert len(run.part(run.config).rows) == 5  # of whatever method
@@ -142,7 +147,7 @@ def test_a_task_that_writes_a_distance_has_rows_and_a_heat_map(tmp_path, monkeyp
 def position_row(label, length, start, stop, value, **more):
     return Row(
         task="text", label=label, seed=0, length=length, metric="bits_per_byte", method="per-position", window=length,
-        position_from=start, position_to=stop, value=value, count=stop - start, **more,
+        position_from=start, position_to=stop, value=value, count=stop - start, learning_rate=5e-3, **more,
     )  # fmt: skip
 
 
@@ -170,7 +175,7 @@ def test_right_symbols_by_length_and_place(tmp_path):
     write_answers(tmp_path, {"rope": (1.0, 1.0)}, test_lengths=(16, 20), documents=4)
     rows = [
         Row(task="reverse", label="rope", seed=0, length=length, metric="symbol_accuracy", method="greedy", count=4,
-            position_from=place, position_to=place + 1, value=float(place < 16))
+            position_from=place, position_to=place + 1, value=float(place < 16), learning_rate=4e-3)
         for length in (16, 20) for place in range(length)
     ]  # fmt: skip
     write_rows(rows, tmp_path / "results.parquet")

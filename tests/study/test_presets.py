@@ -40,7 +40,7 @@ def test_classic_is_the_protocol_of_the_paper():
 
 
 def test_a_file_of_ones_own(tmp_path):
-    """Options of its task that it leaves out are the task's. A learning rate may be one, as it had to be once."""
+    """Options of its task that it leaves out are the task's."""
     path = tmp_path / "mine.toml"
     path.write_text("""
         about = "mine"
@@ -48,7 +48,7 @@ def test_a_file_of_ones_own(tmp_path):
         encodings = ["rope"]
         train_length = 4
         test_lengths = [4, 6]
-        learning_rate = 1
+        learning_rates = [1]
         positions = "randomized"
         position_range = 9
         seeds = [3]
@@ -68,7 +68,7 @@ def test_a_file_of_ones_own(tmp_path):
         ("steps = 1.5", "my.toml: steps must be a whole number, got 1.5"),
         ("steps = true", "my.toml: steps must be a whole number, got True"),
         ("seeds = ['0']", "my.toml: seeds must be a whole number, got '0'"),
-        ("learning_rate = '1e-3'", "my.toml: learning_rates must be a number, got '1e-3'"),
+        ("learning_rates = ['1e-3']", "my.toml: learning_rates must be a number, got '1e-3'"),
         ("positions = 'random'", "my.toml: positions must be one of contiguous, randomized, skipped, got 'random'"),
         ("data = [1]", "my.toml: data must be text in quotes, got 1"),
         ("task = 'txt'", "unknown task of --task 'txt': did you mean 'text'?"),

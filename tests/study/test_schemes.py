@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import longitude as lg
 from longitude.extend.learned_table import stretched
 from longitude.measure import losses_by_length, read_rows
 from longitude.positions.absolute import Sinusoidal
@@ -13,7 +12,7 @@ from longitude.study import schemes, tasks
 from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.run_trial import TrialRun
-from longitude.study.schemes import SCHEMES, extended, extends, reader_of, searched, windows_of
+from longitude.study.schemes import SCHEMES, extended, extends, searched, windows_of
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, run, trial_at
@@ -82,29 +81,6 @@ def test_interpolated_tables_are_those_of_longitude_extend():
     torch.testing.assert_close(own.codes(torch.arange(48)), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("label", ["rope", "sinusoidal", "learned"])
-def test_rounded_positions_are_those_of_training(label):
-    """Neighbours share one: at twice the length tokens 2i and 2i + 1 stand at position i."""
-    model = build_model(TINY, label, 0).eval()
-    losses = reader_of(model, "linear-floor", 16, 32).losses(TOKENS[:, :33], 0)
-    positions = torch.arange(32) // 2
-    with torch.no_grad():
-        expected = model(TOKENS[:, :32], position_ids=positions.expand(2, -1)).logits.log_softmax(-1)
-    torch.testing.assert_close(losses, -expected.gather(-1, TOKENS[:, 1:33, None])[..., 0])
-    if label != "learned":
-        interpolated = extended(model, "linear", 16, 32)
-        assert (losses - reader_of(interpolated, "linear", 16, 32).losses(TOKENS[:, :33], 0)).abs().max() > 1e-3
-
-
-def test_the_exponent_of_the_book():
-    """Appendix on relative positions: base s^(2/(d-2)); d = 64, s = 5000/4096 gives 10,064.5 where 12,285.8 is right."""
-    config = replace(TINY, hidden=128)
-    model = build_model(config, "rope", 0)
-    [of_book] = extended(model, "ntk-book", 4096, 5000).model.encodings
-    assert of_book.scaling.base == pytest.approx(10_064.54, abs=0.01)
-    assert "ntk-book" not in lg.scaling.SCHEMES and "linear-floor" not in lg.scaling.SCHEMES
-
-
 def test_each_layer_that_rotates_is_scaled():
     model = build_model(replace(TINY, layers=2), "rope+attention+mamba", 0)
     assert extends(model.config, "yarn", 16)
@@ -116,9 +92,9 @@ def test_each_layer_that_rotates_is_scaled():
     [
         ("rope", SCHEMES),
         ("rope+alibi", SCHEMES),
-        ("sinusoidal", ("linear", "linear-floor")),
-        ("learned", ("linear", "linear-floor")),
-        ("sinusoidal+rope", ("linear", "linear-floor")),
+        ("sinusoidal", ("linear",)),
+        ("learned", ("linear",)),
+        ("sinusoidal+rope", ("linear",)),
         ("alibi", ()),
         ("mamba", ()),
         ("xpos", ()),
@@ -182,8 +158,8 @@ def test_rows_of_a_study_that_was_given_schemes(study):
     measured = {label: {*of["method"]} for label, of in rows.groupby("label")}
     assert measured == {
         "rope": {"non-overlapping", *SCHEMES},
-        "sinusoidal": {"non-overlapping", "linear", "linear-floor"},
-        "learned": {"non-overlapping", "linear", "linear-floor"},
+        "sinusoidal": {"non-overlapping", "linear"},
+        "learned": {"non-overlapping", "linear"},
         "alibi": {"non-overlapping"},
     }
     assert len({*rows["count"]}) == len({*rows["tokens"]}) == 1  # the same tokens everywhere
@@ -221,10 +197,10 @@ def test_what_a_label_was_not_measured_by_is_in_its_status(study):
     reasons = {trial.label: trial.reason for trial in read_run(study).trials}
     assert reasons == {
         "rope": None,
-        "sinusoidal": "sinusoidal is not extended by ntk, yarn, longrope and ntk-book",
-        "learned": "learned is not extended by ntk, yarn, longrope and ntk-book; learned has no positions from 16 on, so it "
-        "was not measured at 32, 48 but by linear and linear-floor",
-        "alibi": "alibi is not extended by linear, ntk, yarn, longrope, linear-floor and ntk-book",
+        "sinusoidal": "sinusoidal is not extended by ntk, yarn and longrope",
+        "learned": "learned is not extended by ntk, yarn and longrope; learned has no positions from 16 on, so it "
+        "was not measured at 32, 48 but by linear",
+        "alibi": "alibi is not extended by linear, ntk, yarn and longrope",
     }
 
 

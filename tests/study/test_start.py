@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longitude.claims.series import Member, time_of
 from longitude.models import LongitudeForCausalLM
 from longitude.study.plan import plan
 from longitude.study.results import read_run
@@ -173,9 +172,3 @@ def test_a_start_that_is_not_done_is_refused(first, tmp_path):
 def test_a_study_does_not_begin_from_itself(first):
     with pytest.raises(ValueError, match=r"--start first:rope is this study"):
         plan(replace(TINY, encodings=("rope", "learned"), seeds=(0, 1), start="first:rope"), first, fresh=True)
-
-
-def test_a_series_is_planned_before_its_start_is_there(tmp_path):
-    config = replace(TUNED, encodings=("rope",))
-    time = time_of(Member("tuned", config, tmp_path / "tuned"), False, lambda *now: None)
-    assert (time.models, time.study) == (1, "tuned") and time.seconds > 0

@@ -61,6 +61,9 @@ broken("Saves", "state_dict", more=lambda self: self.register_buffer("slopes", t
 broken(  # in Python, so that every length makes a graph
     "ReadsLength", "compile", of=lambda self, offset: Broken.of(self, offset) * sum(1.0 for _ in range(offset.shape[0]))
 )
+broken(  # a choice by size, which would be a condition of an exported graph
+    "ChoosesByLength", "export", of=lambda self, o: Broken.of(self, o) if o.shape[-1] < 99 else -self.rate * o.abs()
+)
 broken(
     "SharesATable",
     "shared_tables",
@@ -72,6 +75,20 @@ broken(
     "dtypes weight_decay",
     more=moved_tables,
     of=lambda self, offset: (offset * self.slope.double()).cos(),
+)
+
+
+broken(
+    "ReadsAWeight",
+    "adapters",
+    more=lambda self: setattr(self, "layer", torch.nn.Linear(1, 1)),
+    of=lambda self, offset: Broken.of(self, offset) * self.layer.weight[0, 0],
+)
+broken(
+    "HasAScalar",
+    "state_dict",
+    more=lambda self: setattr(self, "scalar", torch.nn.Parameter(torch.ones(()))),
+    learned=True,
 )
 
 
@@ -187,6 +204,12 @@ def counts_by_itself(self, x, carry=None, documents=None):
     return columns, None
 
 
+broken(
+    "ConstantCompiled",
+    "compiled_transforms",
+    lg.FoX,
+    context=context_of(lambda x, *rest: (x.detach() if torch.compiler.is_compiling() else x, *rest)),
+)
 broken("ForgetsCarry", "chunks", lg.FoX, context=context_of(lambda x, carry, docs: (x, None, docs)))
 broken("MixesRows", "batch_invariance", lg.FoX, context=context_of(lambda x, *rest: (x - x.mean(0), *rest)))
 broken("SeesTheFuture", "causality", lg.FoX, context=context_of(lambda x, *rest: (x + x.mean(1, keepdim=True), *rest)))

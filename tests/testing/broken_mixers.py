@@ -132,6 +132,13 @@ broken(
 )
 
 
+broken(
+    "ConstantCompiled",
+    "compiled_transforms",
+    before=lambda self, x, s, i: (x.detach() if torch.compiler.is_compiling() else x, s, i),
+)
+
+
 # ---- what it gives ---------------------------------------------------------------------------------------------------
 broken("ForgetsItsTail", "chunks", after=lambda self, x, out, s: (out, (s[0], torch.zeros_like(s[1]))))
 broken("WidensItsOutput", "precision dtypes", after=lambda self, x, out, s: (out.to(state_dtype(x)), s))
@@ -165,6 +172,13 @@ broken(
     "state_dict",
     more=lambda self, dim: self.register_buffer("drawn", torch.randn(dim), persistent=False),
     after=lambda self, x, out, s: (out + self.drawn.to(x.dtype), s),
+)
+broken("HasAScalar", "state_dict", more=lambda self, dim: setattr(self, "scalar", nn.Parameter(torch.ones(()))))
+broken(
+    "ReadsAWeight",
+    "adapters",
+    more=lambda self, dim: setattr(self, "extra", nn.Linear(dim, dim)),
+    after=lambda self, x, out, s: (F.linear(out, self.extra.weight), s),
 )
 broken("StartsAtNothing", "initialization", more=lambda self, dim: [nn.init.zeros_(p) for p in self.out.parameters()])
 

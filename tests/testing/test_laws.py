@@ -138,12 +138,13 @@ WIDE = {
     "random_calls": [{"draws": range(3, 203)}],
     **{law: [{"kinds": None}] for law in ("dropout", "autograd_graph", "nan_and_inf")},
 }
-TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
+TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": (), "compiled_transforms": ("alibi",)}
 """What traces takes seconds: in the quick tier of these encodings only."""
 IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
-    "shared_tables random_calls prompt_lookup batch_invariance restarted_positions cache_operations"
+    "shared_tables random_calls queries_without_keys masks_as_tensors "
+    "prompt_lookup batch_invariance restarted_positions cache_operations"
 ).split()
 """Laws that take longest: each is quick for every third subject, and each subject meets every third of them."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
@@ -156,7 +157,7 @@ def is_slow(battery, name, law):
     if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 3:
         return True
     if battery is mixers:
-        return name in MIXER_VARIANTS or law == "compiled_training"
+        return name in MIXER_VARIANTS or law in TRACED
     if name not in VARIANTS:
         return name not in TRACED.get(law, (name,))
     return law not in FOR_VARIANTS and not (law == "chunks" and name in IN_CHUNKS) and law != "backends"
@@ -169,14 +170,16 @@ WITHOUT_QUERIES = ("gradients", "window of one")
 def cases():
     for battery, examples in ((testing, ENCODING_EXAMPLES), (mixers, MIXER_EXAMPLES)):
         for law, name in ((law, name) for law in battery.laws() for name in examples):
-            if not (law == "compiled_training" and name in VARIANTS) and (law, name) != WITHOUT_QUERIES:
+            if (
+                not (law in ("compiled_training", "compiled_transforms") and name in VARIANTS)
+                and (law, name) != WITHOUT_QUERIES
+            ):
                 marks = [pytest.mark.slow] if is_slow(battery, name, law) else []
                 yield pytest.param(battery, law, examples[name], id=f"{law}-{name}", marks=marks)
 
 
 DOES_NOT_APPLY = (
-    "causal_only|Transport|its terms are no part|its tables follow|the table route|it reads no token ids|it has one form|"
-    "it has no dropout|its attention runs in parts"
+    "causal_only|Transport|its tables follow|the table route|it reads no token ids|it has one form|it has no dropout"
 )
 
 
@@ -229,17 +232,16 @@ def test_laws_of_models_in_every_pair(below: str) -> None:
 @pytest.mark.slow
 def test_laws_apply_where_they_should() -> None:
     """A reason not to apply is rare: for these encodings, and no others."""
-    laws = ("permutation", "order", "shift", "export")
+    laws = ("permutation", "order", "shift")
     found = {(law, n) for law in laws for n in lg.list_encodings() if testing.examine(law, n).status != "holds"}
-    plain = {"none", "sinusoidal", "learned", "rope", "xpos", "axial_rope", "mrope", "abacus", "coupled"}
-    assert found == {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")} | {
-        ("export", name) for name in lg.list_encodings() if name not in plain
-    }
+    assert found == {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")}
 
 
 # ---- each law is broken by a subject made for it -----------------------------------------------------------------------------
 RED = {testing: encoding.RED, mixers: mixer.RED}
-TRIED_ELSEWHERE = {"backends", "random_calls", "dropout", "autograd_graph", "memory", "queries_are_last", "export"}
+TRIED_ELSEWHERE = set(
+    "backends random_calls dropout autograd_graph memory queries_are_last queries_without_keys masks_as_tensors".split()
+)
 """On broken backends, in test_laws_of_backends.py and tests/attention/test_memory.py; the last two by what they compare."""
 
 

@@ -8,6 +8,7 @@ import torch
 
 from longitude import testing
 from longitude.attention.backends import BACKENDS
+from longitude.attention.masks import Window
 from longitude.attention.reference import reference
 
 
@@ -74,6 +75,17 @@ def _mixes_sequences(r):
     return reference(r)[0] + 0 * r.q.sum()
 
 
+def _divides_by_its_norm(r):
+    """A zero whose derivative is not finite, where a query has no keys."""
+    out = reference(r)[0]
+    return out + 0 * out.square().sum(-1, keepdim=True).sqrt()
+
+
+def _looks_no_further(r):
+    """Pairs that the mask allows, but for far ones."""
+    return reference(replace(r, mask=r.mask & Window(4)))[0]
+
+
 BROKEN_BACKENDS = [
     ("backends", _a_little_more, "torch.float64, .*, output: differs by"),
     ("nan_and_inf", _swallows, "finite outputs at"),
@@ -84,6 +96,8 @@ BROKEN_BACKENDS = [
     ("dropout", _found_by_its_result, "an output that is not zero"),
     ("autograd_graph", _without_graph, "expected a graph, as `reference` has, got no graph"),
     ("autograd_graph", _without_the_values, "expected a graph, as `reference` has, got no graph"),
+    ("queries_without_keys", _divides_by_its_norm, "gradient of v: differs by inf"),
+    ("masks_as_tensors", _looks_no_further, "mask dilated: differs by"),
     ("random_calls", _draws_always, "changed random numbers"),
     ("random_calls", _writes, "changed a tensor that was given"),
     ("random_calls", _of_one_shape, "(RuntimeError|a shape)"),

@@ -27,7 +27,9 @@ def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dty
     # Fake tensors make their own, and a table made on one stream of a GPU may not be there on another.
     plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0 and count <= LONGEST
     fixed = isinstance(term.at, FixedBias)
-    if plain and (fixed or (term.of is not None and not torch.is_grad_enabled())):
+    # Layers in a module give what their parameters say only without hooks, and adapters that are on.
+    learned = term.of is not None and not term.of._modules
+    if plain and (fixed or (learned and not torch.is_grad_enabled())):
         size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence makes few tables
         lowest = last // size * size
         start = lowest + 2 * size - 1 - first

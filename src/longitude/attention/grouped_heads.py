@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import check_sizes
+from longitude.linear import is_plain
 from longitude.positions.base import Encoding
 
+Model = TypeVar("Model")
 POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 
 
-def pool_heads(trained: Any, num_kv_heads: int) -> Any:
+def pool_heads(trained: Model, num_kv_heads: int) -> Model:
     """Copy a layer or model with fewer heads of keys and values, each the mean of a group of heads.
 
         W'_g = mean of W_h over the heads h with h // (heads / num_kv_heads) = g,   W of keys and of values
@@ -58,6 +60,12 @@ def pool_heads(trained: Any, num_kv_heads: int) -> Any:
 def pooled_layer(layer: MultiHeadAttention, num_kv_heads: int) -> MultiHeadAttention:
     require_groups(layer.num_kv_heads, num_kv_heads)
     new = deepcopy(layer)
+    if not is_plain(new.k_proj, new.v_proj):
+        kinds = " and ".join(sorted({type(project).__name__ for project in (new.k_proj, new.v_proj)}))
+        raise ValueError(
+            f"pool_heads: expected k_proj and v_proj to be nn.Linear without hooks, whose weights are averaged, got {kinds}; "
+            "merge an adapter, remove a hook, or convert a quantised layer first"
+        )
     for project in (new.k_proj, new.v_proj):
         for name, given in [*project.named_parameters()]:
             fewer = nn.Parameter(pooled(given.detach(), layer.num_kv_heads, num_kv_heads), given.requires_grad)

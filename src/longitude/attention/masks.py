@@ -380,6 +380,11 @@ def kind_of(x: object) -> str:
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
 
 
+def one_or(size: int, batch: int) -> bool:
+    """Whether it is 1 or `batch`: compilers find no size of theirs by `in`."""
+    return size == 1 or size == batch
+
+
 def require_among(who: str, rows: int, keys: int) -> None:
     """ValueError where there are more queries than keys."""
     if rows > keys:
@@ -388,5 +393,5 @@ def require_among(who: str, rows: int, keys: int) -> None:
 
 def validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:
     """ValueError unless it is [keys] or [batch, keys]."""
-    if tokens.shape[-1] != keys or (tokens.dim() == 2 and tokens.shape[0] not in (1, batch)):
+    if tokens.shape[-1] != keys or (tokens.dim() == 2 and not one_or(tokens.shape[0], batch)):
         raise ValueError(f"{who}: expected [{keys}] or [{batch}, {keys}], one per key, got {list(tokens.shape)}")

@@ -45,6 +45,12 @@ def merge_attention(
     return out.to(outs[0].dtype), (top + total.log()).masked_fill(nothing, -math.inf)
 
 
+def with_logit(lse: Float[Tensor, "B H Lq"], logit: Float[Tensor, ...]) -> Float[Tensor, "B H Lq"]:
+    """log(e^lse + e^logit), with derivatives of any order where lse is -inf, too: torch's own are inf / inf there."""
+    nothing = lse == -math.inf
+    return torch.where(nothing, logit, torch.logaddexp(lse.masked_fill(nothing, 0.0), logit))
+
+
 def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     if not isinstance(outs, list | tuple) or not isinstance(lses, list | tuple) or not 0 < len(outs) == len(lses):
         raise ValueError(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from longitude import c_compile
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
@@ -22,6 +21,7 @@ from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
 from longitude.attention.request import (
     AllowedPairs,
+    Options,
     Request,
     places,
     require_heads,
@@ -40,13 +40,33 @@ from longitude.attention.terms import (
     with_sinks,
     with_terms_around,
 )
-from longitude.derivatives import transforms_active
+from longitude.attention.verdict import Verdict, passed_over
+from longitude.derivatives import in_forward_mode, transforms_active
 from longitude.errors import unknown
 from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
 from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
 
 
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, return_weights: Literal[False] = False, return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Tensor: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, return_weights: Literal[True], return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, return_weights: Literal[False] = False, return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, return_weights: bool = ..., return_lse: bool = ..., **options: Unpack[Options]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attend(
     q: Float[Tensor, "B H Lq D"],
     k: Float[Tensor, "B Hkv Lk D"],
@@ -175,7 +195,7 @@ def raw_request(
             terms = tuple(placed_last(term, keys) for term in terms)
             require_terms(terms, q, k, v)
         added = tuple(term for term in terms if isinstance(term, ADDED))
-        if torch.is_grad_enabled() and added and next(iter(encoding.parameters()), None) is not None:
+        if torch.is_grad_enabled() and added:
             learned = learned_of(encoding, terms)
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):
         q_positions, k_positions = of_one_axis(q_positions, k_positions, terms, keys - rows)
@@ -246,7 +266,7 @@ def choose_once(r: Request, name: str) -> Backend:
         return BACKENDS["table"]
     q, k, v = r.q, r.k, r.v
     shapes_decide = name == "auto" and type(q) is Tensor and q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
-    if not shapes_decide or torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
+    if not shapes_decide or torch.compiler.is_compiling() or transforms_active() or in_forward_mode():
         return choose([r], name)
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
@@ -267,9 +287,9 @@ def choose_once(r: Request, name: str) -> Backend:
 
 
 def _shape_of(term: Term) -> tuple:
-    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors."""
+    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors, whose formula."""
     values = (x.shape if isinstance(x, Tensor) else x for x in vars(term).values())
-    return type(term), *(None if callable(x) else x for x in values)
+    return type(term), *(type(x) if callable(x) else x for x in values)
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -305,51 +325,15 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     return backend.run(r), None
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a backend would do with a request.
-
-    Attributes:
-        backend: Its name.
-        refusal: Why it does not take it; None: it does.
-        memory: Bytes beyond inputs and output.
-        price: Time over that of plain causal attention.
-        chosen: Whether it runs.
-        passed_over: Why it does not run, though it takes it.
-    """
-
-    backend: str
-    refusal: str | None
-    memory: int
-    price: float
-    chosen: bool
-    passed_over: str | None = None
-
-    def __str__(self) -> str:
-        mark = "->" if self.chosen else "  "
-        if self.refusal is not None:
-            return f"{mark} {self.backend:10s} refuses: {self.refusal}"
-        why = f"; passed over: {self.passed_over}" if self.passed_over else ""
-        if self.chosen and 1.5 <= self.price < math.inf:
-            why = f", in about {self.price:.1f} times the time of plain attention"
-        return f"{mark} {self.backend:10s} takes it, with about {_mib(self.memory)} beyond inputs and output{why}"
-
-
-def _mib(memory: int) -> str:
-    return f"{memory / 2**20:.1f} MiB"
-
-
-def _passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
-    """Why "auto" took another."""
-    price, best = backend.price(r), chosen.price(r)
-    if price == math.inf:
-        return f"{_mib(backend.memory(r))} are more than it is taken for unasked"
-    if price == best:
-        return f"no cheaper than {chosen.name!r}, which comes first"
-    return f"about {price:.1f} times the time of plain attention, {chosen.name!r} about {best:.1f}"
-
-
-def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict, ...]:
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    **arguments: Unpack[Options],
+) -> tuple[Verdict, ...]:
     """Print what each backend would do with the same arguments as attend: its memory, and why it refuses or is passed over.
 
     On the CPU it prints how the loops in C were compiled, or why there are none; without a bias the routes, too: the lengths
@@ -359,7 +343,9 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
         q: Queries [B, H, Lq, D].
         k: Keys [B, Hkv, Lk, D].
         v: Values [B, Hkv, Lk, Dv].
-        arguments: The keywords of `attend`.
+        return_weights: As attend.
+        return_lse: As attend.
+        arguments: The other keywords of `attend`.
 
     Returns:
         A Verdict for each backend.
@@ -371,8 +357,9 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     for name in arguments:
         if name not in known:
             raise unknown("argument", name, known, "explain takes what attend takes.")
-    name, return_lse = arguments.pop("backend", "auto"), arguments.pop("return_lse", False)
-    parts = requests(q, k, v, **arguments)
+    options: dict[str, Any] = {**arguments}
+    name = options.pop("backend", "auto")
+    parts = requests(q, k, v, return_weights=return_weights, **options)
     requested = [r for part in parts for r in (part.with_lse() if return_lse else part).requests]
     largest = max(requested, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
@@ -394,7 +381,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
         if refusals[b.name] is None and b is not chosen:
             why = f"{name!r} was requested"
             if chosen is not None and name == "auto":
-                why = _passed_over(b, chosen, requested[-1])
+                why = passed_over(b, chosen, requested[-1])
         verdicts.append(Verdict(b.name, refusals[b.name], b.memory(largest), b.price(requested[-1]), b is chosen, why))
     print("\n".join(map(str, verdicts)))
     return tuple(verdicts)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, require_among, validate_tokens
+from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, one_or, require_among, validate_tokens
 from longitude.errors import check_sizes
 
 
@@ -50,7 +50,7 @@ class Prefix(Mask):
         return (k_order <= q_order[:, None]) | (k_order < length)
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
-        if isinstance(self.length, Tensor) and len(self.length) not in (1, batch):
+        if isinstance(self.length, Tensor) and not one_or(len(self.length), batch):
             raise ValueError(f"Prefix: expected one length per row, [{batch}], got {list(self.length.shape)}")
         require_among("Prefix", rows, keys)
 
@@ -207,7 +207,8 @@ class Chunks(Mask):
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
-        return 1 - self.size, self.size - 1
+        # Places may start over, and tokens of one chunk are then any number of tokens apart.
+        return (1 - self.size, self.size - 1) if self.places is None else (None, None)
 
     def ids(self, order: Int[Tensor, " L"]) -> Int[Tensor, "*B L"]:
         """The chunk of each token of these orders."""
@@ -281,12 +282,15 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
     """
     shape = f"bool [{rows}, {keys}] or [{batch}, 1, {rows}, {keys}], for all heads"
     seen = given[:, None] if given.dim() == 3 else given
-    fits = given.dim() in (2, 3, 4) and seen.shape[-2:] == (rows, keys)
-    if not fits or given.dim() > 2 and (seen.shape[0] not in (1, batch) or seen.shape[1] != 1):
+    fits = given.dim() in (2, 3, 4) and seen.shape[-2] == rows and seen.shape[-1] == keys
+    if not fits or given.dim() > 2 and (not one_or(seen.shape[0], batch) or seen.shape[1] != 1):
         raise ValueError(f"mask: expected {shape}, or a mask such as lg.Causal(), got {kind_of(given)}")
     if seen.is_floating_point():
         hidden = seen <= torch.finfo(seen.dtype).min / 4
-        if bool((~hidden & (seen != 0)).any()):
+        other = (~hidden & (seen != 0)).any()
+        if torch.compiler.is_compiling():
+            torch._assert_async(~other, "mask: expected bool, or 0 and -inf")  # pyright: ignore[reportPrivateImportUsage]
+        elif bool(other):
             raise ValueError(
                 f"mask: expected {shape}, or 0 and -inf, got {kind_of(given)} that adds other numbers to the scores; an encoding "
                 "with lg.PairBias adds a bias"
@@ -295,5 +299,7 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
     elif seen.dtype != torch.bool:
         raise ValueError(f"mask: expected {shape}, got {kind_of(given)}")
     pairs = Pairs(seen, keys - rows, 0)
+    if torch.compiler.is_compiling():  # whether it is causal is not known
+        return pairs
     ahead = torch.ones(rows, keys, dtype=torch.bool, device=seen.device).triu(keys - rows + 1)
     return pairs if bool((seen & ahead).any()) else Causal() & pairs

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
 from longitude.attention.scores import offsets, per_query_head
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Term, Transport
@@ -44,7 +45,7 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
         if r.lse:
             lse = scores.logsumexp(-1) + 0 * weights.sum(-1)  # not a number where the output is none
             lse = lse.masked_fill(~allowed.any(-1), -math.inf)
-            return out.to(r.q.dtype), with_sink_column(lse[..., None], r).logsumexp(-1)
+            return out.to(r.q.dtype), lse if r.sinks is None else with_logit(lse, r.sinks.to(dtype)[:, None])
     return out.to(r.q.dtype), weights.to(r.q.dtype)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.masks import AllOf, Mask
-from longitude.attention.merge import merge_attention
+from longitude.attention.merge import merge_attention, with_logit
 from longitude.attention.patterns import Ago
 from longitude.attention.request import Request, as_int, part_of, transformed
 from longitude.attention.spans import assembled, pieces
@@ -142,7 +142,7 @@ def _with_weights(r: Request, cuts: Sequence[RegionCut], run: Callable[[Request]
         _in_places(again, cut, lambda part: run(replace(part, weights=False, dropout=0.0, lse=True)))[1] for cut in cuts
     ]
     out, lse = merge_attention(list(outs), lses)
-    total = lse if r.sinks is None else torch.logaddexp(lse, r.sinks.to(lse.dtype)[:, None])
+    total = lse if r.sinks is None else with_logit(lse, r.sinks.to(lse.dtype)[:, None])
     total = total.masked_fill(total == -math.inf, 0.0)
     shares = [(own - total).exp()[..., None] for own in lses]
     if r.sinks is not None:

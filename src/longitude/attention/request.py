@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,9 +15,22 @@ from longitude.attention.find_spans import Span, find_spans
 from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.attention.patterns import Ago
 from longitude.attention.sequence_slice import SequenceSlice
-from longitude.positions.base import Drift, Region, Term, Transport
+from longitude.positions.base import Columns, Drift, Encoding, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit
+
+
+class Options(TypedDict, total=False):
+    """Keywords of `attend` and `explain`, but for those that decide what is returned."""
+
+    encoding: Encoding | Sequence[Encoding] | str | None
+    context: Columns | None
+    mask: Mask | Bool[Tensor, "*B Lq Lk"]
+    q_positions: Positions | None
+    k_positions: Positions | None
+    scale: float | None
+    dropout: float
+    backend: str
 
 
 class AllowedPairs:

@@ -11,7 +11,18 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.attention.documents import require_number_per_token, runs_of
-from longitude.attention.masks import AllOf, Band, Causal, Documents, Mask, NoMask, Padding, Window, validate_tokens
+from longitude.attention.masks import (
+    AllOf,
+    Band,
+    Causal,
+    Documents,
+    Mask,
+    NoMask,
+    Padding,
+    Window,
+    one_or,
+    validate_tokens,
+)
 from longitude.attention.patterns import Dilated
 from longitude.errors import check_sizes
 from longitude.positions.composed import Composed
@@ -140,7 +151,7 @@ class SequenceSlice(Mask):
                 f"{keys}; cut(x) gives them, and caches and memories are of whole sequences"
             )
         for tokens in (self.documents, self.positions):
-            if tokens is not None and tokens.dim() == 2 and len(tokens) not in (1, batch):
+            if tokens is not None and tokens.dim() == 2 and not one_or(len(tokens), batch):
                 raise ValueError(f"SequenceSlice: expected a batch of {len(tokens)}, got {batch}")
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class SuffixEncoding:
         self.encoding, self.before = encoding, before
         self.stable_keys = encoding.stable_keys
         self.causal_only, self.passing_columns = encoding.causal_only, encoding.passing_columns
-        self.reads_tokens, self.parameters = encoding.reads_tokens, encoding.parameters
+        self.reads_tokens, self.each = encoding.reads_tokens, encoding.each
         self.length_at, self.prepare, self.regions = encoding.length_at, encoding.prepare, encoding.regions
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:

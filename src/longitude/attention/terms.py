@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
 from longitude.attention.visible import visible_keys
 from longitude.positions.base import (
@@ -27,13 +29,17 @@ from longitude.positions.coordinates import Positions
 # ---- whether they fit ------------------------------------------------------------------------------------------------
 def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
     """The encoding's parameters that require a gradient and may reach it through what is added to scores."""
+    # Of each member: compilers do not look into a module that the call itself has made, as that of a list is.
+    own = {id(p): p for member in encoding.each for p in member.parameters() if p.requires_grad}
+    if not own:
+        return []
     around: set[int] = set()
     for term in terms:
         if isinstance(term, Temperature):
             around |= {id(p) for p in (term.module.parameters() if term.module is not None else ())}
         elif isinstance(term, SinkLogits):
             around.add(id(term.logits))
-    return [p for p in encoding.parameters() if p.requires_grad and id(p) not in around]
+    return [p for key, p in own.items() if key not in around]
 
 
 def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: Tensor) -> None:
@@ -49,7 +55,11 @@ def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: T
         raise ValueError(f"context: the encoding reads no columns, got {sorted(context or ())}; leave context out")
     for name, column in (context or {}).items():
         tokens = column.shape[2] if name in encoding.passing_columns and rows <= column.shape[2] <= keys else keys
-        if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != tokens:
+        if (
+            column.shape[0] != q.shape[0]
+            or (column.shape[1] != k.shape[1] and column.shape[1] != heads)
+            or column.shape[2] != tokens
+        ):
             raise ValueError(
                 f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the "
                 f"keys have, got {list(column.shape)}"
@@ -132,5 +142,6 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]
     P_ij sigmoid_i (dout_i . v_j - dout_i . out'_i), and of a logit -sum_i sigmoid(logit - lse_i) dout_i . out_i sigmoid_i.
     """
     logits = sinks.to(lse.dtype)[:, None]
-    out_ = out.to(lse.dtype) * torch.sigmoid(lse - logits)[..., None]
-    return out_.to(out.dtype), torch.logaddexp(lse, logits)
+    weight = torch.sigmoid(lse.masked_fill(lse == -math.inf, 0.0) - logits)  # no logit is -inf - -inf
+    out_ = out.to(lse.dtype) * weight[..., None]
+    return out_.to(out.dtype), with_logit(lse, logits)

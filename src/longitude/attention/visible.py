@@ -11,6 +11,7 @@ from torch import Tensor
 from longitude.attention.masks import Documents, Padding
 from longitude.attention.patterns import Chunks
 from longitude.attention.request import AllowedPairs
+from longitude.derivatives import exporting
 
 FEW = 16
 """Queries whose dense mask costs no more than sorting the documents of the keys."""
@@ -48,7 +49,7 @@ def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
 
 def _summed(pairs: AllowedPairs, queries: Tensor) -> Tensor:
     keys = torch.arange(pairs.keys, device=queries.device)
-    blocks = queries.split(max(1, BLOCK // (pairs.batch * pairs.keys)))
+    blocks = [queries] if exporting() else queries.split(max(1, BLOCK // (pairs.batch * pairs.keys)))
     counts = torch.cat([pairs.mask.allowed(block, keys).sum(-1) for block in blocks], -1)  # [Lq] or [B, 1, Lq]
     return counts.view(-1, pairs.rows)
 

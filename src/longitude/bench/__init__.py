@@ -3,3 +3,7 @@
 Everything timed is the public API. What is timed: `cases`, `peers`; how: `clock`, `memory`; for which sizes: `sweep`; shown by
 `report` and `figures`.
 """
+
+from longitude.errors import require_extra
+
+require_extra("longitude.bench", "study")

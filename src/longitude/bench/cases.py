@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import longitude as lg
+from longitude.labels import parse_encoding
 from longitude.models import LongitudeConfig
 from longitude.positions.composed import Composed, compose
-from longitude.study.labels import parse_encoding
 from longitude.testing import fill
 
 PLAIN = "plain"

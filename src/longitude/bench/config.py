@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from longitude.labels import parse_encoding
 from longitude.study.config import require_ascending, require_at_least, require_distinct, with_all
-from longitude.study.labels import parse_encoding
 
 Pass = Literal["forward", "forward+backward"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]

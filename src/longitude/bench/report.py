@@ -13,6 +13,7 @@ from longitude.bench.cases import PLAIN
 from longitude.bench.peers import PEERS
 from longitude.bench.rows import FAILED, Row
 from longitude.report.figure import save
+from longitude.report.page import vega_notice
 from longitude.report.table import table
 from longitude.report.wording import count
 from longitude.runs.files import atomic, require_writable, write_json
@@ -55,7 +56,8 @@ def write(out: Path, measured: dict[str, Any], chart: Any) -> None:
     write_json(out, measured)
     save(chart, out.with_suffix(".svg"))
     with atomic(out.with_suffix(".html")) as unfinished:
-        unfinished.write_text(vl_convert.vegalite_to_html(chart.to_dict(), bundle=True), encoding="utf-8")
+        page = vl_convert.vegalite_to_html(chart.to_dict(), bundle=True)
+        unfinished.write_text(page.replace("<head>", f"<head>\n<!--\n{vega_notice()}-->", 1), encoding="utf-8")
 
 
 def require_place(out: Path) -> None:

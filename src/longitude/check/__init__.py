@@ -13,9 +13,14 @@ one diagnosis.
 
 from __future__ import annotations
 
+from longitude.errors import require_extra
+
+require_extra("longitude.check", "models")
+
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +35,7 @@ from longitude.testing.engine import Law, OnLaw, Result, try_laws
 laws = CHECKPOINT_LAWS.laws
 laws()  # all at once, so that their order is that of the battery, whichever module is imported first
 
-IN_OWN_DTYPE = ("config", "rotary_frequencies", "far_positions", "bfloat16_positions", "meta_device")
+IN_OWN_DTYPE = ("config", "rotary_frequencies", "given_positions", "far_positions", "bfloat16_positions", "meta_device")
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
 CAP = 512
 """The most tokens that equality laws compare, unless a length is given."""
@@ -77,6 +82,7 @@ def subject_of(
     reference: Checkpoint | Any = None,
     raw: Mapping[str, Any] | None = None,
     seed: int = 0,
+    folder: str | Path | None = None,
 ) -> Subject:
     """Make the subject that laws measure: the model in eval mode, its config, and the tokens to compare.
 
@@ -86,6 +92,7 @@ def subject_of(
         reference: A checkpoint or a model that must give the same logits.
         raw: config.json as it is written; None: the checkpoint's file, else the model's config.
         seed: Of the random tokens.
+        folder: Where the model's files are; None: the checkpoint's, if it has one.
 
     Returns:
         The subject, whose `kind` is float64 where the model computes in it, else float32.
@@ -107,6 +114,7 @@ def subject_of(
         kind=widest(model),
         reference=None if other is None else other.eval(),
         seed=seed,
+        folder=next((Path(place) for place in (folder, path) if place is not None and Path(place).is_dir()), None),
     )
     if other is not None and (size := other.config.get_text_config().vocab_size) != config.vocab_size:
         raise ValueError(f"reference: expected a vocabulary of {config.vocab_size}, as the model's, got {size}")
@@ -136,6 +144,7 @@ def check_subject(
     own: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
     with torch.no_grad(), ExitStack() as stack:
         results = try_laws(own, subject, on_law, total=len(chosen))
+        stack.enter_context(subject.selection.of_all(subject.reach))
         for model in (subject.model, subject.reference):
             if model is not None:
                 stack.enter_context(computing_in(model, subject.kind))
@@ -177,7 +186,8 @@ def length_of(model: Any, length: int | None) -> int:
         declared = declared_length(config) or UNKNOWN
         trained = min(border_of(config) or declared, end or declared)
         length = min(trained + BEYOND, CAP, end or CAP)
-        return length if length <= trained or takes_length(model, length) else trained
+        # A table may end one or two positions earlier: of those behind its padding, or of the token that comes next.
+        return next((n for n in (length, trained, trained - 1) if takes_length(model, n)), trained - 2)
     if length < LEAST:
         raise ValueError(f"--length: expected {LEAST} tokens or more, got {length}")
     if end is not None and length > end:

@@ -10,17 +10,24 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from longitude.checkpoints.config import declared_length, head_dim_of
-from longitude.checkpoints.gguf import GGUF
+from longitude.checkpoints.config import FREQUENCY, declared_length, head_dim_of
+from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
 from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import shapes_of
 from longitude.checkpoints.source import Source, open_source
+from longitude.positions.hugging_face import RopeConfig
+from longitude.positions.scaling import Follows, LongRoPE, rope_frequencies
 from longitude.runs.files import read_json
 
 ADAPTER = "adapter_config.json"
-FORMS = {"interleaved": "the same, interleaved of half", "half": "the same, half of interleaved"}
+FORMS = {
+    "interleaved": "the same, rows reordered from half to interleaved",
+    "half": "the same, rows reordered from interleaved to half",
+}
 """What weights are called whose rows are in another rotary layout."""
+FREQUENCIES_EQUAL = 1e-4
+"""Relative: lists of factors are float32."""
 ROUNDED, QUANTIZED = 1e-2, 0.2
 """Of the largest number of a weight: what half precision may change, and few bits."""
 
@@ -63,15 +70,18 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
     source, place = open_source(str(model), allow_pickle), Path(other)
     if place.suffix == ".gguf":
         file = GGUF(place)
-        here = facts_of(source)
-        layouts = gguf_layouts(source, file)
-        return [*compared(here, file.facts()), layouts]
+        facts = [
+            *compared(facts_of(source), file.facts()),
+            *frequency_facts(frequencies_of(source), file.frequencies()),
+        ]
+        return [*facts, gguf_layouts(source, file)]
     if (place / ADAPTER).is_file():
         return of_adapter(source, place, allow_pickle)
     theirs = open_source(str(other), allow_pickle)
     tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
     rounding = 0.0 if source.dtype == theirs.dtype else ROUNDED
-    return [*compared(facts_of(source), facts_of(theirs)), weights_fact(source, tensors, rounding)]
+    facts = [*compared(facts_of(source), facts_of(theirs)), *frequency_facts(*map(frequencies_of, (source, theirs)))]
+    return [*facts, weights_fact(source, tensors, rounding)]
 
 
 def facts_of(source: Source) -> dict[str, Any]:
@@ -88,8 +98,10 @@ def facts_of(source: Source) -> dict[str, Any]:
     }
     if source.kind != "rotary":
         return facts
-    rope = of_full_attention(ropes_of(source))
+    read = ropes_of(source)
+    rope = of_full_attention(read)
     scaling = rope.scaling
+    windows = None if isinstance(read, RopeConfig) else read.get("sliding_attention")
     return facts | {
         "rotated dimensions": rope.rotary_dim(facts["head_dim"]),
         "base": rope.base,
@@ -97,7 +109,43 @@ def facts_of(source: Source) -> dict[str, Any]:
         "factor": getattr(scaling, "factor", None),
         "attention factor": 1.0 if scaling is None else scaling.factors()[0],
         "original length": getattr(scaling, "original_max_length", None),
+        "beta fast": getattr(scaling, "beta_fast", None),
+        "beta slow": getattr(scaling, "beta_slow", None),
+        "base of windows": None if windows is None else windows.base,
     }
+
+
+def frequencies_of(source: Source) -> dict[str, Divided]:
+    """Of layers with full attention."""
+    if source.kind != "rotary":
+        return {}
+    rope, head_dim = of_full_attention(ropes_of(source)), head_dim_of(source.config)
+    options = {key: value for key, value in rope.options(head_dim).items() if key in FREQUENCY}
+    if not isinstance(rope.scaling, LongRoPE):
+        length = rope.scaling.original_max_length if isinstance(rope.scaling, Follows) else None
+        return {SHORT: Divided(rope.base, rope_frequencies(head_dim, **options, length=length).inverse)}
+    original = rope.scaling.original_max_length
+    lengths = {SHORT: original, LONG: original + 1}
+    return {
+        kind: Divided(rope.base, rope_frequencies(head_dim, **options, length=n).inverse) for kind, n in lengths.items()
+    }
+
+
+def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -> list[Fact]:
+    """The frequencies that both sides end with, pair by pair: the pair that differs most, or how many are the same."""
+    facts = []
+    for kind, ours in here.items():
+        theirs = there.get(kind)
+        if theirs is None:  # an engine that has one list takes it at every length
+            facts.append(Fact(kind, f"{len(ours.inverse)} pairs", None, False))
+        elif len(ours.inverse) == len(theirs.inverse):  # else the rotated dimensions differ, which is a fact of its own
+            off = (theirs.inverse / ours.inverse - 1).abs().nan_to_num(nan=0.0)
+            pair = int(off.argmax())
+            if float(off[pair]) <= FREQUENCIES_EQUAL:
+                facts.append(Fact(kind, f"{len(off)} pairs", "the same", False))
+            else:
+                facts.append(Fact(kind, ours.of_pair(pair), theirs.of_pair(pair), True))
+    return facts
 
 
 def compared(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Fact]:
@@ -144,7 +192,8 @@ def weights_fact(source: Source, theirs: Mapping[str, Callable[[], Tensor]], rou
             form for form, x in forms.items() if x.shape == other.shape and float((x - other).abs().max()) <= allowed
         ]
         kinds.add(near[0] if near else "other weights")
-    return Fact("queries and keys", "the same", ", ".join(sorted(kinds)), kinds != {"the same"})
+    differs = kinds != {"the same"}
+    return Fact("queries and keys", "expected the same" if differs else None, ", ".join(sorted(kinds)), differs)
 
 
 def gguf_layouts(source: Source, file: GGUF) -> Fact:
@@ -155,7 +204,8 @@ def gguf_layouts(source: Source, file: GGUF) -> Fact:
     if fact.there is None or pairs is None:
         return fact
     right = FORMS["interleaved"] if pairs == "interleaved" else "the same"
-    return Fact(fact.name, right, fact.there, fact.there != right)
+    differs = fact.there != right
+    return Fact(fact.name, f"expected {right}" if differs else None, fact.there, differs)
 
 
 def of_adapter(source: Source, folder: Path, allow_pickle: bool) -> list[Fact]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.decoding import CACHE, SOUND
+from longitude.check.decoding import CACHE, RESTS
+from longitude.check.passes import require_one_way
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -17,7 +18,7 @@ GENERATED = 64
 """Tokens that generate() is made to write, at most."""
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND)
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
 def batch_invariance(subject: Subject) -> Measurement:
     """A row in a batch = the row alone."""
     tokens = subject.tokens(subject.length, rows=3)
@@ -30,12 +31,13 @@ def batch_invariance(subject: Subject) -> Measurement:
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE, "chunked_prefill", "batch_invariance"))
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "chunked_prefill", "batch_invariance"))
 def left_padding(subject: Subject) -> Measurement:
     """Rows padded on the left = each alone.
 
     Of several lengths: a whole pass, and generate().
     """
+    require_one_way(subject)
     if "attention_mask" not in subject.takes:
         raise DoesNotApply("forward takes no attention_mask, so padding cannot be declared")
     length, pads = subject.length, (0, 3, subject.length // 3)
@@ -69,12 +71,13 @@ def left_padding(subject: Subject) -> Measurement:
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE, "chunked_prefill", "left_padding"))
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "chunked_prefill", "left_padding"))
 def packed_documents(subject: Subject) -> Measurement:
     """Documents in one row = each alone.
 
     Declared by positions that begin again, or by document_ids.
     """
+    require_one_way(subject)
     sizes = [subject.length // 4, subject.length // 2, subject.length // 4]
     tokens = subject.tokens(sum(sizes))
     if "document_ids" in subject.takes:
@@ -87,7 +90,7 @@ def packed_documents(subject: Subject) -> Measurement:
             "forward takes no position_ids, so the begin of a document cannot be declared; pack none into one row"
         )
     error = beside_alone(subject, tokens, sizes, options)
-    if subject.first_above(error) is not None and stock(subject):
+    if subject.first_above(error) is not None and subject.stock:
         raise DoesNotApply(
             f"{type(subject.model).__name__} of transformers does not look for packed documents, and those in one row attend to "
             f"each other (by {float(error.max()):.1e}); give each a row of its own"
@@ -104,11 +107,3 @@ def beside_alone(subject: Subject, tokens: Tensor, sizes: Sequence[int], options
     together = subject.logits(tokens, **options)
     apart = torch.cat([subject.logits(document) for document in tokens.split([*sizes], 1)], 1)
     return subject.error(together, apart)
-
-
-def stock(subject: Subject) -> bool:
-    """Whether every part of the model is as transformers and torch have it."""
-    return all(
-        type(module).__module__.startswith(("transformers.", "torch.")) and "forward" not in vars(module)
-        for module in subject.model.modules()
-    )

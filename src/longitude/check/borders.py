@@ -1,91 +1,175 @@
-"""The law of scalings that follow the length: the published switch at the original length, and a cache that crosses it."""
+"""Laws of scalings that follow the length: the published switch at the original length, and a cache that crosses it.
+
+Tables follow the largest position, so a pass of three tokens shows those of any length.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
 
-from longitude.check.decoding import CACHE, SOUND
-from longitude.check.rotary import deviation, measured, require_tables, ropes, tables_of
+import torch
+from transformers.generation.utils import GenerationMixin
+
+from longitude.check.decoding import CACHE
+from longitude.check.family import by_its_class
+from longitude.check.rotary import Tables, deviation, measured, require_tables, ropes, tables_of
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import border_of
+from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
-LONGEST = 4608
+TABLES = ("config", "rotary_frequencies", "given_positions")
+LONGEST = 608
+"""Tokens of a whole pass that are tried where only that shows something, unless a length is given."""
+PREPARES = "prepare_inputs_for_generation"
+"""The method in which a class may begin again behind a border."""
 SIDE = 8
 """Tokens on each side of a border that are decoded one at a time."""
-LOOP, GENERATE = "a token at a time", "generate()"
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE, "rotary_frequencies"))
-def scaling_border(subject: Subject) -> Measurement:
-    """Tables around the original length = the published rule; decoding across it = whole passes.
-
-    Tables at L - 1, L, L + 1 and 2 L tokens, then L again; decoding from below L to beyond it, a whole pass of each length. With
-    generate() where the model has it, which may begin again at the border (Phi-3's does); else a token at a time.
-    """
-    read, border = ropes(subject.config), border_of(subject.config)
-    if border is None:
+def border(subject: Subject) -> int:
+    """The original length of a scaling that follows the length. DoesNotApply where there is none."""
+    read, found = ropes(subject.config), border_of(subject.config)
+    if found is None:
         kinds = sorted({rope.scaling.name if rope.scaling else "no scaling" for rope in read.values()})
         raise DoesNotApply(f"its tables are the same for every length ({', '.join(kinds)})")
-    if border + SIDE > max(LONGEST, subject.reach):
-        raise DoesNotApply(f"its border is at {border} tokens; --length {border + SIDE} measures there")
-    off, wrong = rule(subject, border)
-    decoded = crossing(subject, border)
-    drift, first = decoded.get(GENERATE, decoded[LOOP])
-    notes, causes = [f"the border is {border} tokens"], []
-    if wrong:
-        causes.append(f"tables are not those of the published rule at {', '.join(wrong)}, by {off:.2g} of a frequency")
-    if first is not None:
-        causes.append(
-            f"cached decoding across the original length {border} drifts from position {first} on: cached keys were rotated "
-            "by other tables than new ones. The published rule does that; prefill again beyond the border, or take a "
-            "scaling whose tables stay (yarn, llama3, linear, a larger base)"
-        )
-    elif (loop := decoded[LOOP])[1] is not None:
-        notes.append(
-            f"its generate() prefills again there; a loop over forward that does not drifts from position {loop[1]} on, by "
-            f"{loop[0]:.1e}"
-        )
-    subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
-    worst = max(drift, off if wrong else 0.0)
-    whose = "" if wrong else "rule"
-    return Measurement(worst, subject.threshold, "; ".join(notes), "; ".join(causes), first, whose)
+    return found
 
 
-def rule(subject: Subject, border: int) -> tuple[float, list[str]]:
-    """(largest relative error of a frequency, the lengths where one is off)."""
-    worst, wrong = 0.0, []
-    subject.logits(subject.tokens(2))
-    lengths = [border - 1, border, border + 1, 2 * border]
-    for again, length in [*((False, n) for n in lengths), (True, border)]:
-        tables = tables_of(subject, subject.tokens(length))
-        require_tables(tables)
-        off = max(
+def reachable(subject: Subject, length: int) -> bool:
+    """Whether a pass of so many tokens is tried."""
+    return length <= max(LONGEST, subject.reach)
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------------
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=TABLES)
+@by_its_class
+def scaling_tables(subject: Subject) -> Measurement:
+    """Tables around the original length = those of the published rule.
+
+    At L - 1, L, L + 1 and 2 L tokens, of scalings that follow the length, each after a short sequence.
+    """
+    original = border(subject)
+    lengths = [original - 1, original, original + 1, 2 * original]
+    found = {length: tables_at(subject, length, "position_ids" in subject.takes) for length in lengths}
+    if all(same(found[lengths[0]], each) for each in found.values()):  # they may follow the number of tokens
+        if not reachable(subject, lengths[-1]):
+            raise DoesNotApply(f"its tables do not follow the largest position; --length {lengths[-1]} measures passes")
+        found = {length: tables_at(subject, length, by_position=False) for length in lengths}
+    errors = {
+        length: max(
             deviation(*measured(tables, layer, rope, subject, length))
             for layer, rope in ropes(subject.config).items()
-            if layer in tables
+            if layer in tables and isinstance(rope.scaling, Follows)
         )
-        if off > subject.threshold:
-            wrong.append(f"{length} tokens" + (" after a longer sequence" if again else ""))
-        worst = max(worst, off)
-    return worst, wrong
+        for length, tables in found.items()
+    }
+    wrong = [f"{length}" for length, off in errors.items() if not off <= EQUAL]
+    worst = max(errors.values())
+    cause = f"tables are not those of the published rule at {', '.join(wrong)} tokens, by {worst:.2g} of a frequency"
+    return Measurement(worst, EQUAL, f"the border is {original} tokens", cause)
 
 
-def crossing(subject: Subject, border: int) -> dict[str, tuple[float, int | None]]:
-    """Of each way to decode: (largest error of logits behind a cache, the first position where it exceeds the threshold)."""
-    before = min(SIDE, border - 1)
-    start, tokens = border - before, subject.tokens(border + SIDE)
+@CHECKPOINT_LAWS.law(threshold=0, rests_on=(*TABLES, "scaling_tables"))
+def scaling_reset(subject: Subject) -> Measurement:
+    """Tables after a longer sequence = tables before it.
 
-    def reset() -> None:
-        subject.logits(tokens[:, :2])
+    Of scalings that follow the length: at L and L + 1 tokens, before and after 2 L. The number counts lengths.
+    """
+    original = border(subject)
+    if "position_ids" not in subject.takes:
+        raise DoesNotApply("forward takes no position_ids, so the border cannot be reached with few tokens")
+    lengths = [original, original + 1]
+    before = [tables_at(subject, length) for length in lengths]
+    after = [tables_at(subject, length, behind=2 * original) for length in lengths]
+    wrong = [str(n) for n, one, other in zip(lengths, before, after, strict=True) if not same(one, other)]
+    return Measurement(
+        len(wrong),
+        0,
+        cause=f"tables of {' and '.join(wrong)} tokens after a sequence of {2 * original} are those of the longer one, so the "
+        "same tokens get two answers; call the model with a short sequence in between",
+    )
 
-    reset()
-    ways = {LOOP: subject.in_chunks(tokens, [start, *[1] * (before + SIDE)])[:, start:-1]}
-    if hasattr(subject.model, "generate"):
-        reset()
-        ways[GENERATE] = subject.generated(tokens, start + 1)
-    reset()
+
+def tables_at(
+    subject: Subject, length: int, by_position: bool = True, behind: int | None = None
+) -> dict[str | None, Tables]:
+    """Tables of the first two positions in a sequence of this length, after a short one; then, after one of `behind` tokens."""
+    subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
+
+    def tables(length: int) -> dict[str | None, Tables]:
+        if not by_position:
+            return tables_of(subject, subject.tokens(length))
+        at = torch.tensor([[0, 1, length - 1]], device=subject.device)
+        return tables_of(subject, subject.tokens(3), position_ids=at)
+
+    if behind is not None:
+        tables(behind)
+    found = tables(length)
+    subject.logits(subject.tokens(2))
+    require_tables(found)
+    return found
+
+
+def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -> bool:
+    """Whether the first two positions have the same tables."""
+    return all(torch.equal(one[layer].sin[:2], other[layer].sin[:2]) for layer in one)
+
+
+# ---- decoding ------------------------------------------------------------------------------------------------------------
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, *TABLES, "scaling_tables"))
+def scaling_border(subject: Subject) -> Measurement:
+    """Decoding across the original length = whole passes.
+
+    Of 8 tokens before and behind it, at their positions, a token at a time behind a cache. A generate() of the model's own may
+    begin again at the border (Phi-3's does), which shows with as many tokens only.
+    """
+    original = border(subject)
+    worst, first = crossing(subject, original)
+    if first is None:
+        return Measurement(worst, subject.threshold, f"the border is {original} tokens")
+    drift = (
+        f"cached decoding across the original length {original} drifts from position {first} on: cached keys were rotated by "
+        "other tables than new ones. The published rule does that; prefill again beyond the border, or take a scaling whose "
+        "tables stay (yarn, llama3, linear, a larger base)"
+    )
+    prepares = [vars(kind)[PREPARES] for kind in type(subject.model).__mro__ if PREPARES in vars(kind)]
+    if prepares and prepares[0] is not vars(GenerationMixin)[PREPARES]:
+        loop = f"a loop over forward drifts from position {first} on, by {worst:.1e}"
+        if not reachable(subject, original + SIDE):
+            raise DoesNotApply(
+                f"{loop}; whether its own generate() prefills again there is measured by --length {original + SIDE}"
+            )
+        if (generated := generating(subject, original)) <= subject.threshold:
+            return Measurement(generated, subject.threshold, f"its generate() prefills again there; {loop}")
+    return Measurement(worst, subject.threshold, cause=drift, position=first, whose="rule")
+
+
+def crossing(subject: Subject, original: int) -> tuple[float, int | None]:
+    """(largest error of logits behind a cache, the first position where it exceeds the threshold)."""
+    if "position_ids" not in subject.takes:
+        raise DoesNotApply("forward takes no position_ids, so the border cannot be reached with few tokens")
+    start = max(0, original - SIDE)
+    tokens = subject.tokens(original - start + SIDE)
+    at = torch.arange(start, original + SIDE, device=subject.device)[None]
+    subject.logits(tokens[:, :2])  # a short sequence resets what transformers keeps of a long one
+    got = subject.in_chunks(tokens, [1] * tokens.shape[1], given=True, start=start)
+    subject.logits(tokens[:, :2])
+    ends = range(1, tokens.shape[1] + 1)
+    wants = [subject.logits(tokens[:, :end], position_ids=at[:, :end])[:, -1:] for end in ends]
+    subject.logits(tokens[:, :2])
+    error = subject.error(got, torch.cat(wants, 1))
+    first = subject.first_above(error)
+    return float(error.max()), None if first is None else start + first
+
+
+def generating(subject: Subject, original: int) -> float:
+    """The largest error of generate() across the border."""
+    before = min(SIDE, original - 1)
+    start, tokens = original - before, subject.tokens(original + SIDE)
+    subject.logits(tokens[:, :2])
+    got = subject.generated(tokens, start + 1)
+    subject.logits(tokens[:, :2])
     wants = [subject.logits(tokens[:, : at + 1])[:, -1:] for at in range(start, tokens.shape[1] - 1)]
-    errors = {way: subject.error(got, torch.cat(wants, 1)) for way, got in ways.items()}
-    above = {way: subject.first_above(error) for way, error in errors.items()}
-    return {way: (float(e.max()), None if (at := above[way]) is None else start + at) for way, e in errors.items()}
+    subject.logits(tokens[:, :2])
+    return float(subject.error(got, torch.cat(wants, 1)).max())

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache, cache_utils
 from transformers.cache_utils import Cache
 
-from longitude.check.layers import RESTS_ON
+from longitude.check.decoding import CACHE
+from longitude.check.passes import require_one_way
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.cache_names import ATTENTION, INSTALLED
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -27,7 +28,7 @@ WRONG = 5
 """Tokens that are taken out of a cache again."""
 ORDER = (2, 0, 0)
 """Rows of a batch after a step of beam search: one goes on twice, one not at all."""
-RESTS = (*RESTS_ON, "batch_invariance", "layer_rotations", "layer_masks")
+RESTS = (*CACHE, "relative_positions", "chunked_prefill", "batch_invariance", "left_padding", "packed_documents")
 REFUSALS = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
@@ -91,6 +92,7 @@ def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask
 
 def require_cache(subject: Subject) -> None:
     """DoesNotApply for a model that takes and gives no cache of transformers."""
+    require_one_way(subject)
     name = subject.cache_name
     if name not in ATTENTION:
         raise DoesNotApply(f"its forward takes no {INSTALLED}, so it cannot be given a cache")
@@ -180,7 +182,8 @@ def cache_crop(subject: Subject) -> Measurement:
         subject,
         length + STEPS,
         errors_of,
-        "after crop() logits are those of more tokens than are left: something counts tokens outside the cache",
+        "after crop() logits are not those of the tokens that are left: something of them is kept outside the cache, or the "
+        "cache says that it can be cropped and has lost what it needs",
     )
 
 

@@ -1,10 +1,15 @@
-"""Laws of decoding: the same twice, nothing from the future, and one answer however the tokens come in."""
+"""Laws of decoding: rotations by differences of positions alone, and one answer however the tokens come in."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from longitude.check.family import by_its_class
+from longitude.check.layers import LAYERS
+from longitude.check.passes import SOUND, require_one_way
 from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import last_position, table_of
@@ -12,51 +17,22 @@ from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
+FEW = 4
+"""Tokens of which a repair is tried."""
 GIVEN = "a token at a time, mask and positions given"
 CHUNKS = (1, 7, 16, 5, 33)
-MORE_THAN_ROTATIONS = {
-    "recurrent_gemma": "its recurrent layers begin again at position 0",
-    "beam": "its layers without rotation multiply queries by a factor of their position, of which its config says nothing",
+RESTS = (*SOUND, *LAYERS)
+CACHE = (*RESTS, "cached_decoding")
+MOVED: dict[str, Callable[[int], int]] = {
+    "the position of a token behind a cache is 1 too large": lambda cached: -1 if cached else 0,
+    "the position of a token behind a cache is 1 too small": lambda cached: 1 if cached else 0,
+    "positions behind a cache begin at 0 again": lambda cached: cached,
 }
-"""Model types whose code reads positions in another way, too, and how."""
-SOUND = ("repeatable", "far_positions")
-CACHE = ("causality", "cached_decoding")
+"""What may be wrong with positions behind a cache, and by how much position_ids that are given must move to repair it."""
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL)
-def repeatable(subject: Subject) -> Measurement:
-    """A pass = the same pass again."""
-    tokens = subject.tokens(subject.length)
-    first = subject.logits(tokens)
-    error = subject.error(subject.logits(tokens), first)
-    return subject.measurement(
-        error,
-        "one and the same pass gives two answers, or numbers that are not finite: dropout that is still on, tables that "
-        "one call leaves behind for the next, or an overflow in the model's dtype",
-    )
-
-
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND)
-def causality(subject: Subject) -> Measurement:
-    """Logits before a position = those with other tokens from it on."""
-    if "perm_mask" in subject.takes:
-        raise DoesNotApply(
-            "its tokens attend in both directions, unless perm_mask says in which order, as generate() does (XLNet)"
-        )
-    tokens = subject.tokens(subject.length)
-    want = subject.logits(tokens)
-    worst = torch.zeros(subject.length, dtype=torch.float64, device=tokens.device)
-    for start in sorted({1, subject.length // 2, subject.length - 1}):
-        changed = torch.cat([tokens[:, :start], subject.tokens(subject.length - start, seed=1)], 1)
-        worst[:start] = worst[:start].maximum(subject.error(subject.logits(changed), want)[:start])
-    return subject.measurement(
-        worst,
-        "logits depend on tokens that come later: the causal mask is dropped in a whole pass, as by an attention function "
-        "that gets no mask and does not apply one itself",
-    )
-
-
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, "causality"))
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
+@by_its_class
 def relative_positions(subject: Subject) -> Measurement:
     """Logits at positions + 64 = logits.
 
@@ -68,8 +44,6 @@ def relative_positions(subject: Subject) -> Measurement:
         raise DoesNotApply(f"it has a table of positions, too, that ends at {end}")
     if "position_ids" not in subject.takes:
         raise DoesNotApply("forward takes no position_ids, so they cannot be moved")
-    if (reason := MORE_THAN_ROTATIONS.get(subject.config.model_type)) is not None:
-        raise DoesNotApply(f"{reason}, so positions are more than rotations")
     tokens = subject.tokens(min(subject.length, SHIFT))
     positions = torch.arange(tokens.shape[1], device=subject.device)[None]
     for spec in (rope.temperature for rope in ropes(subject.config).values() if rope.temperature is not None):
@@ -87,12 +61,13 @@ def relative_positions(subject: Subject) -> Measurement:
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, "causality"))
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
 def cached_decoding(subject: Subject) -> Measurement:
     """A token at a time = a whole pass.
 
     With the model's own positions, with mask and positions given, and inside generate().
     """
+    require_one_way(subject)
     length, half = subject.length, subject.length // 2
     tokens = subject.tokens(length)
     want = subject.logits(tokens)
@@ -111,11 +86,8 @@ def cached_decoding(subject: Subject) -> Measurement:
         ways["generate()"] = error
     broken = [way for way, error in ways.items() if subject.first_above(error) is not None]
     cause = f"decoding with the cache gives other logits than a whole pass ({'; '.join(broken)})"
-    if broken and (shift := shifted(subject, tokens, want)):
-        cause += (
-            f": positions are off while decoding; with position_ids moved by {shift:+d} the logits agree, so the position of "
-            f"a new token is {abs(shift)} too {'small' if shift > 0 else 'large'}"
-        )
+    if broken and (wrong := repaired(subject, tokens, want, [half, *[1] * FEW])):
+        cause += f": positions are off while decoding; {wrong}"
     elif given and GIVEN in broken and (first := begins_at(subject, tokens, want)):
         cause += (
             f": its own positions begin at {first}, those of generate() at 0; give position_ids that begin at {first}"
@@ -133,17 +105,19 @@ def cached_decoding(subject: Subject) -> Measurement:
     return subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
 
 
-def shifted(subject: Subject, tokens: Tensor, want: Tensor) -> int:
-    """The shift of position_ids that repairs decoding; 0: none does."""
+def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
+    """What is wrong with positions behind a cache, where moving them repairs passes of these sizes; else nothing."""
     if "position_ids" not in subject.takes:
-        return 0
-    half, few = subject.length // 2, 4
-    for shift in (-1, 1):
-        sizes = [half, *[1] * few]
-        got = subject.in_chunks(tokens[:, : half + few], sizes, given=True, shift=shift)
-        if subject.first_above(subject.error(got, want[:, : half + few])) is None:
-            return shift
-    return 0
+        return ""
+    end = sum(sizes)
+    for wrong, shift in MOVED.items():
+        try:
+            got = subject.in_chunks(tokens[:, :end], sizes, given=True, shift=shift)
+        except (IndexError, RuntimeError, ValueError):  # positions that it does not have
+            continue
+        if subject.first_above(subject.error(got, want[:, :end])) is None:
+            return f"with position_ids moved the logits agree, so {wrong}"
+    return ""
 
 
 def begins_at(subject: Subject, tokens: Tensor, want: Tensor) -> int:
@@ -158,12 +132,13 @@ def begins_at(subject: Subject, tokens: Tensor, want: Tensor) -> int:
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE))
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=CACHE)
 def chunked_prefill(subject: Subject) -> Measurement:
     """Chunks of 1 to 33 tokens = a whole pass.
 
     Without more, and with mask and positions given.
     """
+    require_one_way(subject)
     tokens = subject.tokens(subject.length)
     want = subject.logits(tokens)
     sizes, left = [], subject.length
@@ -172,15 +147,45 @@ def chunked_prefill(subject: Subject) -> Measurement:
         left -= sizes[-1]
     ways = (False, True) if subject.attends else (False,)
     errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
+    error = torch.stack(errors).amax(0)
     cause = "a prompt that continues behind a cache gives other logits than a whole pass: "
     if subject.recurrent:
         cause += (
             "its recurrent layers do not take up their state where several tokens follow, though they do for one at a time; "
             "prefill in one piece"
         )
+    elif subject.first_above(error) is not None and (wrong := repaired(subject, tokens, want, sizes)):
+        cause += f"positions of a second chunk are off; {wrong}"
     else:
         cause += (
-            "tokens of one chunk attend to each other's future, as where the causal mask is dropped or aligned to the wrong "
-            "corner as soon as keys outnumber queries"
+            "tokens of one chunk attend to each other's future, or not to all before them, as where the causal mask is dropped "
+            "or aligned to the wrong corner as soon as keys outnumber queries"
         )
-    return subject.measurement(torch.stack(errors).amax(0), cause)
+    return subject.measurement(error, cause)
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "chunked_prefill"))
+def key_selection(subject: Subject) -> Measurement:
+    """Keys that sparse attention chooses while decoding = those of a whole pass.
+
+    With as many as its config says. Every other law of equal logits is tried with all keys chosen.
+    """
+    if not subject.selection:
+        raise DoesNotApply("nothing in it chooses keys by top-k")
+    tokens = subject.tokens(subject.length)
+    with subject.selection.as_configured() as ties:
+        want = subject.logits(tokens)
+        share = ties.share
+        error = subject.error(subject.in_chunks(tokens, [1] * subject.length), want)
+    first = subject.first_above(error)
+    if first is not None and ties.undecided:
+        raise DoesNotApply(
+            f"the choice of keys differs between decoding and a whole pass from position {first} on, by {float(error.max()):.1e} "
+            f"of logits; {share:.0%} of the visible scores of the choice equal another one of their query, and the number of "
+            "keys decides which of equal ones are taken. The other laws compare with all keys chosen"
+        )
+    return subject.measurement(
+        error,
+        "while decoding other keys are chosen than in a whole pass, and no equal scores explain it: what the choice keeps of "
+        "cached tokens, their keys or their positions, is not that of a whole pass",
+    )

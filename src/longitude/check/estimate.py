@@ -9,7 +9,7 @@ import torch
 
 from longitude.check.subject import Subject, computing_in
 
-CALLS, TOKENS = (300.0, 3.2), (2000.0, 33.0)
+CALLS, TOKENS = (300.0, 3.2), (3000.0, 33.0)
 """Passes of all laws, and tokens in them: without any token compared, and for each. Counted with a Llama."""
 READ = 64
 """Tokens of the longer pass of a calibration."""

@@ -6,22 +6,23 @@ Other laws compare a model with itself, and one that is wrong in the same way ev
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 from warnings import catch_warnings
 
 import torch
 from torch import Tensor
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
-from longitude.check.batching import stock
+from longitude.check.family import by_its_class
+from longitude.check.passes import SOUND
 from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unrotated
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import border_of
 from longitude.checkpoints.reading import layers_from_hugging_face
 from longitude.positions.base import Temperature, encoding
-from longitude.positions.hugging_face import as_mapping, not_understood
+from longitude.positions.hugging_face import as_mapping
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -29,6 +30,8 @@ from longitude.testing.engine import DoesNotApply, Measurement
 TOKENS = 24
 SHIFT = 7
 """By how much the positions of the second row are larger."""
+CHUNK = 5
+"""Tokens that come together behind a cache."""
 EXTRA, LONGEST = 8, 1032
 """Tokens beyond a window, and the most for which masks are tried, unless a length is given."""
 WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
@@ -41,10 +44,9 @@ SCALES = (
 )  # fmt: skip
 
 
-RESTS_ON = (
-    "repeatable", "config", "rotary_frequencies", "far_positions", "causality", "cached_decoding", "relative_positions",
-    "chunked_prefill", "left_padding", "packed_documents",
-)  # fmt: skip
+RESTS_ON = (*SOUND, "rotary_frequencies")
+LAYERS = ("layer_rotations", "layer_masks", "score_scale", "attention_outputs")
+"""Laws that name the layer; what compares whole models rests on them."""
 
 
 def promised(config: Any, layout: Layout) -> list[LayerPositions]:
@@ -109,16 +111,6 @@ class Rotations:
             x, raw = (each.roll(width // 2, -1) for each in (x, raw))
         return apart(x, as_declared(raw, specs, positions, kind == "query"))
 
-    def unrotated_type(self, wrong: set[int]) -> str | None:
-        """The type of these layers, where they are all of one type, and not rotated, and it has no parameters of its own."""
-        types = getattr(self.config, "layer_types", None)
-        if types is None or None not in ropes(self.config) or wrong == {*self.after}:
-            return None
-        each = [(index, kind) for index in wrong for kind in ("query", "key")]
-        if any(self.error(index, kind, [], self.positions) > EQUAL for index, kind in each):
-            return None
-        return next((kind for kind in {*types} if wrong == {i for i in self.after if types[i] == kind}), None)
-
     def why_not(self, index: int, kind: str, layout: Layout) -> str:
         """Which other rotation it has, where it is one that is known."""
         layers, own = self.layers[layout], self.layers[layout][index].encoding
@@ -133,6 +125,8 @@ class Rotations:
         for shift in (-1, 1):
             if is_of(own, self.positions + shift):
                 return f"; its positions are {shift:+d} off"
+        if is_of(own, 2 * self.positions):
+            return "; it is rotated twice"
         for other, one in enumerate(layers):
             if one.encoding != own and is_of(one.encoding, self.positions):
                 return f"; it is rotated as layer {other} should be"
@@ -152,7 +146,23 @@ def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor
     return x
 
 
+def backwards(specs: Sequence[Mapping[str, Any]]) -> Callable[[Tensor], Tensor]:
+    """What makes of a rotation R the one in the other direction: x -> F R F x, where F negates the second number of each pair."""
+
+    def flipped(x: Tensor) -> Tensor:
+        x = x.clone()
+        for spec in specs:
+            if spec["name"] == "rope":
+                width = spec.get("rotary_dim") or spec["head_dim"]
+                second = slice(width // 2, width) if spec["layout"] == "half" else slice(1, width, 2)
+                x[..., second] *= -1
+        return x
+
+    return flipped
+
+
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
+@by_its_class
 def layer_rotations(subject: Subject) -> Measurement:
     """Queries and keys of each layer = as its config declares them.
 
@@ -167,12 +177,6 @@ def layer_rotations(subject: Subject) -> Measurement:
     }
     layout = min(far, key=lambda layout: len(far[layout]))
     wrong = far[layout]
-    if wrong and (unknown := not_understood(subject.config)):
-        raise DoesNotApply(f"not understood: {', '.join(unknown)}")
-    if wrong and stock(subject) and (kind := found.unrotated_type({index for index, _ in wrong})):
-        raise DoesNotApply(
-            f"{type(subject.model).__name__} of transformers rotates no layer of {kind}, of which nothing here knows"
-        )
     worst, cause = max(errors[layout].values()), ""
     if wrong:
         layers = list(dict.fromkeys(index for index, _ in wrong))
@@ -197,10 +201,11 @@ def layer_rotations(subject: Subject) -> Measurement:
 
 # ---- masks ---------------------------------------------------------------------------------------------------------------
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=RESTS_ON)
+@by_its_class
 def layer_masks(subject: Subject) -> Measurement:
     """Keys that each query of each layer attends to = those of its config.
 
-    Causality, windows and chunks, in a whole pass and at a step behind a static cache.
+    Causality, windows and chunks, in a whole pass, and of several tokens and one behind the model's cache and a static one.
     """
     layers = promised(subject.config, "half")
     if unknown := [key for key in as_mapping(subject.config) if "window" in key and key.lstrip("_") not in WINDOWS]:
@@ -208,51 +213,70 @@ def layer_masks(subject: Subject) -> Measurement:
     sizes = {size for one in layers for size in (one.window, one.chunk) if size is not None}
     tried = {size for size in sizes if size + EXTRA <= max(LONGEST, subject.reach)}
     length = max([TOKENS, *(size + EXTRA for size in tried)])
-    found = recorded(subject, subject.tokens(length))
+    tokens = subject.tokens(length)
+    found = recorded(subject, tokens)
     if not any(isinstance(one.mask, Tensor) for one in found.values()):
         raise DoesNotApply("its attention is given no mask, and makes its own")
     i = torch.arange(length, device=subject.device)
+    wants = {index: allowed(layers[index], i) for index in found}
     wrong: dict[int, str] = {}
     for index, one in found.items():
         if not isinstance(one.mask, Tensor):
             continue
-        want = allowed(layers[index], i)
-        got = as_allowed(one.mask)[:, :length]
+        want, got = wants[index], as_allowed(one.mask)[:, :length]
         if not torch.equal(got, want):
             row = int((got != want).any(-1).nonzero()[0])
             wrong[index] = f"query {row} attends to {int(got[row].sum())} keys, expected {int(want[row].sum())}"
-    cached, note = behind_static_cache(subject, layers)
-    for index, (got, want) in cached.items():
-        if got != want:
-            wrong.setdefault(index, f"behind a static cache the query {TOKENS} attends to {got} keys, expected {want}")
+    cached, notes = behind_caches(subject, tokens, wants)
+    wrong = cached | wrong
     cause = ""
     if wrong:
         first = next(iter(wrong))
         cause = f"the mask of {in_words([*wrong], len(found))} is not what config.json declares: {wrong[first]}"
-    notes = [note] if note else []
     if left := sizes - tried:
         notes.append(f"windows of {', '.join(map(str, sorted(left)))} were not tried; --length measures there")
     return Measurement(len(wrong), 0, "; ".join(notes), cause)
 
 
-def behind_static_cache(subject: Subject, layers: Sequence[LayerPositions]) -> tuple[dict[int, tuple[int, int]], str]:
-    """Of each layer, how many keys one token attends to behind a cache with more places than tokens, and how many it should.
+def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor]) -> tuple[dict[int, str], list[str]]:
+    """Of each layer a query that attends to another number of keys behind a cache than it should; and which caches it takes not.
 
-    And a note: why nothing was measured, for a model that takes no such cache.
+    The last tokens come behind those before them as a chunk, and the very last alone.
     """
-    cache, tokens = StaticCache(config=subject.model.config, max_cache_len=2 * TOKENS), subject.tokens(TOKENS + 1)
-    try:
-        for part in (tokens[:, :-1], tokens[:, -1:]):
-            found = recorded(subject, part, **subject.with_cache(cache))
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        return {}, f"it takes no static cache ({type(error).__name__})"
-    want = {index: int(allowed(layers[index], torch.arange(TOKENS + 1))[-1].sum()) for index in found}
-    return {index: (attended(one), want[index]) for index, one in found.items()}, ""
+    config, length = subject.declared or subject.model.config, tokens.shape[1]
+    caches = {
+        "its cache": lambda: DynamicCache(config=config),
+        "a static cache": lambda: StaticCache(config=config, max_cache_len=2 * length),
+    }
+    wrong: dict[int, str] = {}
+    notes: list[str] = []
+    for name, make in caches.items():
+        try:
+            cache, start = make(), 0
+            for part in tokens.split([length - CHUNK - 1, CHUNK, 1], 1):
+                found = recorded(subject, part, **subject.with_cache(cache))
+                for index, got in counted(found).items() if start else ():
+                    want = wants[index][start : start + part.shape[1]].sum(-1)
+                    if (off := (got != want).nonzero()).numel():
+                        row = int(off[0])
+                        wrong.setdefault(
+                            index, f"behind {name} query {start + row} attends to {got[row]} keys, expected {want[row]}"
+                        )
+                start += part.shape[1]
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            notes.append(f"it does not take {name} ({type(error).__name__})")
+    return wrong, notes
 
 
-def attended(one: Recorded) -> int:
-    """Keys of the last query; all where there is no mask."""
-    return int(as_allowed(one.mask)[-1].sum()) if isinstance(one.mask, Tensor) else one.key.shape[2]
+def counted(found: Mapping[int, Recorded]) -> dict[int, Tensor]:
+    """How many keys each query of a layer attends to [L]; all where one query has no mask, and nothing said of several."""
+    counts = {}
+    for index, one in found.items():
+        if isinstance(one.mask, Tensor):
+            counts[index] = as_allowed(one.mask).sum(-1)
+        elif one.query.shape[2] == 1:
+            counts[index] = torch.tensor([one.key.shape[2]], device=one.key.device)
+    return counts
 
 
 def as_allowed(mask: Tensor) -> Tensor:
@@ -273,6 +297,7 @@ def allowed(layer: LayerPositions, i: Tensor) -> Tensor:
 
 # ---- scale ---------------------------------------------------------------------------------------------------------------
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
+@by_its_class
 def score_scale(subject: Subject) -> Measurement:
     """What scores are multiplied by = what the config declares.
 
@@ -289,9 +314,9 @@ def score_scale(subject: Subject) -> Measurement:
         got = width**-0.5 if one.scale is None else float(one.scale)
         if abs(got / want - 1) > EQUAL:
             wrong[index] = got, want
-    if wrong and unknown:
+    if wrong and unknown and not subject.stock:
         raise DoesNotApply(f"not understood: {', '.join(unknown)}")
-    if wrong and all(got == 1.0 for got, _ in wrong.values()):
+    if wrong and subject.stock and all(got == 1.0 for got, _ in wrong.values()):
         raise DoesNotApply("scores are multiplied by 1: its queries may be multiplied before")
     worst = max((abs(got / want - 1) for got, want in wrong.values()), default=0.0)
     cause = ""

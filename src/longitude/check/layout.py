@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from longitude.check.decoding import CACHE, SOUND
+from longitude.check.decoding import CACHE
 from longitude.check.rotary import ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import head_dim_of, not_rotary
@@ -23,18 +23,16 @@ CLEARLY = 2.0
 """Times as many nats in one layout as in the other, to say which is right."""
 
 
-RESTS_ON = (
-    *(*SOUND, *CACHE, "config", "rotary_frequencies"),
-    *("relative_positions", "chunked_prefill", "batch_invariance", "left_padding"),
-)
+RESTS_ON = (*CACHE, "rotary_frequencies", "relative_positions", "chunked_prefill", "batch_invariance", "left_padding")
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
 def rotary_layout(subject: Subject) -> Measurement:
-    """Logits = the reference's.
+    """Rows of queries and keys are in the layout that the model rotates.
 
-    On the same tokens; where they differ, with queries and keys reordered. Without a reference: nats of 64 random tokens that are
-    read a second time, over those with queries and keys reordered; where neither is twice the other, nothing is claimed.
+    With a reference: logits of the same tokens; where they differ, with queries and keys reordered. Without: nats of 64 random
+    tokens that are read a second time, over those with queries and keys reordered; where neither is twice the other, nothing is
+    claimed.
     """
     if subject.reference is None:
         return repeated_tokens(subject)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.batching import beside_alone, stock
+from longitude.check.batching import beside_alone
 from longitude.check.recorder import recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
@@ -78,7 +78,7 @@ def packed_states(subject: Subject) -> Measurement:
         raise DoesNotApply(
             f"its forward refuses seq_idx ({one_line(refusal)[:120]}); pack none into one row"
         ) from refusal
-    if subject.first_above(error) is not None and stock(subject):
+    if subject.first_above(error) is not None and subject.stock:
         raise DoesNotApply(
             f"{type(subject.model).__name__} of transformers drops seq_idx without its kernels, and states run on into the next "
             f"document (by {float(error.max()):.1e}); give each a row of its own here"

@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from longitude.check.family import by_its_class
 from longitude.check.rotary import NotShown, expected, require_tables, ropes, tables_of
 from longitude.check.subject import CHECKPOINT_LAWS, Subject
 from longitude.checkpoints.quiet import quiet
@@ -35,7 +36,8 @@ def weights_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             p.data = data
 
 
-@CHECKPOINT_LAWS.law(threshold=1.0, rests_on=("rotary_frequencies", "far_positions"))
+@CHECKPOINT_LAWS.law(threshold=1.0, rests_on=("rotary_frequencies", "given_positions", "far_positions"))
+@by_its_class
 def bfloat16_positions(subject: Subject) -> Measurement:
     """Tables beyond position 2^24 in bfloat16 = those of float64.
 

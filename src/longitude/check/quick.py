@@ -15,8 +15,9 @@ from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 
 QUICK = (
-    "config", "rotary_frequencies", "far_positions", "bfloat16_positions", "meta_device", "layer_rotations", "layer_masks",
-    "score_scale", "packed_lengths", "image_positions",
+    "config", "rotary_frequencies", "given_positions", "far_positions", "bfloat16_positions", "meta_device", "layer_rotations",
+    "layer_masks", "score_scale", "attention_outputs", "alibi_slopes", "scaling_tables", "scaling_reset", "scaling_border",
+    "packed_lengths", "image_positions", "generation_files",
 )  # fmt: skip
 """Laws that compare tables, queries, keys and masks with config.json, which no trained weight changes."""
 HEADS, VOCABULARY = 4, 256
@@ -34,7 +35,11 @@ def small(config: PreTrainedConfig) -> PreTrainedConfig:
     if getattr(less, "vision_config", None) is not None and hasattr(less.vision_config, "depth"):
         less.vision_config.depth = 1
     text = less.get_text_config()
-    head_dim, heads = head_dim_of(text), text.num_attention_heads
+    heads = text.num_attention_heads
+    try:
+        head_dim = head_dim_of(text)
+    except ValueError:  # heads of layers differ
+        head_dim = None
     keys = getattr(text, "num_key_value_heads", None) or heads
     for key, size in SMALL.items():
         if isinstance(given := getattr(text, key, None), int) and given > size:
@@ -67,21 +72,31 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
     """
     config = config_of(name_or_path)
     require_causal(name_or_path, config, images=True)
+    make = class_of(name_or_path, config) if getattr(config, KEY, None) is not None else None
+    try:
+        return random_of(config, seed, make)
+    except Exception:  # sizes that depend on each other
+        make = make or maker_of(config)
+        with quiet(), in_one_line(f"{name_or_path}: no model can be built of its config.json"):
+            with torch.device("meta"):
+                size = 4 * sum(p.numel() for p in make(config).parameters())
+            require_memory(
+                size, available_memory(), "a random model of its own size takes", "check it with its weights"
+            )
+            torch.manual_seed(seed)
+            return make(config).eval()
+
+
+def random_of(config: PreTrainedConfig, seed: int = 0, make: Any = None) -> Any:
+    """A small random model of a config in memory, which takes two tokens; what its class raises where it has no smaller one."""
+    with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = (make or maker_of(config))(small(config)).eval()
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long))
+    return model
+
+
+def maker_of(config: PreTrainedConfig) -> Any:
+    """What makes the causal model of a config."""
     causal = type(config) in AutoModelForCausalLM._model_mapping
-    make = (AutoModelForCausalLM if causal else AutoModelForImageTextToText).from_config
-    if getattr(config, KEY, None) is not None:
-        make = class_of(name_or_path, config)
-    torch.manual_seed(seed)
-    with quiet():
-        try:
-            model = make(small(config))
-            model(input_ids=torch.zeros(1, 2, dtype=torch.long))
-            return model.eval()
-        except Exception:  # sizes that depend on each other
-            with in_one_line(f"{name_or_path}: no model can be built of its config.json"):
-                with torch.device("meta"):
-                    size = 4 * sum(p.numel() for p in make(config).parameters())
-                require_memory(
-                    size, available_memory(), "a random model of its own size takes", "check it with its weights"
-                )
-                return make(config).eval()
+    return (AutoModelForCausalLM if causal else AutoModelForImageTextToText).from_config

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from longitude.check.family import by_its_class
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
-from longitude.checkpoints.config import contradictions, head_dim_of, remarks, ropes as config_ropes
-from longitude.checkpoints.positions import last_position
+from longitude.checkpoints.config import (
+    contradictions,
+    head_dim_of,
+    remarks,
+    require_numbers,
+    ropes as config_ropes,
+    unread,
+)
+from longitude.checkpoints.positions import last_position, table_of
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import Frequencies, rope_frequencies
+from longitude.positions.scaling import Frequencies, LongRoPE, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
 
 FAR = 100_003
 SHIFT = 64
 """Tokens that `relative_positions` compares, and by how much they are moved: few, so that float32 tables stay exact enough."""
+LATER = 3
+"""Where given positions begin: some tables begin at 1 or 2 by themselves."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
 
 
 class NotShown(DoesNotApply):
     """Raised where no rotary tables can be read."""
+
+
+class OtherWidth(ValueError):
+    """Raised for tables that rotate another number of dimensions than the config declares."""
+
+    def __init__(self, rotated: int, declared: int):
+        super().__init__(f"the model rotates {rotated} dimensions of a head, and its config declares {declared}")
+        self.measured = abs(rotated / declared - 1)
 
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
@@ -56,7 +76,7 @@ class Tables(NamedTuple):
         if width == count:
             return self
         if width != 2 * count:
-            raise ValueError(f"its tables are {width} wide, which rotates {width} dimensions, and not {2 * count}")
+            raise OtherWidth(width, 2 * count)
         halves = torch.equal(self.cos[:, :count], self.cos[:, count:])
         take = slice(count) if halves else slice(0, None, 2)
         return Tables(self.cos[:, take], self.sin[:, take])
@@ -112,11 +132,16 @@ def require_tables(tables: Mapping[str | None, Tables]) -> None:
 @CHECKPOINT_LAWS.law(threshold=0)
 def config(subject: Subject) -> Measurement:
     """config.json: contradictions, unknown keys, silent defaults."""
+    try:
+        require_numbers(subject.raw)
+    except ValueError as error:
+        return Measurement(1, 0, cause=str(error))
     found = list(contradictions(subject.raw, subject.config))
     return Measurement(len(found), 0, "; ".join(remarks(subject.raw, subject.config)), cause="; ".join(found))
 
 
 @CHECKPOINT_LAWS.law(threshold=FREQUENCIES)
+@by_its_class
 def rotary_frequencies(subject: Subject) -> Measurement:
     """Frequencies of the tables = those of the config (relative).
 
@@ -129,18 +154,20 @@ def rotary_frequencies(subject: Subject) -> Measurement:
     for layer, rope in read.items():
         if layer not in tables:
             continue
-        got, factor, want = measured(tables, layer, rope, subject, 8)
+        try:
+            got, factor, want = measured(tables, layer, rope, subject, 8)
+        except OtherWidth as other:
+            return Measurement(other.measured, FREQUENCIES, cause=str(other))
         off = deviation(got, factor, want)
         if off > max(worst, FREQUENCIES):
-            cause = (
-                f"{layer or 'the model'} does not rotate as its config declares: {difference(got, factor, want, rope)}"
-            )
+            why = difference(got, factor, want, rope, subject.config.hidden_size)
+            cause = f"{layer or 'the model'} does not rotate as its config declares: {why}"
         worst = max(worst, off)
     return Measurement(worst, FREQUENCIES, cause=cause)
 
 
-def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) -> str:
-    """What is wrong, for the message."""
+def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, width: int) -> str:
+    """What is wrong, for the message; width: of hidden states."""
     if abs(factor / want.attention_factor - 1) > FREQUENCIES:
         return (
             f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}; an attention factor that is "
@@ -152,16 +179,58 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) 
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
         of_it = base ** -(torch.arange(len(got)) / len(got))
         if bool((got / of_it - 1).abs().max() <= FREQUENCIES):
+            over = 2 * len(got) * math.log(rope.base) / math.log(base) if base > 1 else 0.0
+            if abs(over / width - 1) < 1e-3:
+                return f"exponents run over hidden_size = {width}, expected {2 * len(got)} rotated dimensions of a head"
             return (
                 f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
             )
+    if isinstance(rope.scaling, LongRoPE):
+        lists = {"short_factor": rope.scaling.long_factor, "long_factor": rope.scaling.short_factor}
+        other = rope_frequencies(2 * len(got), base=rope.base, scaling=replace(rope.scaling, **lists), length=8)
+        if bool((got / other.inverse - 1).abs().max() <= FREQUENCIES):
+            return "as of long_factor in a short sequence: the two lists are swapped, or it switches too early"
     pair = int((got / want.inverse.cpu() - 1).abs().argmax())
     return f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}" + (
         "" if rope.scaling is None else f"; the scaling {rope.scaling} is not what the model applies"
     )
 
 
-@CHECKPOINT_LAWS.law(rests_on=("rotary_frequencies",))
+@CHECKPOINT_LAWS.law(threshold=0)
+def given_positions(subject: Subject) -> Measurement:
+    """Tables of positions follow the position_ids that are given.
+
+    Of 8 tokens at positions that begin later, and of gaps between them, against the same tokens without. The number counts ways
+    that are ignored.
+    """
+    if "position_ids" not in subject.takes:
+        raise DoesNotApply("forward takes no position_ids")
+    if (reason := unread(subject.config)) is not None:
+        raise DoesNotApply(reason)
+    tokens, steps = subject.tokens(8), torch.arange(8, device=subject.device)[None]
+    own = tables_of(subject, tokens)
+    if not own and table_of(subject.model) is None:
+        raise NotShown("it shows no tables of positions")
+    if (end := last_position(subject.model)) is not None and end <= 16:
+        raise DoesNotApply(f"its positions end at {end}")
+    ignored = []
+    for way, at in {"that begin later": steps + LATER, "with gaps between them": 2 * steps}.items():
+        if own:
+            got = tables_of(subject, tokens, position_ids=at)
+            same = all(torch.equal(got[layer].sin, own[layer].sin) for layer in own.keys() & got.keys())
+        else:
+            same = torch.equal(subject.logits(tokens, position_ids=at), subject.logits(tokens))
+        ignored += [way] if same else []
+    return Measurement(
+        len(ignored),
+        0,
+        cause=f"position_ids {' and '.join(ignored)} change nothing: forward takes them, and positions are counted in the model; "
+        "rows padded on the left, packed documents and chunks behind a cache then have others than generate() and collators give",
+    )
+
+
+@CHECKPOINT_LAWS.law(rests_on=("rotary_frequencies", "given_positions"))
+@by_its_class
 def far_positions(subject: Subject) -> Measurement:
     """Tables, biases or logits = those of float32.
 
@@ -189,10 +258,8 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
     Allowed are two roundings of a float32 angle, and one to the model's dtype.
     """
     positions = torch.arange(start, start + 8, device=subject.device)[None]
-    tables, near = (tables_of(subject, subject.tokens(8), position_ids=at) for at in (positions, positions - start))
+    tables = tables_of(subject, subject.tokens(8), position_ids=positions)
     require_tables(tables)
-    if all(torch.equal(tables[layer].sin, near[layer].sin) for layer in tables):
-        raise DoesNotApply("position_ids do not reach its tables, so no far position can be tried alone")
     dtype = next(subject.model.parameters()).dtype
     error, allowed, factor = 0.0, 0.0, 1.0
     for layer, rope in read.items():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from longitude.attention.state_mixer import StateMixer
+from longitude.check.selection import Selection
 from longitude.checkpoints.quiet import greedy
 from longitude.models.cache_names import ATTENTION, INSTALLED, arguments_of, cache_name
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
@@ -28,16 +30,19 @@ CHECKPOINT_LAWS = Battery(
     "checkpoint",
     "longitude.check.rotary",
     "longitude.check.precision",
-    "longitude.check.decoding",
-    "longitude.check.batching",
-    "longitude.check.borders",
+    "longitude.check.passes",
     "longitude.check.layers",
+    "longitude.check.attention",
+    "longitude.check.decoding",
+    "longitude.check.borders",
+    "longitude.check.batching",
     "longitude.check.caches",
     "longitude.check.packing",
     "longitude.check.coordinates",
     "longitude.check.layout",
+    "longitude.check.files",
 )
-"""The laws of a checkpoint, in this order; each may rest on those before it."""
+"""The laws of a checkpoint, in this order; each may rest on those before it, so those that name a layer come first."""
 
 RECURRENT = ("Mamba", "BambaMixer", "FalconH1Mixer", "Lightning", "ShortConv", "Recurrent", "DeltaNet", "Rwkv", "mLSTM")
 """Parts of the names of transformers' layers with a state of their own."""
@@ -57,6 +62,8 @@ class Subject:
         kind: The dtype that equality laws compute in.
         reference: A model that must give the same logits.
         seed: Of the random tokens.
+        folder: Where its files are, if it was loaded from a folder.
+        declared: The config that laws compare it with, where that is not the model's own.
         on_progress: Called with the share of a law that is done.
     """
 
@@ -67,15 +74,30 @@ class Subject:
     kind: torch.dtype = torch.float64
     reference: Any = None
     seed: int = 0
+    folder: Path | None = None
+    declared: Any = None
     on_progress: Callable[[float], None] = field(default=lambda share: None)
 
     @property
     def config(self) -> Any:
-        return self.model.config.get_text_config()
+        return (self.declared or self.model.config).get_text_config()
+
+    @cached_property
+    def stock(self) -> bool:
+        """Whether every part of the model is as transformers and torch have it."""
+        return all(
+            type(module).__module__.startswith(("transformers.", "torch.")) and "forward" not in vars(module)
+            for module in self.model.modules()
+        )
 
     @property
     def threshold(self) -> float:
         return EQUAL if self.kind == torch.float64 else EQUAL_IN_FLOAT32
+
+    @cached_property
+    def selection(self) -> Selection:
+        """What chooses keys by top-k in it."""
+        return Selection(self.model)
 
     @cached_property
     def takes(self) -> set[str]:
@@ -139,11 +161,18 @@ class Subject:
         return {"position_ids": (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)}
 
     def in_chunks(
-        self, tokens: Tensor, sizes: Sequence[int], given: bool = False, shift: int = 0, report: bool = False
+        self,
+        tokens: Tensor,
+        sizes: Sequence[int],
+        given: bool = False,
+        shift: Callable[[int], int] = lambda cached: 0,
+        start: int = 0,
+        report: bool = False,
     ) -> Tensor:
         """The same through the cache, in chunks of these sizes: [B, L] -> [B, L, words].
 
-        given: attention_mask and position_ids are passed with each chunk, the latter moved by `shift` behind the first.
+        given: attention_mask and position_ids are passed with each chunk. The latter begin at `start`, and are moved by `shift`
+            of the number of cached tokens.
         report: whether on_progress is called.
         """
         name = self.cache_name
@@ -156,7 +185,7 @@ class Subject:
             if given:
                 mask = torch.ones_like(tokens[:, : done + size])
                 options = {"attention_mask": mask} if "attention_mask" in self.takes else {}
-                options |= {key: at[:, done:] + (shift if done else 0) for key, at in self.positions(mask).items()}
+                options |= {key: at[:, done:] + start + shift(done) for key, at in self.positions(mask).items()}
             answer = self.model(input_ids=chunk, use_cache=True, **{name: cache}, **options)
             if not hasattr(answer, name):
                 raise DoesNotApply(f"its answers have no {name}, so tokens cannot be given to it in parts")
@@ -168,10 +197,10 @@ class Subject:
                 self.on_progress(done / tokens.shape[1])
         return torch.cat(out, 1)
 
-    def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None) -> Tensor:
+    def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None, **options: Any) -> Tensor:
         """generate() made to choose the tokens that are given: [B, L] -> logits [B, L - prompt, words].
 
-        Of what follows each token from prompt - 1 on, but the last.
+        Of what follows each token from prompt - 1 on, but the last. options: of its GenerationConfig.
         """
 
         def forced(seen: Tensor, scores: Tensor) -> Tensor:
@@ -180,7 +209,7 @@ class Subject:
 
         mask = torch.ones_like(tokens) if mask is None else mask
         plain = {"max_new_tokens": tokens.shape[1] - prompt, "output_logits": True, "return_dict_in_generate": True}
-        with greedy(self.model, pad_token_id=self.pad, **plain):
+        with greedy(self.model, pad_token_id=self.pad, **plain, **options):
             answer = self.model.generate(tokens[:, :prompt], attention_mask=mask[:, :prompt], logits_processor=[forced])
         return self.some(torch.stack(answer.logits, 1))
 

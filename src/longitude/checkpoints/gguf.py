@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from longitude.checkpoints.load import in_one_line
+from longitude.positions.scaling import YaRN, rope_frequencies
 
 NEIGHBOURS = """
     llama llama4 deci baichuan starcoder internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 chatglm glm4
@@ -26,6 +27,24 @@ HALVES = """
 
 FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp's converter writes Llama 3's scheme; no key names it."""
+
+SHORT, LONG = "frequencies", "frequencies beyond the original length"
+DIVISORS = {FACTORS: SHORT, "rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
+"""Tensors by which frequencies are divided: Llama 3's, and LongRoPE's two lists."""
+WINDOW_BASES = {"gemma3": 10_000.0, "gemma3n": 10_000.0}
+"""Of the layers with windows, where the file has none: written into llama.cpp's code."""
+
+
+class Divided(NamedTuple):
+    """Radians a position of each pair [pairs], float64, and the base of which a scheme made them."""
+
+    base: float
+    inverse: Tensor
+
+    def of_pair(self, pair: int) -> str:
+        """A frequency, and by what a scheme divides it."""
+        plain = self.base ** (-pair / len(self.inverse))
+        return f"pair {pair}: {float(self.inverse[pair]):.6g} rad, {plain:.6g} divided by {plain / float(self.inverse[pair]):.5g}"
 
 
 class GGUF:
@@ -68,6 +87,9 @@ class GGUF:
             "factor": self._own("rope.scaling.factor"),
             "attention factor": self._attention_factor(kind),
             "original length": self._own("rope.scaling.original_context_length"),
+            "beta fast": (self._own("rope.scaling.yarn_beta_fast") or 32.0) if kind == "yarn" else None,
+            "beta slow": (self._own("rope.scaling.yarn_beta_slow") or 1.0) if kind == "yarn" else None,
+            "base of windows": self._own("rope.freq_base_swa") or WINDOW_BASES.get(self.architecture),
             "declared length": self._own("context_length"),
             "window": self._own("attention.sliding_window"),
         }
@@ -79,19 +101,46 @@ class GGUF:
         of_yarn = 0.1 * math.log(self._own("rope.scaling.factor") or 1.0) + 1 if kind == "yarn" else 1.0
         return of_yarn * (self._own("rope.scaling.attn_factor") or 1.0)
 
+    def frequencies(self) -> dict[str, Divided]:
+        """As llama.cpp computes them; two where it switches at a length."""
+        facts = self.facts()
+        width, base, factor = facts["rotated dimensions"], facts["base"], facts["factor"] or 1.0
+        tensors = {tensor.name: tensor for tensor in self.reader.tensors}
+        if not width:
+            return {}
+        plain = rope_frequencies(width, base=base).inverse
+        if facts["scaling"] == "linear":
+            return {SHORT: Divided(base, plain / factor)}
+        if facts["scaling"] == "yarn":
+            original = facts["original length"] or facts["declared length"]
+            scheme = YaRN(factor, original, beta_fast=facts["beta fast"], beta_slow=facts["beta slow"])
+            return {SHORT: Divided(base, rope_frequencies(width, base=base, scaling=scheme).inverse)}
+        lists = {kind: tensors[name] for name, kind in DIVISORS.items() if name in tensors}
+        divided = {
+            kind: Divided(base, plain / torch.from_numpy(_numbers(one).copy()).double()) for kind, one in lists.items()
+        }
+        return divided or {SHORT: Divided(base, plain)}
+
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""
-        from gguf.quants import dequantize
-
         names = {"attn_q": "q_proj", "attn_k": "k_proj"}
         for tensor in self.reader.tensors:
             match tensor.name.split("."):
                 case ["blk", layer, kind, "weight"] if kind in names:
-                    numbers = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-                    yield f"model.layers.{layer}.self_attn.{names[kind]}.weight", torch.from_numpy(numbers.copy())
+                    yield (
+                        f"model.layers.{layer}.self_attn.{names[kind]}.weight",
+                        torch.from_numpy(_numbers(tensor).copy()),
+                    )
 
     @property
     def exact(self) -> bool:
         """Whether its weights are floats, and not quantized."""
         kinds = {tensor.tensor_type.name for tensor in self.reader.tensors if "attn_" in tensor.name}
         return kinds <= {"F32", "F16", "BF16"}
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    """A tensor of the file as float32."""
+    from gguf.quants import dequantize
+
+    return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from textwrap import shorten
 from typing import Any, NoReturn
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import safe_open
 from transformers import (
     AutoConfig,
@@ -36,6 +38,8 @@ ADAPTER = "adapter_config.json"
 PICKLED = "pytorch_model*.bin"
 PARTS = ("*.incomplete", "*.part", "*.crdownload")
 """What downloads that have not ended are called."""
+DEEPEST = 32
+"""Lists and dicts inside one another in a config.json, at most."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -109,6 +113,7 @@ def load(
         attn_implementation = "longitude"
     with (
         quiet(),
+        refusing_code(path),
         _config_to_blame(path, config, make),
         in_one_line(f"{path}: the weights cannot be loaded; copy or download them again"),
     ):
@@ -210,6 +215,7 @@ def local_folder(path: str) -> Path | None:
             raise ValueError(
                 f"{path} is being written, or was left by a process that was killed; take the finished folder"
             )
+        require_own_files(folder)
         return folder
     if folder.exists():
         raise ValueError(f"{path} is a file; expected the folder of a checkpoint, with config.json")
@@ -218,6 +224,30 @@ def local_folder(path: str) -> Path | None:
             f"{path}: there is no such folder; expected a checkpoint with config.json, or a name on the hub"
         )
     return None
+
+
+def require_own_files(folder: Path) -> None:
+    """ValueError for a link out of a folder, whose content is not the checkpoint's, and for what is neither file nor folder.
+
+    Links to blobs of the hub's cache are how that cache holds files.
+    """
+    own = folder.resolve()
+    blobs = [own.parent.parent / "blobs", *Path(HF_HUB_CACHE).expanduser().resolve().glob("*/blobs")]
+    for path in sorted((*folder.iterdir(), *folder.glob("*/*"))):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue  # nothing reads them
+        target = path.resolve()
+        if path.is_symlink() and not any(target.is_relative_to(place) for place in (own, *blobs)):
+            raise ValueError(
+                f"{path} is a link to {target}, outside of the checkpoint's folder, and is not followed; put a copy in its place"
+            )
+        if not path.is_file() and not path.is_dir():
+            what = (
+                "a link to a file that is not there"
+                if path.is_symlink()
+                else "no regular file (a pipe, socket or device)"
+            )
+            raise ValueError(f"{path} is {what}; remove it, or put the file in its place")
 
 
 def _require_config(folder: Path) -> dict[str, Any]:
@@ -235,8 +265,12 @@ def _require_configuration(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not readable JSON ({one_line_of(error)}); restore the file") from error
+    if depth_of(plain) > DEEPEST:
+        raise ValueError(
+            f"{file}: its values are nested more than {DEEPEST} deep, as no configuration is; restore the file"
+        )
     if not isinstance(plain, dict) or not isinstance(plain.get("model_type"), str):
         raise ValueError(f'{file} names no model_type; expected a configuration of transformers, with "model_type"')
     if plain["model_type"] not in CONFIG_MAPPING:
@@ -251,6 +285,21 @@ def _require_configuration(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return plain
+
+
+def depth_of(value: Any) -> int:
+    """How many lists and dicts are inside one another."""
+    depth, level = 0, [value]
+    while level := [
+        x
+        for each in level
+        if isinstance(each, list | dict)
+        for x in (each.values() if isinstance(each, dict) else each)
+    ]:
+        depth += 1
+        if depth > DEEPEST:
+            break
+    return depth
 
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
@@ -348,7 +397,9 @@ def _device(device: str | torch.device) -> torch.device:
 
 # ---- errors in one line -----------------------------------------------------------------------------------------------
 def one_line_of(error: BaseException) -> str:
-    """An error's message in one line, its end cut off where it is long."""
+    """An error's message in one line, its end cut off where it is long; without advice to run what comes with a checkpoint."""
+    if "trust_remote_code" in str(error):
+        return "it is code that comes with the checkpoint, and such code is never run"
     return shorten(str(error), 240, placeholder=" ...") or type(error).__name__
 
 
@@ -359,6 +410,22 @@ def in_one_line(problem: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ValueError(f"{problem} ({one_line_of(error)})") from error
+
+
+@contextmanager
+def refusing_code(path: str) -> Iterator[None]:
+    """What torch's restricted reader of pickles refuses becomes one sentence, without torch's advice to read it all the same."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error.__cause__ or error)
+        if "weights_only" not in said:
+            raise
+        name = re.search(r"GLOBAL (\S+)", said)
+        held = f"{name[1]}, which is code" if name else "more than tensors"
+        raise ValueError(
+            f"{path}: its pickled weights hold {held}; only tensors are read from a pickle, so ask for safetensors"
+        ) from error
 
 
 @contextmanager

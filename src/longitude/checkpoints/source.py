@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from longitude.checkpoints.config import LENGTH_KEYS, declared_length
@@ -127,15 +128,19 @@ def require_files(source: Source, allow_pickle: bool) -> None:
         require_fit(source.name, source.skeleton, held)
 
 
-def require_fit(name: str, skeleton: nn.Module, held: dict[str, list[int]]) -> None:
+def require_fit(name: str, skeleton: Any, held: dict[str, list[int]]) -> None:
     """ValueError where the tensors of the files are not those that config.json describes: another shape, or one missing.
 
-    transformers loads some checkpoints under other names than the files': where it might, because a part has the model's names,
-    nothing is called missing.
+    transformers loads some checkpoints under other names than the files': where it might, because a part has the model's names
+    or names of its class's table of renamings, nothing is called missing.
     """
     state = skeleton.state_dict(keep_vars=True)
     prefix = getattr(skeleton, "base_model_prefix", "")
-    found = {each if each in state else f"{prefix}.{each}": shape for each, shape in held.items()}
+
+    def found_as(name: str) -> str:
+        return name if name in state else f"{prefix}.{name}"
+
+    found = {found_as(each): shape for each, shape in held.items()}
     for each in sorted(found.keys() & state.keys()):
         if found[each] != [*state[each].shape]:
             raise ValueError(
@@ -143,8 +148,10 @@ def require_fit(name: str, skeleton: nn.Module, held: dict[str, list[int]]) -> N
             )
     ignored = getattr(skeleton, "_keys_to_ignore_on_load_unexpected", None) or []
     there = {id(state[each]) for each in found if each in state}  # a tied weight is one tensor of many names
-    renamed = any(each not in state and not any(re.search(rule, each) for rule in ignored) for each in found)
-    if renamed and len(there) > BY_CHANCE:
+    renamed = [each for each in held if found_as(each) not in state and not any(re.search(r, each) for r in ignored)]
+    patterns = [x for each in get_model_conversion_mapping(skeleton, add_legacy=False) for x in each.source_patterns]
+    known = any(re.search(pattern.replace("*", ".*"), each) for pattern in patterns for each in renamed)
+    if renamed and (len(there) > BY_CHANCE or known):
         return
     lost = [each for each, tensor in state.items() if isinstance(tensor, nn.Parameter) and id(tensor) not in there]
     if lost:

@@ -26,9 +26,8 @@ from typing import Annotated, get_type_hints
 import tyro
 
 from longitude import __version__, plugins
-from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
-from longitude.errors import UnsupportedVersion, require_torch, unknown
-from longitude.runs import distributed
+from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
+from longitude.errors import MissingPackage, UnsupportedVersion, require_torch, unknown
 
 PLUGIN = Parameter(
     "plugin",
@@ -56,15 +55,10 @@ def verbs() -> dict[str, Callable[..., int]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["study"] and distributed.launched():
-        return distributed.lead(lambda: _main(arguments))
-    return _main(arguments)
-
-
-def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["--version"]:
         print(f"longitude {__version__}")
         return DONE
+    write_any_sign()
     try:
         _require_known(arguments)
         for before, argument in pairwise(["", *arguments]):
@@ -97,13 +91,13 @@ def _main(arguments: list[str]) -> int:
 # ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
 
 
-def _unsupported(error: ImportError) -> UnsupportedVersion | None:
-    """The version behind a failed import; where torch is too old, something that it lacks may have been missed first."""
+def _unsupported(error: ImportError) -> ImportError | None:
+    """What to install, where that is behind a failed import; a torch that is too old may lack something else first."""
     try:
         require_torch()
     except UnsupportedVersion as old:
         return old
-    return error if isinstance(error, UnsupportedVersion) else None
+    return error if isinstance(error, UnsupportedVersion | MissingPackage) else None
 
 
 def _require_known(arguments: list[str]) -> None:

@@ -117,7 +117,8 @@ def check_model(
         given = {"--reference": reference, "--dtype": dtype, "--allow-pickle": allow_pickle or None}
         for option in [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{option} is for weights, and --quick reads none; leave one of them out")
-        subject = subject_of(random_model(model, seed).to(device), length=length, raw=raw_config(model), seed=seed)
+        options = {"raw": raw_config(model), "seed": seed, "folder": model}
+        subject = subject_of(random_model(model, seed).to(device), length=length, **options)
         laws = laws or QUICK
     else:
         checkpoint = loaded(model)
@@ -171,7 +172,7 @@ def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
     """What to build and with which options, if this names an encoding or a mixer; None: a model, as any folder is."""
     if Path(name).is_dir():
         return None
-    from longitude.study.labels import parse_label, parse_options
+    from longitude.labels import parse_label, parse_options
 
     if re.split(r"[:+]", name)[0] in registered():
         label = parse_label(name)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from longitude.cli.shared import DONE
+from longitude.cli.shared import DONE, waiting
 
 
 def explore(out: Path = Path("explore.html")) -> int:
@@ -14,8 +14,9 @@ def explore(out: Path = Path("explore.html")) -> int:
     """
     if out.suffix != ".html":
         raise ValueError(f"--out {out}: expected a name that ends in .html")
-    from longitude.explore import write
+    with waiting("drawing every encoding: about a minute"):
+        from longitude.explore import write
 
-    write(out)
+        write(out)
     print(f"{out}: open it in a browser", file=sys.stderr)
     return DONE

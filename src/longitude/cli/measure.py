@@ -66,7 +66,12 @@ def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> 
     from longitude.runs.progress import Progress
 
     with Progress() as bar:
-        found = costs(config, models, bar.update)
+
+        def report(what: str, done: float, total: float) -> None:
+            bar.update(what, done, total)
+            bar.note(what)
+
+        found = costs(config, models, report)
     if json:
         print_json([asdict(cost) for cost in found])
         return DONE

@@ -1,6 +1,5 @@
 """`longitude report`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,19 +14,17 @@ def report(
     csv: bool = False,
     markdown: bool = False,
 ) -> int:
-    """Build the report of a study again, from its saved results alone; or put several studies side by side; or judge claims.
+    """Build the report of a study again, from its saved results alone; or put several studies side by side.
 
     Args:
-        run: Directory of a study, or several; what cannot be compared is refused with what differs. Or the directory of the
-            studies of --preset claims: then claims with their verdicts are printed.
+        run: Directory of a study, or several; what cannot be compared is refused with what differs.
         json: Print the rows as JSON instead of the table.
         csv: Print what was found of every encoding at every length as CSV.
         markdown: Print the tables as Markdown: values with intervals, comparisons.
     """
     if not run:
         raise ValueError("expected the directory of a study, or several: longitude report runs/study")
-    claims = len(run) == 1 and holds_claims(run[0])
-    for each in () if claims else run:
+    for each in run:
         if not (each / "study.json").is_file():
             raise ValueError(
                 f"{each} holds no study: expected a directory with study.json, as `longitude study` writes"
@@ -35,8 +32,6 @@ def report(
     if json + csv + markdown > 1:
         raise ValueError("--json, --csv and --markdown are three forms of one output; choose one")
     first, *others = run
-    if claims:
-        return judge(first, (), json, csv, markdown)
     if others:
         return compare(run, json, csv, markdown)
     from longitude.study import tables
@@ -48,35 +43,6 @@ def report(
         return show(of, json)
     analysis = analyse(of)
     print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
-    return DONE
-
-
-def holds_claims(root: Path) -> bool:
-    """Whether a folder holds studies that claims are judged on, and is none itself."""
-    from longitude.study.presets import list_presets
-
-    names = [name.removeprefix("claims/") for name in list_presets() if name.startswith("claims/")]
-    return not (root / "study.json").is_file() and any((root / name / "study.json").is_file() for name in names)
-
-
-def judge(root: Path, claims: Sequence[str] = (), json: bool = False, csv: bool = False, markdown: bool = False) -> int:
-    """Print claims with their verdicts on the studies of a folder; by default all."""
-    from longitude.claims.base import claims_of
-    from longitude.claims.evidence import Evidence
-    from longitude.claims.page import charts, page
-    from longitude.claims.tables import frame, table
-    from longitude.report.table import show as display
-
-    evidence = Evidence(root)
-    judged = [claim.judged(evidence) for claim in claims_of(claims)]
-    if json:
-        print_json(frame(judged))
-    elif csv:
-        print(frame(judged).to_csv(index=False), end="")
-    elif markdown:
-        print(page(judged, evidence, charts(judged, evidence)), end="")
-    else:
-        display(table(judged))
     return DONE
 
 

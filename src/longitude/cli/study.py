@@ -8,17 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.report import judge, show
+from longitude.cli.report import show
 from longitude.cli.shared import DONE, FAILURES, print_json, waiting
 from longitude.runs.distributed import launched
-from longitude.study.config import StudyConfig, listed, option
+from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
 
-CLAIMS = "claims"
-"""The preset that is a series of studies."""
-OF_CLAIMS = Path("runs") / CLAIMS
-MANY = 2**16
-"""More models than run at once."""
 LINES = 7
 """Plain lines per model where there is no terminal."""
 
@@ -26,8 +21,8 @@ LINES = 7
 def defaults(arguments: list[str]) -> dict[str, Any]:
     """Of `study`: those of the preset or task that the arguments name, or of the study in the folder that they name."""
     given = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
-    found = {"config": StudyConfig(), "out": Path("runs/study"), "given": tuple(given), **_of_preset_or_task(arguments)}
-    if given & {"--help", "--fresh"} or "-h" in arguments or found["out"] == OF_CLAIMS:
+    found = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
+    if given & {"--help", "--fresh"} or "-h" in arguments:
         return found
     from longitude.study.record import GROWING, place_of, read_study
 
@@ -53,8 +48,6 @@ def _of_preset_or_task(arguments: list[str]) -> dict[str, Any]:
     """Defaults of the preset or the task that the arguments name."""
     named = re.findall(r"--task[= ](\S+)", " ".join(arguments))
     presets = re.findall(r"--preset[= ](\S+)", " ".join(arguments))
-    if presets and presets[-1] == CLAIMS:
-        return {"out": OF_CLAIMS}
     if presets:
         from longitude.study.presets import of_preset  # loads torch
 
@@ -78,12 +71,10 @@ def study(
     config: Annotated[StudyConfig, tyro.conf.arg(name="")],
     execution: Annotated[Execution, tyro.conf.arg(name="")] = Execution(),  # noqa: B008 - frozen
     preset: str = "quick",
-    claims: tuple[str, ...] = (),
     out: Path = Path("runs/study"),
     fresh: bool = False,
     json: bool = False,
     plan: bool = False,
-    given: Annotated[tuple[str, ...], tyro.conf.SuppressFixed, tyro.conf.Fixed] = (),
 ) -> int:
     """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
 
@@ -95,10 +86,8 @@ def study(
         config: What to study.
         execution: Where.
         preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
-            everything, or a .toml file of your own, written like those in longitude/study/presets. claims is a series of
-            studies that judge what papers say: each in a folder of its own, one after the other, with the options that are
-            given for all; claims/text and others are these studies alone.
-        claims: Of --preset claims: only the studies that these claims read; docs/claims.md has their names.
+            everything, or a .toml file of your own, written like those in longitude/study/presets;
+            claims/text and others are the studies that judge what papers say (docs/claims.md).
         out: Directory of the run; by default runs/study, or runs and the name of the task or preset, and a name made of the
             options that differ from the defaults: every question has a folder of its own. In the folder of a study, options
             that are left out are as they are there.
@@ -106,16 +95,13 @@ def study(
         json: Print the rows as JSON instead of the table.
         plan: Run nothing; print parameters, steps, FLOPs and memory of every model, and about how long the study takes on this
             machine, from a few steps of each model.
-        given: Names of the options on the command line.
     """
     # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if preset == CLAIMS:
-        names = [name for name in StudyConfig.__dataclass_fields__ if option(name) in given]
-        return _series(claims, {name: getattr(config, name) for name in names}, execution, out, fresh, json, plan)
-    if claims:
+    if launched():
         raise ValueError(
-            f"--claims is of --preset {CLAIMS}, got {listed(claims)} with --preset {preset}; leave one of them out"
+            "a study trains each model in one process: expected the command without torchrun or accelerate launch, got a "
+            "launched process; --workers N trains N models side by side, --executor ray uses several machines"
         )
     with waiting("reading the text, building the models"):
         from longitude.runs.progress import Progress
@@ -123,8 +109,6 @@ def study(
         from longitude.study.results import read_run
         from longitude.study.runner import study as run
 
-        if plan and launched():
-            raise ValueError("--plan is of one process; give it without torchrun or accelerate launch")
         planned = checked(config, out, fresh)
         adds = planned.grows or not planned.finished
         executor = execution.of(planned.config, len(planned.trials))
@@ -172,46 +156,3 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     minutes = wall_seconds(found, len(config.seeds), workers, rates) / 60
     print(f"{trials} models of these, {workers} at once: about {minutes:.1f} minutes on this machine as busy as now")
     return DONE
-
-
-def _series(
-    claims: tuple[str, ...],
-    options: dict[str, Any],
-    execution: Execution,
-    out: Path,
-    fresh: bool,
-    json: bool,
-    plan: bool,
-) -> int:
-    """Run the studies that claims are judged on, after saying how long that takes, and print the verdicts."""
-    with waiting("reading the presets"):
-        from longitude.claims.series import begin, members, run_series, time_of
-        from longitude.report.table import show as display, table
-        from longitude.runs.progress import Progress
-
-        if launched():
-            raise ValueError(f"--preset {CLAIMS} is of one process; give it without torchrun or accelerate launch")
-        found = members(out, claims, options, fresh)
-    with Progress() as bar:
-        times = [
-            time_of(member, fresh, lambda label, done, total: bar.update(f"a few steps of {label}", done, total))
-            for member in found
-        ]
-    workers = max(getattr(execution.of(member.config, MANY), "workers", 1) for member in found)
-    hours = [time.seconds / 3600 for time in times]
-    title = f"about {sum(hours) / workers:.1f} hours, {workers} models at once"
-    made = table("study", "models to train", "hours of work", "estimate", title=title)
-    for time, each in zip(times, hours, strict=True):
-        made.add_row(time.study, str(time.models), f"{each:.2f}", time.source)
-    if plan:
-        if json:
-            print_json([time._asdict() for time in times])
-        else:
-            display(made)
-        return DONE
-    begin(out, options, fresh)
-    with Progress(lines=LINES * sum(time.models for time in times)) as bar:
-        bar.console.print(made)
-        complete = run_series(found, execution.of, fresh, bar.update, bar.note)
-    code = judge(out, claims, json=json)
-    return code if complete else FAILURES

@@ -13,6 +13,7 @@ from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.criteria import needles, running_text
 from longitude.extend.factors import rotary_pairs
+from longitude.extend.methods import ROTATED_VALUES
 from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
 from longitude.extend.short_contexts import Cost, CostMeasurement, Progress
@@ -44,7 +45,7 @@ class Extension:
     written: bool = False
 
 
-def extend(
+def extend(  # noqa: C901
     model: str | Path,
     out: Path | None,
     *,
@@ -138,6 +139,7 @@ def extend(
             config=plan.config if changed else None,
             tokenizer_length=limit[1] if changed and limit else None,
             extra=None if found is None else found.record,
+            check=plan.require_written,
         )
         if train is not None:
             try:
@@ -175,6 +177,11 @@ def _search(
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:
         raise ValueError(
             f"--method {target.method}: {source.name} was extended already; search on the original checkpoint"
+        )
+    if (kind := source.config.model_type) in ROTATED_VALUES:
+        factors = "its candidates may multiply cos and sin"
+        raise ValueError(
+            f"--method {target.method}: {factors}, and a {kind} model rotates its values by them; take yarn"
         )
     if cost is None or out is None:
         raise ValueError(

@@ -78,15 +78,15 @@ def ntk_below(factors: Sequence[float], critical: int) -> tuple[float, ...]:
     return (*below, *factors[critical:])
 
 
-def writable(scheme: Scaling, rope: RopeConfig, head_dim: int, original_length: int, length: int) -> Scaling:
+def writable(scheme: Scaling, rope: RopeConfig, rotary_dim: int, original_length: int, length: int) -> Scaling:
     """The scheme, or, where no rope_type of transformers exists for it, the same frequencies as factors for each pair."""
     try:
-        to_hugging_face(rope._replace(scaling=scheme), head_dim)
+        to_hugging_face(rope._replace(scaling=scheme), rotary_dim)
         return scheme
     except ValueError:
         if rope.proportion != 1:  # no rope_type has factors for a part of the pairs
             raise
-    pairs = RotaryPairs(rope.base, rope.rotary_dim(head_dim), original_length, length)
+    pairs = RotaryPairs(rope.base, rotary_dim, original_length, length)
     candidate = pairs.candidate(scheme)
     return pairs.longrope(candidate, candidate.factors)
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
@@ -44,8 +45,8 @@ RANK = 16
 """Of the matrices that LoRA adds to every linear layer."""
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
-SAVED = 0.1
-"""Share of the steps after which the training is saved: what a kill loses at most."""
+SAVED = 180.0
+"""Seconds between saves of the training: what a kill loses at most, and a step."""
 
 UNFINISHED, WHOLE = "checkpoint", "step"
 """Names of what is being saved, which the Trainer gives, and of what is on the disk."""
@@ -62,7 +63,8 @@ class Training:
         losses: Of each step, nats per token.
         tokens: That were trained on.
         parameters: That were trained.
-        seconds: From the first step to the last.
+        seconds: From the first step to the last, of this process.
+        tokens_per_second: Of the steps in it.
         costs: Bits per byte before and after, where a text to measure on was given.
     """
 
@@ -70,6 +72,7 @@ class Training:
     tokens: int
     parameters: int
     seconds: float
+    tokens_per_second: float
     costs: list[Cost] = field(default_factory=list)
 
 
@@ -96,8 +99,8 @@ def fine_tune(
     the old ones; LoRA's are merged, so that plain transformers loads it. The same call under `accelerate launch` trains on
     every process that it starts, as one process does with as many times the batch; the first process writes, and the others
     wait until it has made `directory`. A stock model holds the logits of its whole batch for the loss: the memory is
-    estimated first. After each tenth of the steps the training is saved next to `out`, so that the same call continues after
-    a kill; what is saved goes when `out` is there.
+    estimated first. Every three minutes the training is saved next to `out`, so that the same call continues after a kill;
+    what is saved goes when `out` is there.
 
     Args:
         directory: The checkpoint; it is only read.
@@ -164,8 +167,10 @@ def fine_tune(
         trainer = kind(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep()])
         trainer.remove_callback(PrinterCallback)
         begun = time.perf_counter()
-        trainer.train(resume_from_checkpoint=newest and str(newest))
+        with quiet():  # of bars while shards are written, and logs that Steps has
+            trainer.train(resume_from_checkpoint=newest and str(newest))
         seconds = time.perf_counter() - begun
+        share = 1 - (_step_of(newest) if newest else 0) / steps
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if arguments.process_index == 0:
@@ -174,7 +179,8 @@ def fine_tune(
         shutil.rmtree(training_folder(out), ignore_errors=True)
     trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
     costs = [] if cost is None else cost.compare(out)
-    return Training(losses, len(windows) * length, trained, seconds, costs)
+    tokens = len(windows) * length
+    return Training(losses, tokens, trained, seconds, share * tokens / seconds, costs)
 
 
 def _arguments(
@@ -199,8 +205,7 @@ def _arguments(
         seed=seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_steps=max(1, math.ceil(SAVED * steps)),
+        save_strategy="no",  # Keep decides
         report_to="none",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
@@ -317,9 +322,19 @@ class Steps(TrainerCallback):
 
 # ---- what a kill leaves ----------------------------------------------------------------------------------------------
 class Keep(TrainerCallback):
-    """Gives what the Trainer saved its name once it is on the disk, and then removes the older one."""
+    """Saves by time. What the Trainer saved gets its name once it is on the disk, and then the older one is removed."""
+
+    def __init__(self) -> None:
+        self.saved = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        due = torch.tensor(int(time.monotonic() - self.saved >= SAVED), device=args.device)
+        if args.world_size > 1:  # all processes save, or none
+            due = broadcast(due)
+        control.should_save = bool(due)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.saved = time.monotonic()
         args.distributed_state.wait_for_everyone()  # each process writes the state of its own random numbers
         if not state.is_world_process_zero:
             return
@@ -335,7 +350,11 @@ class Keep(TrainerCallback):
 
 def _whole(folder: Path) -> list[Path]:
     """What is saved of a training, in the order of its steps."""
-    return sorted(folder.glob(f"{WHOLE}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return sorted(folder.glob(f"{WHOLE}-*"), key=_step_of)
+
+
+def _step_of(saved: Path) -> int:
+    return int(saved.name.rpartition("-")[2])
 
 
 def _newest(folder: Path, model: Any) -> Path | None:

@@ -15,6 +15,8 @@ from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Follows
 
 UNROTATED = 1e30
 """Positions divided by it rotate nothing: cos is 1, and sin vanishes next to it in every dtype. Every family reads "linear"."""
+ROTATED_VALUES = ("deepseek_v4",)
+"""Model types whose values rotate with their keys. A factor on cos and sin would multiply values too: their YaRN has none."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,7 @@ METHODS: dict[str, Method] = {
     ),
     "ntk-by-parts": Method("The frequencies of YaRN without its attention factor, which is written as 1."),
     "yarn": Method(
-        "Static: the attention factor holds for short contexts too, which is the cost measured here. Keep the original "
-        "checkpoint for them.",
+        "Static: short contexts are rotated otherwise, too. Keep the original checkpoint for them.",
     ),
     "llama3": Method(
         "Published with training at the new length after it; pairs that rotate more than 4 times stay as they are.",

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from longitude.checkpoints.config import FULL, head_dim_of, unread_keys, unrotated
+from longitude.checkpoints.config import FULL, head_dim_of, unread_keys
 from longitude.checkpoints.keys import Ropes, difference, names_base, of_full_attention, ropes_of, with_ropes
-from longitude.checkpoints.load import in_one_line
-from longitude.checkpoints.positions import Kind, rotary_of
+from longitude.checkpoints.load import in_one_line, require_shards
+from longitude.checkpoints.positions import Kind
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.source import Source
+from longitude.checkpoints.source import Source, require_fit
 from longitude.extend.factors import writable
+from longitude.extend.layers import Layers, auto_class
 from longitude.extend.learned_table import find_table, stretched
-from longitude.extend.methods import method_of, original_of, scheme_of, with_scheme
+from longitude.extend.methods import ROTATED_VALUES, method_of, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
-from longitude.positions.hugging_face import ORIGINAL, type_of, unread_words
-from longitude.positions.scaling import DynamicNTK, Follows, Scaling, rope_frequencies
+from longitude.positions.hugging_face import ORIGINAL, unread_words
+from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Scaling, YaRN
+from longitude.positions.scaling.ntk import ntk_base
 from longitude.runs.files import read_json
 from longitude.runs.memory import forward_memory, require_memory, total_memory
 
@@ -77,6 +82,8 @@ class ExtendPlan:
         changes: Tensor name -> what becomes of it.
         notes: For the user, a sentence each.
         search: What a search of factors found.
+        layers: How the class rotates them as they are; None where nothing about rotation changes.
+        ropes: What the new configuration is meant to declare.
     """
 
     source: Source
@@ -91,6 +98,8 @@ class ExtendPlan:
     changes: dict[str, Change] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     search: SearchResult | None = None
+    layers: Layers | None = None
+    ropes: Ropes | None = None
 
     @property
     def length(self) -> int:
@@ -114,6 +123,33 @@ class ExtendPlan:
         before = tokenizer_length(self.source)
         return None if before is None or not self.original <= before < self.length else (before, self.length)
 
+    def require_written(self, folder: Path) -> None:
+        """ValueError unless a folder that was written is read as meant: its tensors fit its model, which rotates as planned."""
+        config = self.read_config(folder)
+        if self.source.quantization is None:
+            with (
+                quiet(),
+                torch.device("meta"),
+                in_one_line(f"{self.source.name}: transformers builds no model of what is written"),
+            ):
+                skeleton = auto_class(self.source).from_config(config)
+            require_fit(self.source.name, skeleton, require_shards(folder))
+        if self.layers is not None:
+            self.require_rotation(config)
+
+    def require_rotation(self, config: PreTrainedConfig) -> float:
+        """The attention factor. ValueError unless the class rotates as meant by a new configuration."""
+        assert self.layers is not None and self.ropes is not None
+        return self.layers.require(config, self.ropes, self.target.method, self.length)
+
+    def read_config(self, folder: Path | None = None) -> PreTrainedConfig:
+        """As transformers reads it from a folder; None: from config.json as it becomes."""
+        with quiet(), in_one_line(f"{self.source.name}: transformers cannot read the new config.json"):
+            if folder is not None:
+                return AutoConfig.from_pretrained(folder)
+            kind = CONFIG_MAPPING[self.config["model_type"]]
+            return kind.from_dict(json.loads(json.dumps(self.config), object_hook=number_or_dict))
+
 
 def plan_extension(
     source: Source, target: Target, search: SearchResult | None = None, must_fit: bool = True
@@ -132,7 +168,7 @@ def plan_extension(
     else:
         plan.notes.append(
             "ALiBi biases every distance alike, at any length: it needs no scaling, and nothing is written. Whether the "
-            "model keeps its quality at the new length is measured."
+            "model keeps its quality at the new length, only a measurement shows."
         )
         if hasattr(source.config, "max_seq_len"):
             biases = "transformers makes this model's biases for max_seq_len positions"
@@ -188,11 +224,16 @@ def tokenizer_length(source: Source) -> int | None:
     return length if isinstance(length, int) and length < 10**9 else None
 
 
+def number_or_dict(read: dict[str, Any]) -> Any:
+    """Infinity and NaN as transformers writes them into JSON."""
+    return float(read["__float__"]) if read.keys() == {"__float__"} else read
+
+
 # ---- rotary ----------------------------------------------------------------------------------------------------------
 def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
     ropes, method = ropes_of(source), method_of(target.method)
-    rope, head_dim = of_full_attention(ropes), head_dim_of(source.config, FULL)
+    rope = of_full_attention(ropes)
     if plan.length == plan.original and plan.factor == 1:
         if target.base is not None and target.base != rope.base:
             unchanged = "--to is the trained length, where nothing changes"
@@ -203,81 +244,44 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     if target.base is not None and target.base < rope.base:
         below = f"below the base of {source.name}, {rope.base:g}"
         raise ValueError(f"--base {target.base:g} is {below}: a smaller base shortens the context; give a larger one")
+    layers = Layers.of(source, plan.read_config(source.folder), ropes, plan.original)
     scheme = plan.search.scheme if plan.search else scheme_of(target.method, plan.factor, plan.original, target.base)
-    plan.scheme = writable(scheme, rope, head_dim, plan.original, plan.length)
+    if source.config.model_type in ROTATED_VALUES and isinstance(scheme, YaRN):
+        scheme = replace(scheme, attention_factor=1.0)
+        plan.notes.append(
+            f"The attention factor is 1, as in every {source.config.model_type} model: its values rotate, too."
+        )
+    plan.scheme = writable(scheme, rope, layers.rotary_dim, plan.original, plan.length)
     after = with_scheme(ropes, plan.scheme)
-    inner = with_ropes(source, after, head_dim)
+    written = plan.scheme
+    if isinstance(written, NTK):
+        written = BaseChange(ntk_base("ntk", rope.base, written.factor, layers.rotary_dim))
+    inner = with_ropes(source, with_scheme(ropes, written), layers.rotary_dim)
     if method.raises_length:
         inner |= {source.length_key: plan.length, ORIGINAL: plan.original}
     else:
         inner[source.length_key] = plan.original
     plan.config = inner if source.inner is source.json else source.json | {"text_config": inner}
-    plan.attention_factor = require_same_frequencies(plan, after)
-    plan.base = type_of(of_full_attention(after), head_dim)[1]
+    plan.layers, plan.ropes = layers, after
+    plan.attention_factor = plan.require_rotation(plan.read_config())
+    plan.base = written.base if isinstance(written, BaseChange) else rope.base
     plan.notes.append(method.note)
     if unread := unread_keys(source.inner, source.config):
         plan.notes.append(f"{unread_words(unread)}. They stay as they are.")
-    if still := unrotated(rope):
-        plan.notes.append(f"Layers without rotation, which stay as they are: {', '.join(map(str, still))}.")
+    plan.notes += layers.notes()
     if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
         plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")
     if not names_base(source.inner):
         taken = f"{rope.base:g} is what transformers takes for this model, and it is written down now"
         plan.notes.append(f"config.json names no base: {taken}. Make sure that the model was trained with it.")
-    if isinstance(after, dict):
-        same = [layer for layer, one in after.items() if one == ropes[layer]]  # type: ignore[index]
-        plan.notes.append(f"Layers that stay as they are: {', '.join(same)}.")
-    if (window := getattr(source.config, "sliding_window", None)) and window < plan.length:
-        plan.notes.append(f"A layer with a sliding window attends to {window} tokens, before and after.")
-    if (chunk := getattr(source.config, "attention_chunk_size", None)) and chunk < plan.length:
-        plan.notes.append(f"A layer that attends in chunks sees {chunk} tokens at most, before and after.")
+    with in_one_line(f"{source.name}: the size of its heads is unknown"):
+        head_dim = head_dim_of(source.config, FULL)
     cache = forward_memory(source.skeleton, head_dim, source.dtype, plan.length, rows=1, chunk=1, logits=0).cache
     if must_fit:
         elsewhere = "give a shorter length, or --no-measure if the model will run elsewhere"
         what = f"--to {plan.length}: keys and values of one sequence take"
         require_memory(cache, total_memory(), what, elsewhere)
     plan.notes.append(f"Keys and values of one sequence of {plan.length} tokens take {cache / 2**20:.0f} MiB.")
-
-
-def require_same_frequencies(plan: ExtendPlan, ropes: Ropes) -> float:
-    """ValueError unless transformers makes, from the new configuration, the frequencies that are meant.
-
-    Its own module is built from it and called, at the original length and, where they follow the length, at the new one.
-    Returns the attention factor of the layers of full attention.
-    """
-    name, config, module = plan.source.name, plan.source.config, rotary_of(plan.source.skeleton)
-    assert module is not None
-    kind, method = type(module).__name__, plan.target.method
-    with quiet(), in_one_line(f"{name}: transformers builds no {kind} for --method {method}; choose another"):
-        theirs: Any = type(module)(type(config).from_dict(plan.inner))
-    factor = 1.0
-    for layer, rope in ropes.items() if isinstance(ropes, dict) else [(None, ropes)]:
-        if rope is None:
-            continue
-        for length in (plan.original, plan.length) if isinstance(rope.scaling, Follows) else (plan.original,):
-            inverse, their_factor = frequencies_of(theirs, layer, length)
-            head_dim = head_dim_of(config, layer)
-            options: dict[str, Any] = rope._replace(sections=None).options(head_dim)
-            options |= {"rotary_dim": 2 * len(inverse), "length": length}
-            ours = rope_frequencies(max(head_dim, 2 * len(inverse)), **options)
-            before = len(getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq"))  # of the model as it is
-            near = len(inverse) == before and torch.allclose(ours.inverse.float(), inverse.float(), rtol=1e-4, atol=0)
-            if not near or abs(their_factor - ours.attention_factor) > 1e-6:
-                raise ValueError(
-                    f"{name}: transformers' {kind} does not rotate as {rope.scaling} defines; {config.model_type} models "
-                    f"cannot be extended by --method {method}"
-                )
-            if rope == of_full_attention(ropes):
-                factor = ours.attention_factor
-    return factor
-
-
-def frequencies_of(rotary: Any, layer: str | None, length: int) -> tuple[Tensor, float]:
-    """The frequencies and the attention factor that a module of transformers uses for this many tokens."""
-    kind = {} if layer is None else {"layer_type": layer}
-    rotary(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]), **kind)
-    prefix = "" if layer is None else f"{layer}_"
-    return getattr(rotary, f"{prefix}inv_freq"), getattr(rotary, f"{prefix}attention_scaling", 1.0)
 
 
 # ---- learned tables --------------------------------------------------------------------------------------------------

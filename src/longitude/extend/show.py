@@ -68,8 +68,8 @@ def differences(plan: ExtendPlan) -> list[tuple[str, Any, Any]]:
 def training_line(training: Training) -> str:
     return (
         f"\ntrained: {len(training.losses)} steps, {training.tokens} tokens, {training.parameters} parameters, "
-        f"{training.seconds:.0f} s; nats per token {training.losses[0]:.3f} at the first step, {training.losses[-1]:.3f} at "
-        f"the last"
+        f"{training.seconds:.0f} s, {training.tokens_per_second:.3g} tokens/s; nats per token {training.losses[0]:.3f} at the "
+        f"first step, {training.losses[-1]:.3f} at the last"
     )
 
 
@@ -117,7 +117,9 @@ def as_json(
         result |= {"notes": plan.notes, "left_out": left_out(plan.source)}
         result["search"] = plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")}
     if training is not None:
-        result["tuned"] = {name: getattr(training, name) for name in ("losses", "tokens", "parameters", "seconds")}
+        result["tuned"] = {
+            name: getattr(training, name) for name in ("losses", "tokens", "parameters", "seconds", "tokens_per_second")
+        }
     if parity is not None:
         error, wrong = parity.error, parity.wrong_rotation
         result["parity"] = {"error": error, "wrong_rotation": wrong, "transformers": parity.native}

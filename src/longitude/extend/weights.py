@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,12 @@ def write_checkpoint(
     config: Mapping[str, Any] | None = None,
     tokenizer_length: int | None = None,
     extra: Path | None = None,
+    check: Callable[[Path], object] = lambda folder: None,
 ) -> None:
     """The checkpoint into `out`, whole or not at all.
 
-    config: what config.json becomes, None: as it is. tokenizer_length: the new model_max_length. extra: one more file.
+    config: what config.json becomes, None: as it is. tokenizer_length: the new model_max_length. extra: one more file. check:
+    called with the folder before it gets its name; where it raises, nothing is left.
     """
     weights = source.shards or [x for x in source.folder.iterdir() if x.suffix in (".bin", ".pt", ".pth", ".ckpt")]
     size = sum(path.stat().st_size for path in (*weights, *carried(source)))
@@ -47,6 +49,7 @@ def write_checkpoint(
         if tokenizer_length is not None:
             path = unfinished / "tokenizer_config.json"
             write_json(path, read_json(path) | {"model_max_length": tokenizer_length}, allow_nan=True)
+        check(unfinished)
 
 
 def carried(source: Source) -> list[Path]:

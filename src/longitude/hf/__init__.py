@@ -3,6 +3,10 @@
 Importing this package registers attn_implementation="longitude".
 """
 
+from longitude.errors import require_extra
+
+require_extra("longitude.hf", "models")
+
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 

@@ -18,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longitude.attention.request import as_int
 from longitude.hf.layer import PositionEmbeddings, attach
+from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
@@ -40,15 +41,18 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
 
     Args:
         model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and similar models).
-        encoding: a name, {"name": name, **options}, an Encoding, or a list of them, composed; options that are left out come
-            from the model's shape. {"layers": [...]} has one such, without Encodings, for each layer, or a pattern of fewer that
-            is repeated; "none" is a layer without position.
+        encoding: a name, {"name": name, **options}, a label such as "t5:max_distance=32", an Encoding, or a list of them,
+            composed; options that are left out come from the model's shape. {"layers": [...]} has one such, without Encodings,
+            for each layer, or a pattern of fewer that is repeated, as a label "rope..rope..none" has; "none" is a layer without
+            position.
 
     Raises:
         ValueError: a model or an encoding that does not fit, with the reason.
     """
     base: Any = model.base_model
     layers = attentions(base)
+    if isinstance(encoding, str) and LAYERS in encoding:
+        encoding = {"layers": encoding.split(LAYERS)}
     if isinstance(encoding, Mapping) and "layers" in encoding:
         specs, of_layer, members = by_layer(encoding, model.config, len(layers))
     else:
@@ -167,6 +171,9 @@ def resolved(
         encoding="none",
     )
     specs = []
+    parts = [
+        one for part in parts for one in (parse_encoding(part) if isinstance(part, str) and is_label(part) else [part])
+    ]
     for part in parts:
         options: dict[str, Any] = (
             spec_of(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)

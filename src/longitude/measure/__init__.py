@@ -9,6 +9,8 @@ options of `longitude measure` cost no import of torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from longitude.errors import require_extra
+
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from longitude.checkpoints.load import Checkpoint as Checkpoint, load as load
     from longitude.measure.intervals import (
@@ -39,6 +41,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
         document_losses as document_losses,
         losses_by_length as losses_by_length,
     )
+
+require_extra("longitude.measure", "study")
 
 _NAMES = {
     "intervals": "Difference Interval document_difference interval paired_difference paired_ratio",

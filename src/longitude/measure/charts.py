@@ -13,7 +13,7 @@ FIRST = 16
 
 def figures(results: Results) -> list[Figure]:
     """All figures that the run has numbers for."""
-    rows = [row for row in results.rows if row.value is not None]
+    rows = [row for row in results.rows if row.value is not None and (row.task != "text" or row.metric != "perplexity")]
     flat = [row for row in rows if row.method == "non-overlapping"] or [row for row in rows if row.method == "sliding"]
     by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
     drawn = []

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from tyro.conf import arg
 
 from longitude.errors import check_sizes
 from longitude.runs.device import Device
@@ -16,6 +18,7 @@ Task = Literal[
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
 ]  # fmt: skip
 PERPLEXITY = "perplexity"
+BOS = Literal["tokenizer", "always", "never"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 
 
@@ -25,6 +28,10 @@ class MeasureConfig:
 
     lengths: tuple[int, ...] = (512, 1024, 2048)
     """Lengths in tokens, ascending. The length that a model was trained at is measured too, unless all of these are shorter."""
+    trained: Annotated[
+        bool, arg(help="Leave out the length that a model was trained at, unless --lengths names it.")
+    ] = True
+    """Measure the length that a model was trained at, too."""
     tasks: tuple[Task, ...] = (PERPLEXITY,)
     """perplexity, and tasks of retrieval."""
     text: str = "stdlib"
@@ -45,8 +52,10 @@ class MeasureConfig:
     """Tokens of the short context that it compares the whole one with; published: 4096."""
     trials: int = 10
     """Questions per length and depth."""
-    chat: bool = True
+    chat: Annotated[bool, arg(help="Ask in plain text; do not apply the tokenizer's chat template.")] = True
     """Put questions into the tokenizer's chat template, where it has one."""
+    bos: BOS = "tokenizer"
+    """Beginning-of-sequence token at the start of each window and prompt: as the tokenizer does, always, or never."""
     dtype: DType | None = None
     """Of the weights in memory; by default as they are saved."""
     device: Device = "auto"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.calibration import H100, flops_per_second, forward_flops
+from longitude.checkpoints.calibration import H100, WIDEST, flops_per_second, forward_flops
 from longitude.checkpoints.config import trained_length
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, require_consistent, with_trained
@@ -52,7 +52,7 @@ def costs(
     Args:
         config: What would be measured; perplexity counts as many documents as it may take, retrieval its prompts.
         models: Folders or names.
-        on_progress: Called with a model, how many are done, and all of them.
+        on_progress: Called before each timing with what is timed, and how many of all lengths are done.
 
     Raises:
         ValueError: For options or a config.json that `measure` would refuse, too, and for a class whose FLOPs cannot be
@@ -61,17 +61,22 @@ def costs(
     require_consistent(config)
     found, free = [], available_memory(device_of(config.device).type)
     outlines = {model: outline_of(model, checkpoints.config_of(model)) for model in models}
-    lengths = with_trained(config.lengths, [trained_length(outline.config) for outline in outlines.values()])
+    trained = [trained_length(outline.config) for outline in outlines.values() if config.trained]
+    lengths = with_trained(config.lengths, trained)
     for i, (model, outline) in enumerate(outlines.items()):
-        on_progress(f"a few layers of {model}", i, len(models))
         flops, needs, reason = forward_flops(outline), memory_of(config, outline), ""
         dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
-        for length in lengths:
-            rows = max(1, config.batch // length)
-            try:
-                rate = flops_per_second(outline, length, rows, dtype)
-            except ValueError as error:
-                rate, reason = None, str(error)
+        rates: dict[tuple[int, int], float | None] = {}
+        for j, length in enumerate(lengths):
+            shape = min(length, WIDEST), max(1, config.batch // length)
+            if shape not in rates:  # of longer windows than the widest that is timed, one timing is enough
+                what = f"timing a few layers of {model}, {shape[1]} windows of {shape[0]} tokens"
+                on_progress(what, i * len(lengths) + j, len(models) * len(lengths))
+                try:
+                    rates[shape] = flops_per_second(outline, *shape, dtype)
+                except ValueError as error:
+                    rates[shape], reason = None, str(error)
+            rate = rates[shape]
             windows = _windows(config, length)
             work = windows * flops.of(length)
             here = None if rate is None else work / rate

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longitude.measure.config import BOS
 from longitude.measure.sources import Text, name_hash
 
 ENOUGH = 20
@@ -21,6 +22,17 @@ class Documents:
     sizes: list[Tensor]
     text: list[bytes]
     unit: str
+
+
+def bos_of(tokenizer: Any, choice: BOS) -> int | None:
+    """The token that begins every window and prompt, or None. ValueError for "always" and a tokenizer that has none."""
+    token, begin = tokenizer.bos_token_id, tokenizer("a").input_ids[:1]
+    if choice == "always" and token is None:
+        raise ValueError(
+            "--bos always: the tokenizer has no beginning-of-sequence token; take --bos tokenizer or never"
+        )
+    puts = choice == "always" or (choice == "tokenizer" and token is not None and begin == [token])
+    return token if puts else None
 
 
 def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Documents:

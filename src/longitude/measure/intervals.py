@@ -11,8 +11,8 @@ documents are crossed, and seeds are few: `longitude.measure.seeds` has their in
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -140,6 +140,38 @@ def document_difference(
         Davison and Hinkley 1997, Bootstrap Methods and their Application, chapter 4
     """
     return _bootstrap([a, b], lambda a, b: a - b, metric, confidence, resamples, seed)
+
+
+def document_contrast(
+    sums: Sequence[Sums],
+    signs: Sequence[int],
+    *,
+    metric: str = "bits_per_byte",
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Difference:
+    """The signed sum of a metric of several, such as a difference of two differences, on the same documents.
+
+    Args:
+        sums: Each (nats, weights), each [documents], in the same order of documents.
+        signs: 1 or -1 for each.
+        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
+        confidence: Of the interval, between 0 and 1.
+        resamples: Of the bootstrap. Each draws documents once for all.
+        seed: Of the resampling.
+
+    Returns:
+        The signed sum with its percentile interval and p-value.
+
+    Raises:
+        ValueError: As `interval`.
+    """
+
+    def signed(*values: Any) -> Any:
+        return sum(sign * value for sign, value in zip(signs, values, strict=True))
+
+    return _bootstrap(list(sums), signed, metric, confidence, resamples, seed)
 
 
 def paired_ratio(

@@ -48,7 +48,7 @@ def follows_length(model: Any) -> str | None:
     return f"its rotary frequencies follow the length ({following[0]})" if following else None
 
 
-def reading_of(model: Any, chunk: int) -> Reading:
+def reading_of(model: Any, chunk: int, bos: int | None = None) -> Reading:
     """Chunks of `chunk` tokens, where the model reads a text in chunks as it reads it whole. ValueError: it is not causal.
 
     A few random tokens are read both ways. A model that reads them otherwise in chunks, or keeps no cache, reads windows in
@@ -67,7 +67,7 @@ def reading_of(model: Any, chunk: int) -> Reading:
             )
         reason = reason or _unlike(model, ids, size, whole, scale)
     finite = bool(whole.isfinite().all())
-    return Reading(Bounded(model, None if reason else chunk, restart=restart), reason, finite)
+    return Reading(Bounded(model, None if reason else chunk, restart=restart, bos=bos), reason, finite)
 
 
 def _probe(model: Any) -> tuple[Tensor, int]:

@@ -17,7 +17,7 @@ from longitude.checkpoints.source import require_fit
 from longitude.hf.stock import KEY, class_of
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, check_each_once, require_consistent, with_trained
-from longitude.measure.documents import Documents, documents_of
+from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
 from longitude.measure.windows import LOGITS
@@ -50,7 +50,8 @@ class Subject:
         last: Where a table of positions ends.
         positions: Its encoding in a few words.
         content: A hash of its files, so that a run does not mix two checkpoints of one name.
-        adds_bos: Whether its tokenizer puts a token of its own before a text.
+        bos: The token that begins its windows of text; None: none does.
+        adds_bos: Whether its tokenizer puts that token before a text.
         documents: In its tokens.
         needs: Bytes of memory.
     """
@@ -61,6 +62,7 @@ class Subject:
     last: int | None
     positions: str
     content: str
+    bos: int | None
     adds_bos: bool
     documents: Documents | None
     needs: Memory
@@ -119,7 +121,7 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     read: dict[str, Documents] = {}
     labels = _labels(models)
     subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
-    lengths = with_trained(config.lengths, [subject.trained for subject in subjects])
+    lengths = with_trained(config.lengths, [subject.trained for subject in subjects if config.trained])
     evaluator = None
     if config.evaluator is not None:
         alone = replace(config, tasks=(PERPLEXITY,))
@@ -143,12 +145,16 @@ def _subject(
             f"{model}: --lengths {options.lengths[-1]} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take "
             f"shorter --lengths, a smaller --chunk or --batch, or --dtype bfloat16"
         )
-    last, begin = last_position(outline), tokenizer("a").input_ids[:1]
+    last = last_position(outline)
+    try:
+        bos = bos_of(tokenizer, options.bos)
+    except ValueError as error:
+        raise ValueError(f"{model}: {error}") from error
     for task in options.tasks:
         if task != PERPLEXITY:
             depths = options.depths if retrieval.TASKS[task].depths else None
             retrieval.plan(
-                task, options.lengths, depths, options.trials, options.seed, None, options.chat
+                task, options.lengths, depths, options.trials, options.seed, None, options.chat, options.bos
             ).require_prompt(tokenizer, last)
     documents = None if text is None else _documents(options, tokenizer, text, read)
     highest = max(int(ids.max()) for ids in documents.ids) if documents else 0
@@ -163,7 +169,8 @@ def _subject(
         last=last,
         positions=_positions(config, last),
         content=_content(model),
-        adds_bos=bool(begin) and begin[0] == tokenizer.bos_token_id,
+        bos=bos,
+        adds_bos=bos_of(tokenizer, "tokenizer") is not None,
         documents=documents,
         needs=needs,
     )

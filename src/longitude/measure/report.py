@@ -6,8 +6,8 @@ from typing import Any
 
 from longitude.measure import retrieval
 from longitude.measure.charts import figures
-from longitude.measure.run import REPORT, Results
-from longitude.measure.tables import effective, sentences, tables
+from longitude.measure.run import ANSWERS, REPORT, Results
+from longitude.measure.tables import by_position, effective, sentences, tables, wrong_answers
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
 from longitude.report.wording import legible
@@ -25,6 +25,7 @@ def write_report(results: Results) -> Path:
         tables=tables(results),
         sentences=sentences(results),
         effective=effective(results),
+        wrong=wrong_answers(results),
         definition=retrieval.definition(),
         protocol=_protocol(results),
     )
@@ -59,7 +60,15 @@ def terminal(results: Results) -> Iterator[Any]:
                 text.append(f"\n{cell.interval}" if cell.interval else "", "dim")
             shown.add_row(Text(label), Text(positions), Text(trained), *numbers)
         yield shown
+    if found := by_position(results):
+        longest, places = found
+        shown = empty_table("positions", *results.labels, title=f"perplexity by position, windows of {longest} tokens")
+        for (first, last), values in places.items():
+            shown.add_row(f"{first} to {last}", *values)
+        yield from (shown, "")
     if lengths := effective(results):
-        yield " · ".join(f"{label} {length or 'none'}" for label, length in lengths.items())
-        yield f"{retrieval.definition()}\n"
+        yield "effective length: " + ", ".join(f"{label} {length or 'none'}" for label, length in lengths.items())
+        yield f"({retrieval.definition()})\n"
+    if results.answers:
+        yield f"answers: {results.path / ANSWERS}"
     yield from sentences(results)

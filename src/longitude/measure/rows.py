@@ -174,15 +174,14 @@ def from_frame(frame: pd.DataFrame) -> list[Row]:
 
 
 def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table as schema version `SCHEMA` with its dtypes; ValueError when it is of none up to this one."""
+    """The same table with the dtypes of `Row`; ValueError unless it is of schema version `SCHEMA`."""
     versions = set(frame["schema"]) if "schema" in frame else {None}
-    if versions - {*range(1, SCHEMA + 1)}:
+    if versions - {SCHEMA}:
         got = ", ".join(sorted(str(version) for version in versions))
         raise ValueError(
-            f"results have schema version {got}, this longitude reads versions up to {SCHEMA}; measure again, or read them "
+            f"results have schema version {got}, this longitude reads version {SCHEMA}; measure again, or read them "
             f"with the release of longitude that wrote them"
         )
-    frame = frame.assign(schema=SCHEMA)  # a later one only has more columns that may be missing
     expected = [name for name in COLUMNS if name not in ADDED or name in frame]
     if list(frame.columns) != expected:
         missing = [name for name in expected if name not in frame]

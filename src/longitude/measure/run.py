@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -20,12 +20,13 @@ from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Progress, Resumable
 from longitude.runs import journal
-from longitude.runs.files import FRESH, locked, read_json, remove_unfinished, write_json
+from longitude.runs.files import FRESH, atomic, locked, read_json, remove_unfinished, write_json
 from longitude.runs.progress import Progress as Watcher
 from longitude.runs.provenance import commit_of_code, provenance
 
 SCHEMA = 1
 ABOUT, JOURNAL, ROWS, REPORT = "measure.json", "rows.jsonl", "results.parquet", "report.html"
+ANSWERS = "answers.jsonl"
 KEYS, WINDOWS = "key-tokens.json", "windows.jsonl"
 GROWING = ("models", "tasks", "lengths", "depths")
 """Options of which a run directory may be given more, as long as the longest length is the same."""
@@ -43,6 +44,7 @@ class Results:
         rows: In the order of models, tasks and lengths.
         absent: Why a unit has no row with a value.
         documents: By a unit's key, the sums of each document.
+        answers: Of retrieval, in the order of the rows: the model's label, and the fields of an Answer.
         done: Its units.
         failures: Errors of this run, a line each.
     """
@@ -53,6 +55,7 @@ class Results:
     absent: list[tuple[Unit, str]]
     documents: dict[str, dict[str, Any]]
     done: set[Unit]
+    answers: tuple[dict[str, Any], ...] = ()
     failures: tuple[str, ...] = ()
 
     @property
@@ -73,7 +76,7 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
     with removed_if_nothing(out, made), locked(out):
         remove_unfinished(out)
         if fresh:
-            for name in (REPORT, ROWS, JOURNAL, WINDOWS, KEYS, ABOUT):
+            for name in (REPORT, ROWS, ANSWERS, JOURNAL, WINDOWS, KEYS, ABOUT):
                 (out / name).unlink(missing_ok=True)
         journal.cut(out / JOURNAL)
         journal.cut(out / WINDOWS)
@@ -85,6 +88,7 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
         finally:
             results = read_results(out)
             write_rows(results.rows, out / ROWS)
+            write_answers(results.answers, out / ANSWERS)
     return replace(results, failures=tuple(run.failures))
 
 
@@ -188,7 +192,7 @@ class Run:
         if unused := checkpoint.unused:
             why = "tensors of its files have no place in the model, such as"
             self.watcher.note(f"{label}: {len(unused)} {why} {unused[0]}")
-        reading = reading_of(checkpoint.model, config.chunk)
+        reading = reading_of(checkpoint.model, config.chunk, subject.bos)
         if reading.reason is not None:
             self.watcher.note(f"{label}: windows are read in one pass, because {reading.reason}")
         labels = {"model": subject.model, "encoding": subject.positions, "label": label}
@@ -203,12 +207,14 @@ class Run:
         if unit.task == PERPLEXITY:
             return self.perplexity(opened, unit, progress)
         depths = [float(unit.way)] if unit.way else None
-        asked = {"trials": self.config.trials, "seed": self.config.seed, "chat": self.config.chat}
-        options = {**asked, "progress": progress, **opened.labels}
+        asked = {name: getattr(self.config, name) for name in ("trials", "seed", "chat", "bos")}
+        answers: list[dict[str, Any]] = []
+        keep = {"on_answer": lambda answer: answers.append(asdict(answer))}
+        options = {**asked, **keep, "progress": progress, **opened.labels}
         options["prefill"] = None if opened.reading.reason else self.config.chunk
         try:
             rows = retrieval.run(opened.checkpoint, unit.task, lengths=[unit.length], depths=depths, **options)
-            return {"rows": [asdict(row) for row in rows]}
+            return {"rows": [asdict(row) for row in rows], "answers": answers}
         except ValueError as error:
             return {"rows": [], "reason": one_line_of(error)}
 
@@ -233,10 +239,15 @@ class Run:
             selected=None if self.keys is None or unit.way != "non-overlapping" else self.keys.of(documents),
         )
         read = {"backend": retrieval.backend_of(opened.checkpoint.config), "prefill": reading.described(unit.length)}
+        read["bos"] = "none" if opened.subject.bos is None else "first"
         rows = []
         for each in (first, *others):
             labels: dict[str, Any] = opened.labels | read | ({"task": LONGPPL} if each.selected else {})
             rows.append(each.row(bootstrap_seed=self.config.seed, **labels))
+            if each.bytes is not None:
+                rows.append(
+                    replace(each, bytes=None).row(bootstrap_seed=self.config.seed, **labels)
+                )  # perplexity, per token
         if self.keys is not None and unit.way == "non-overlapping" and not any(each.selected for each in others):
             none = f"{self.config.evaluator} finds no token here that needs more than {self.config.evaluator_context} tokens"
             rows.append(
@@ -301,8 +312,7 @@ def _require_same(out: Path, saved: Any, now: dict[str, Any]) -> None:
     remedy = "leave --out out, then it has a folder of its own, or name another --out"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{out} holds a measure.json that this release cannot read; {remedy}")
-    older = {"chat": False}  # what a run without the option did
-    before = as_json(MeasureConfig()) | older | saved["configuration"] | {"models": list(saved["models"])}
+    before = as_json(MeasureConfig()) | saved["configuration"] | {"models": list(saved["models"])}
     for name, value in (now["configuration"] | {"models": list(now["models"])}).items():
         grows = name in GROWING and not set(before[name]) - set(value)
         if name == "lengths":
@@ -317,6 +327,13 @@ def _require_same(out: Path, saved: Any, now: dict[str, Any]) -> None:
     for model, about in saved["models"].items():
         if model in measured and about["content"] != now["models"][model]["content"]:
             raise ValueError(f"{out} holds measurements of {model} as it was before its files changed; {remedy}")
+
+
+def write_answers(answers: Sequence[dict[str, Any]], path: Path) -> None:
+    """A line of JSON for each answer, whole or not at all; no file where there are none."""
+    if answers:
+        with atomic(path) as unfinished:
+            unfinished.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers), "utf-8")
 
 
 @contextmanager
@@ -348,4 +365,6 @@ def read_results(run: Path) -> Results:
         pairs = [(Unit(*(entry[name] for name in ("model", "task", "length", "way"))), entry) for entry in entries]
         absent = [(unit, entry["reason"]) for unit, entry in pairs if entry.get("reason")]
         documents = {unit.key: entry["documents"] for unit, entry in pairs if entry.get("documents")}
-    return Results(run, about, rows, absent, documents, {unit for unit, _ in pairs})
+        labels = {model: each["label"] for model, each in about["models"].items()}
+        answers = [{"model": labels[unit.model], **each} for unit, entry in pairs for each in entry.get("answers", ())]
+    return Results(run, about, rows, absent, documents, {unit for unit, _ in pairs}, tuple(answers))

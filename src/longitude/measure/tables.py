@@ -34,25 +34,34 @@ class Table:
 
 
 NONE = Cell("–")
+METRICS = {"bits_per_byte": ("bits per byte", ".3f"), "perplexity": ("perplexity per token", ".2f")}
+"""Of text: the name in a title, and how a value is printed."""
 
 
 def tables(results: Results) -> list[Table]:
     """All tables of a run, perplexity first."""
     tasks = results.about["configuration"]["tasks"]
-    every = [_perplexity(results, method) for method in ("non-overlapping", "sliding")] if PERPLEXITY in tasks else []
+    every = []
+    if PERPLEXITY in tasks:
+        every = [
+            _perplexity(results, method, metric) for method in ("non-overlapping", "sliding") for metric in METRICS
+        ]
     if results.about["configuration"].get("evaluator"):
         every.append(_longppl(results))
-    every += [_retrieval(results, task) for task in tasks if task != PERPLEXITY]
+    for task in (task for task in tasks if task != PERPLEXITY):
+        every += [_retrieval(results, task), _paired(results, task)]
     return [table for table in every if any(cell is not NONE for *_, cells in table.lines for cell in cells)]
 
 
-def _perplexity(results: Results, method: str) -> Table:
-    rows = [row for row in results.rows if row.task == "text" and row.method == method]
+def _perplexity(results: Results, method: str, metric: str) -> Table:
+    rows = [row for row in results.rows if (row.task, row.method, row.metric) == ("text", method, metric)]
     stride = results.about["configuration"]["stride"]
     moved = f"move by {stride} tokens" if stride else "move by half their length"
     laid = "laid end to end" if method == "non-overlapping" else moved
+    name, value = METRICS[metric]
     caption = f"Lower is better. Windows {laid}; every target counts once."
-    return _by_length(results, rows, f"bits per byte, {method}", caption, ".3f")
+    caption += "" if metric == "bits_per_byte" else " Models with different tokenizers cannot be compared by it."
+    return _by_length(results, rows, f"{name}, {method}", caption, value)
 
 
 def _by_length(results: Results, rows: list[Row], title: str, caption: str, value: str) -> Table:
@@ -77,28 +86,97 @@ def _longppl(results: Results) -> Table:
 def _retrieval(results: Results, task: str) -> Table:
     rows = [row for row in results.rows if row.task == task]
     trained = {about["label"]: about["trained"] for about in results.about["models"].values()}
-    lengths = with_trained(results.about["configuration"]["lengths"], trained.values())
+    asked = results.about["configuration"]
+    lengths = with_trained(asked["lengths"], trained.values() if asked.get("trained", True) else ())
     depths = any(row.depth is not None for row in rows)
     cells: dict[str, list[Cell]] = {}
     for label in results.labels:
         own = [row for row in rows if row.label == label]
-        scores, by_length = retrieval.scores_by_length(own), {row.length: row for row in own}
+        scores, trials = retrieval.scores_by_length(own), {each: _trials(own, each) for each in lengths}
         cells[label] = [
-            NONE if length not in scores
-            else Cell(f"{scores[length]:.0%}", trained=length == trained[label]) if depths
-            else _cell(by_length[length], ".0%", ".0%")
-            for length in lengths
-        ]  # fmt: skip
+            Cell(f"{scores[each]:.0%}", _of_trials(scores[each], trials[each]), each == trained[label])
+            if each in scores
+            else NONE
+            for each in lengths
+        ]
         cells[label].append(Cell(str(retrieval.effective_length(own) or "none")) if scores else NONE)
     chosen = retrieval.TASKS[task]
     caption = f"{chosen.metric.capitalize()}, higher is better: {chosen.summary} ({chosen.source})."
     caption += " Means over depths." if depths else ""
+    caption += " Below: Wilson's 95 % interval, and the number of questions n."
     return Table(task, caption, lengths, ["effective length"], _lines(results, cells))
+
+
+def _trials(rows: list[Row], length: int) -> int:
+    """Questions at a length, over all depths."""
+    return sum(row.count or 0 for row in rows if row.length == length)
+
+
+def _of_trials(value: float, count: int) -> str:
+    _, low, high = scoring.wilson(value, count)
+    return f"{low:.0%} to {high:.0%}, n {count}"
+
+
+def _paired(results: Results, task: str) -> Table:
+    """Each model against the first on the questions that both answered."""
+    reference, *others = results.labels
+    scores: dict[str, dict[int, dict[tuple[Any, ...], float]]] = {label: {} for label in results.labels}
+    for each in results.answers:
+        if each["task"] == task:
+            of_length = scores[each["model"]].setdefault(each["length"], {})
+            of_length[each["depth"], each["trial"]] = each["score"]
+    lengths = sorted({*scores[reference]} & {length for label in others for length in scores[label]})
+    cells = {label: [_change(scores[label].get(at, {}), scores[reference][at]) for at in lengths] for label in others}
+    caption = (
+        f"Difference of the scores on the same questions. Below: its 95 % interval, and on how many of the questions a model "
+        f"is better and worse than {reference}."
+    )
+    return Table(f"{task}, compared with {reference}", caption, lengths, [], _lines(results, cells))
+
+
+def _change(ours: dict[tuple[Any, ...], float], theirs: dict[tuple[Any, ...], float]) -> Cell:
+    both = [(ours[question], theirs[question]) for question in ours.keys() & theirs.keys()]
+    if not both:
+        return NONE
+    value, low, high = scoring.paired(*zip(*both, strict=True))
+    better, worse = (sum(sign * (a - b) > 0 for a, b in both) for sign in (1, -1))
+    return Cell(f"{value:+.0%}", f"{low:+.0%} to {high:+.0%}, {better} and {worse} of {len(both)}")
+
+
+def by_position(results: Results) -> tuple[int, dict[tuple[int, int], list[str]]] | None:
+    """(the longest window, perplexity of every model by position in it); the first positions, with little context, left out."""
+    rows = [row for row in results.rows if (row.method, row.metric, row.task) == ("per-position", "perplexity", "text")]
+    longest = max((row.length or 0 for row in rows), default=0)
+    values: dict[tuple[int, int], dict[str | None, str]] = {}
+    for row in rows:
+        if row.position_from is None or row.position_to is None or row.position_from < longest // 64:
+            continue
+        place = values.setdefault((row.position_from, row.position_to), {})
+        place[row.label] = "not finite" if row.value is None else f"{row.value:.4g}"
+    table = {place: [values[place].get(label, "–") for label in results.labels] for place in sorted(values)}
+    return (longest, table) if table else None
+
+
+WRONG = 2
+"""Wrong answers of each model and task that the report shows."""
+
+
+def wrong_answers(results: Results) -> list[dict[str, Any]]:
+    """Of each model and task the first answers, at the shortest length, that are not wholly right."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in sorted(results.answers, key=lambda each: each["length"]):
+        if each["score"] < 1:
+            found.setdefault((each["model"], each["task"]), []).append(each)
+    return [each for some in found.values() for each in some[:WRONG]]
 
 
 def _lines(results: Results, cells: dict[str, list[Cell]]) -> list[tuple[str, str, str, list[Cell]]]:
     models = results.about["models"].values()
-    return [(each["label"], each["positions"], str(each["trained"] or "?"), cells[each["label"]]) for each in models]
+    return [
+        (each["label"], each["positions"], str(each["trained"] or "?"), cells[each["label"]])
+        for each in models
+        if each["label"] in cells
+    ]
 
 
 def _cell(row: Row | None, value: str, ends: str) -> Cell:
@@ -182,11 +260,9 @@ def _missing(results: Results) -> list[str]:
             lines.append(f"{about['label']} was trained at {trained}: all of these lengths are short contexts for it")
     whole = {(row.label, row.prefill) for row in results.rows if row.prefill and row.prefill.startswith("one pass:")}
     lines += [f"{label}: windows are read in {prefill}" for label, prefill in sorted(whole, key=str)]
-    bos = [about["label"] for about in models.values() if about.get("adds_bos")]
-    if bos and any(row.task == "text" for row in results.rows):
-        lines.append(
-            f"no token begins a window of text; the tokenizer of {' '.join(bos)} would put one before a prompt"
-        )
+    bare = {row.label for row in results.rows if row.bos == "none" and row.task == "text"}
+    if bos := [about["label"] for about in models.values() if about.get("adds_bos") and about["label"] in bare]:
+        lines.append(f"{' '.join(bos)}: no token begins a window, and the tokenizer would put one before a text")
     return lines
 
 

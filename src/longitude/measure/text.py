@@ -151,7 +151,7 @@ def by_length(
     return [each.row(resamples=resamples, bootstrap_seed=bootstrap_seed, **labels) for each in losses]
 
 
-def losses_by_length(
+def losses_by_length(  # noqa: C901
     model: nn.Module,
     documents: Sequence[Tensor],
     *,

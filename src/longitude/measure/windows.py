@@ -62,6 +62,8 @@ def score(
                 for first in range(0, len(starts), rows):
                     batch = starts[first : first + rows]
                     tokens = torch.stack([documents[document][at : at + width + 1] for document, at in batch])
+                    if reader.bos is not None:
+                        tokens[:, 0] = reader.bos  # its own target was scored in the window before
                     losses = reader.losses(tokens.to(device), skip).cpu().double().numpy()
                     for (document, at), loss in zip(batch, losses, strict=True):
                         nats[document][at + skip : at + width] = loss
@@ -72,10 +74,14 @@ def score(
 
 
 class Reader:
-    """Reads a window in one forward pass and holds its logits."""
+    """Reads a window in one forward pass and holds its logits.
 
-    def __init__(self, model: Any):
-        self.model = model
+    bos: a token that stands in the place of the first of every window, so that windows keep their width and every target is
+    scored once: the first of a window from this token alone, the others from it and the text of the window before them.
+    """
+
+    def __init__(self, model: Any, bos: int | None = None):
+        self.model, self.bos = model, bos
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
         """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better, chunk by chunk."""
@@ -101,8 +107,10 @@ class Bounded(Reader):
     restart: read one token first, which resets the tables of a model that keeps those of the longest text it read.
     """
 
-    def __init__(self, model: Any, size: int | None, logits: int = LOGITS, restart: bool = False):
-        super().__init__(model)
+    def __init__(
+        self, model: Any, size: int | None, logits: int = LOGITS, restart: bool = False, bos: int | None = None
+    ):
+        super().__init__(model, bos)
         self.size, self.restart = size, restart
         self.cache_name = cache_name(model) or INSTALLED
         self.logits, self.vocabulary = logits, model.get_output_embeddings().weight.shape[0]
@@ -153,7 +161,7 @@ class Resumable(Reader):
     """
 
     def __init__(self, reader: Reader, path: Path, question: str):
-        super().__init__(reader.model)
+        super().__init__(reader.model, reader.bos)
         self.reader, self.path, self.question = reader, path, question
         self.known = {entry["pass"]: entry["nats"] for entry in map(json.loads, journal.lines(path))}
 

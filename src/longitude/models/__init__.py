@@ -1,5 +1,9 @@
 """Transformers as Hugging Face models. Importing this package registers them with the Auto classes."""
 
+from longitude.errors import require_extra
+
+require_extra("longitude.models", "models")
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from longitude.models.causal import LongitudeForCausalLM

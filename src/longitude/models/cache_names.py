@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from transformers import Cache
 from transformers.modeling_outputs import (
@@ -21,7 +21,6 @@ ATTENTION = (NEW, OLD)
 """What its models of attention call theirs, in any version."""
 CACHES = (*ATTENTION, "cache_params", "state")
 """What any of its models may call theirs, in any version."""
-Output = TypeVar("Output", bound=ModelOutput)
 
 
 def named(cache: Cache | None) -> dict[str, Any]:
@@ -66,8 +65,8 @@ def cache_name(model: Any) -> str | None:
     return next((name for name in CACHES if name in arguments), None)
 
 
-def both_names(kind: type[Output]) -> type[Output]:
-    """Let outputs answer to `cache`, too, where transformers has `past_key_values`; newer ones answer to both themselves."""
+def both_names(kind: type[ModelOutput]) -> Any:
+    """Outputs that answer to `cache`, too, where transformers has `past_key_values`."""
 
     def get(self: Any) -> Any:
         return self.past_key_values
@@ -76,28 +75,19 @@ def both_names(kind: type[Output]) -> type[Output]:
         self.past_key_values = cache
 
     def item(self: Any, key: Any) -> Any:
-        return ModelOutput.__getitem__(self, OLD if key == NEW else key)
+        return kind.__getitem__(self, OLD if key == NEW else key)
 
-    if INSTALLED == OLD:
-        kind.cache, kind.__getitem__ = property(get, put), item  # pyright: ignore[reportAttributeAccessIssue]
-    return kind
+    return type(kind.__name__, (kind,), {"cache": property(get, put), "__getitem__": item, "__module__": __name__})
 
 
-@both_names
-class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """transformers' output of a stack, with the cache by both names."""
-
-
-@both_names
-class CausalOutput(CausalLMOutputWithPast):
-    """transformers' output of a causal language model, with the cache by both names."""
-
-
-@both_names
-class Seq2SeqStackOutput(Seq2SeqModelOutput):
-    """transformers' output of encoder and decoder, with the cache by both names."""
-
-
-@both_names
-class Seq2SeqOutput(Seq2SeqLMOutput):
-    """transformers' output of an encoder-decoder with a head, with the cache by both names."""
+# Newer ones answer to both themselves: a graph that is exported then holds no class of ours.
+if TYPE_CHECKING or INSTALLED == NEW:
+    DecoderOutput = BaseModelOutputWithPastAndCrossAttentions
+    CausalOutput = CausalLMOutputWithPast
+    Seq2SeqStackOutput = Seq2SeqModelOutput
+    Seq2SeqOutput = Seq2SeqLMOutput
+else:
+    DecoderOutput = both_names(BaseModelOutputWithPastAndCrossAttentions)
+    CausalOutput = both_names(CausalLMOutputWithPast)
+    Seq2SeqStackOutput = both_names(Seq2SeqModelOutput)
+    Seq2SeqOutput = both_names(Seq2SeqLMOutput)

@@ -15,13 +15,14 @@ from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.state_mixer import StateMixer
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
+from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
 from longitude.positions.scaling import Scaling, from_dict
 from longitude.registry import options_of
 
 Spec = str | dict[str, Any] | list[Any]
-"""An encoding: a name, {"name": name, **options}, or a list of them, composed."""
+"""An encoding: a name, a label, {"name": name, **options}, or a list of them, composed."""
 
 Activation = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -31,6 +32,8 @@ SHARED = {
     "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
 }  # fmt: skip
 """Options of a mixer that the config sets for all layers, unless the mixer's own spec does."""
+DEFAULTS = {"encoding": "auto", "encodings": None, "mixer": "attention", "mixers": None}
+"""What a label may set, as it is where it is left out."""
 
 
 @strict
@@ -65,12 +68,14 @@ class LongitudeConfig(PreTrainedConfig):
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
             composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "none"
-            elsewhere.
+            elsewhere. Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..none" for a
+            pattern of layers; if the label names mixers, it sets `mixer` or `mixers`, too.
         encodings (`list`, *optional*):
             One such encoding per layer, instead of `encoding`, or a pattern of fewer, repeated from the first layer to the last.
             With the base of a rotation and a temperature in an encoding, and a window in a mixer, this is position by layer.
         mixer (`str` or `dict`, *optional*, defaults to `"attention"`):
-            What mixes tokens in all layers: a name of `lg.list_mixers()`, or {"name": name, **options}.
+            What mixes tokens in all layers: a name of `lg.list_mixers()`, {"name": name, **options}, or a label,
+            "window:size=64".
         mixers (`list`, *optional*):
             One such mixer per layer, instead of `mixer`, or a pattern of fewer: a hybrid.
         num_encoder_layers (`int`, *optional*):
@@ -157,13 +162,15 @@ class LongitudeConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:  # noqa: C901
         own = [field.name for field in fields(self)]
         for name in kwargs:  # transformers keeps any key; one that nearly is ours is a slip
             if get_close_matches(name, own, n=1, cutoff=0.8):
                 raise unknown("option of LongitudeConfig", name, own, "")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
+        for name in ("encoding", "mixer"):
+            self._take_label(name)
         check_sizes("LongitudeConfig", **self._given(
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
             "max_position_embeddings", "intermediate_size", "num_encoder_layers",
@@ -219,6 +226,25 @@ class LongitudeConfig(PreTrainedConfig):
         self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
         super().__post_init__(**kwargs)
 
+    def _take_label(self, name: str) -> None:
+        """Set what a label in this option names. ValueError where the label names what is set already."""
+        text = getattr(self, name)
+        if not isinstance(text, str) or not is_label(text):
+            return
+        label = parse_label(text)
+        named = label.options(self.num_hidden_layers)
+        if not label.mixers:
+            named.pop("mixers", None)  # those of layers, all attention
+        if name == "mixer" and label.encodings:
+            raise ValueError(f"mixer: expected mixers alone, got {text!r}; give the whole label as encoding")
+        setattr(self, name, DEFAULTS[name])
+        for option, value in named.items():
+            if getattr(self, option) != DEFAULTS[option]:
+                raise ValueError(
+                    f"{option}: expected none with {name}={text!r}, which sets it, got {getattr(self, option)!r}"
+                )
+            setattr(self, option, value)
+
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -244,7 +270,10 @@ class LongitudeConfig(PreTrainedConfig):
 
     def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
         """A mixer's spec with every option written out that the rest of the config does not set."""
-        options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, dict) else {}
+        if isinstance(spec, str):
+            options = parse_mixer(spec) if is_label(spec) else {"name": spec}
+        else:
+            options = dict(spec) if isinstance(spec, dict) else {}
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'mixer: expected a name or {{"name": name, **options}}, got {spec!r}')
         full = mixer_resolved(name, options, **self.sizes)
@@ -274,13 +303,16 @@ class LongitudeConfig(PreTrainedConfig):
 
     def resolve(self, spec: Spec, layer: int | None = None) -> dict[str, Any] | list[dict[str, Any]]:
         """A spec with every option written out, for one layer or for all."""
+        if isinstance(spec, str) and is_label(spec):
+            parts = parse_encoding(spec)
+            spec = parts if len(parts) > 1 else parts[0]
         if isinstance(spec, list):
             return [one for part in spec for one in _listed(self.resolve(part, layer))]
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'encoding: expected a name, {{"name": name, **options}} or a list of them, got {spec!r}')
         defaults = getattr(ENCODINGS[name], "model_defaults", {})
-        known = {**self.sizes, **self.encoding_shapes(layer)}
+        known: dict[str, Any] = {**self.sizes, **self.encoding_shapes(layer), "embedding_scale": self.embedding_scale}
         if self.max_position_embeddings is not None:
             known["max_length"] = self.max_position_embeddings
         full = resolved(name, {**defaults, **options}, **known)

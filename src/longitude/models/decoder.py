@@ -184,7 +184,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         ]
 
     @can_return_tuple
-    def forward(
+    def forward(  # noqa: C901
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,

@@ -25,7 +25,7 @@ class Packed(TypedDict, total=False):
     seq_idx: Tensor | None
 
 
-def documents_of(
+def documents_of(  # noqa: C901
     batch: int,
     length: int,
     document_ids: Tensor | None,

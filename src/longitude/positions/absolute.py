@@ -114,7 +114,7 @@ class Sinusoidal(AtInput):
 
 @register("learned")
 class Learned(AtInput):
-    """A learned row per position at the input: x_p + P[p], with P [M, dim], M = max_length rows.
+    """A learned row per position at the input: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
 
     The property max_length is the number of positions that exist: M, `length` where interpolated, None where clamped. A model
     that truncates cannot generate past M. P starts as N(0, 0.02^2).
@@ -132,6 +132,8 @@ class Learned(AtInput):
             keys cached under another length would be stale.
         align: with "interpolate", position p reads row p (M-1)/(length-1) for "end" (the last position reads the last row),
             or p M/length, at most M-1, for "start".
+        embedding_scale: s, above 0. By what the model multiplies its token embeddings, which then multiplies P alike: rows
+            learn at the same pace as the embeddings that they are added to. None: as the model does; 1 without one.
 
     Source:
         Gehring et al. 2017, arXiv 1705.03122, https://arxiv.org/abs/1705.03122
@@ -148,9 +150,12 @@ class Learned(AtInput):
         beyond: Beyond = "error",
         length: int | None = None,
         align: Align = "end",
+        embedding_scale: float | None = None,
     ):
         super().__init__()
         check_sizes("Learned", max_length=max_length, dim=dim)
+        embedding_scale = 1.0 if embedding_scale is None else embedding_scale
+        check_positive("Learned", embedding_scale=embedding_scale)
         if isinstance(row_offset, bool) or not isinstance(row_offset, int) or row_offset < 0:
             raise ValueError(f"Learned: expected row_offset to be an int of 0 or more, got {row_offset!r}")
         check_choice("Learned", Beyond, beyond=beyond)
@@ -169,7 +174,7 @@ class Learned(AtInput):
             check_sizes("Learned", length=length)
             if length <= max_length:
                 raise ValueError(f"Learned: expected length above max_length={max_length}, got {length}; or no beyond")
-        self.rows, self.dim, self.row_offset = max_length, dim, row_offset
+        self.rows, self.dim, self.row_offset, self.embedding_scale = max_length, dim, row_offset, embedding_scale
         self.beyond, self.length, self.align = beyond, length, align
         self.max_length = None if beyond == "clamp" else length or max_length
         self.table = nn.Parameter(torch.empty(max_length + row_offset, dim))
@@ -189,7 +194,7 @@ class Learned(AtInput):
         if self.beyond == "truncate":
             x, positions = x[:, : self.rows], positions[..., : self.rows]
         require_positions(positions, self.max_length, "Learned")
-        return x + self.codes(positions).to(x.dtype)
+        return x + (self.embedding_scale * self.codes(positions)).to(x.dtype)
 
     def codes(self, positions: Tensor) -> Tensor:
         """Positions [...] that exist -> rows of the table, or between two of them, [..., dim]."""

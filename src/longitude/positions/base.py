@@ -296,9 +296,6 @@ def list_encodings() -> list[str]:
     return list(ENCODINGS)
 
 
-encodings = list_encodings  # its first name, which is kept
-
-
 def encoding(name: str, **options: Any) -> Encoding:
     """Build a registered encoding by name, such as lg.encoding("alibi", num_heads=8).
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.errors import check_choice, check_flags, check_positive, check_sizes
+from longitude.linear import WideLinear, is_plain
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
 from longitude.positions.coordinates import constants, wide
 from longitude.positions.normalized import NormalizedOffset
@@ -299,9 +300,11 @@ class Fire(Encoding):
         check_flags("FIRE", shared=shared)
         check_sizes("FIRE", num_heads=num_heads, width=width)
         check_positive("FIRE", c=c, threshold=threshold, eps=eps)
-        self.num_heads, self.initial_c, self.threshold, self.eps, self.shared = num_heads, c, threshold, eps, shared
-        self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, num_heads))
-        self.c, self.multiplier = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
+        self.num_heads, self.width, self.shared = num_heads, width, shared
+        self.initial_c, self.threshold, self.eps = c, threshold, eps
+        self.mlp = nn.Sequential(WideLinear(1, width), nn.ReLU(), WideLinear(width, num_heads))
+        # Of one number each, not of none: what shards parameters takes no 0-dimensional ones.
+        self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -313,7 +316,7 @@ class Fire(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         dtype = torch.promote_types(self.c.dtype, torch.float32)  # never the model's bfloat16
-        c, multiplier, w1, b1, w2, b2 = (p.to(dtype) for p in (self.c, self.multiplier, *self.mlp.parameters()))
+        c, multiplier = self.c.to(dtype), self.multiplier.to(dtype)
 
         def psi(x: Tensor) -> Tensor:
             return torch.log1p((c * x.to(dtype)).abs())
@@ -321,4 +324,13 @@ class Fire(Encoding):
         def scale_of(i: Tensor) -> Tensor:
             return psi(torch.maximum(i.to(dtype), (multiplier * self.threshold).abs())) + self.eps
 
-        return (PairBias(NormalizedOffset(psi, scale_of, w1, b1, w2, b2), numbers=2 * b1.numel()),)
+        def through_layers(i: Tensor, j: Tensor) -> Tensor:
+            """What NormalizedOffset is, where something stands between the mlp's weights and what it gives."""
+            with torch.autocast(i.device.type, enabled=False):
+                share = psi(i - j) / scale_of(i)
+                return self.mlp(share[..., None]).to(dtype).movedim(-1, -3)
+
+        at = through_layers
+        if is_plain(*self.mlp.modules()):
+            at = NormalizedOffset(psi, scale_of, *(p.to(dtype) for p in self.mlp.parameters()))
+        return (PairBias(at, numbers=2 * self.width),)

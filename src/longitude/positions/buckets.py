@@ -66,7 +66,8 @@ class T5Bias(Encoding):
         exact = num_buckets // smallest
         if max_distance <= exact:
             raise ValueError(
-                f"T5: expected max_distance above {exact}, a distance of its own bucket, got {max_distance}"
+                f"T5: expected max_distance above {exact}, as num_buckets={num_buckets} keeps {exact} single distances apart, "
+                f"got {max_distance}"
             )
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
         self.bidirectional, self.shared = bidirectional, shared

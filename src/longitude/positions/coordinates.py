@@ -56,10 +56,12 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
         positions = positions[None]
     elif axes > 1 and shape in lines:
         positions = positions[..., None]
-    elif shape not in ((length,), *lines, *grids):
+    # Tuples of other lengths compare their first numbers, too: a condition on the length in what is exported.
+    elif shape not in [each for each in ((length,), *lines, *grids) if len(each) == len(shape)]:
         with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
         raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
     require_positions(positions, who=name)
+    positions = positions.long()  # a length is one more than the largest, and may be beyond int32
     return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
 
 

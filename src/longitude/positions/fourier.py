@@ -36,8 +36,10 @@ class FoPE(Encoding):
         num_kv_heads: heads of keys, each with series of its own, which queries share; None: num_heads.
         base: above 0.
         deviation: of the normal numbers, times the root of how many frequencies turn. 0: RoPE, but for slow pairs.
-        zero: "paper"; or "code": in the published code slow pairs have c = s = 1, sqrt 2 times a rotation by 45 degrees, and
-            count twice.
+        zero: "paper"; or "code": slow pairs have c = s = 1, sqrt 2 times a rotation by 45 degrees, and count twice. This repeats
+            the padding of the published code, and nothing else of it: there, columns are not divided by their sums
+            (`fourier_norm` is false in all its configs), the normal numbers deviate by less (0.3 sqrt(2 / (m (M + heads))) for M
+            frequencies and m pairs), and at most head_dim / 4 pairs turn.
         seed: of the random numbers.
 
     Raises:

@@ -140,9 +140,9 @@ def among(ids: Tensor, some: Sequence[int]) -> Tensor:
 
 def counted(digit: Tensor, documents: Tensor | None) -> Tensor:
     """Of digits [B, L] each one's place in its run, from 1 on; 0 elsewhere. No run goes on in another document, or in padding."""
-    first = digit & ~F.pad(digit[:, :-1], (1, 0))
+    first = digit & ~F.pad(digit, (1, 0))[:, :-1]  # in this order no size is L - 1, which torch.export tells from 1
     if documents is not None:
         digit = digit & (documents >= 0)
-        first = first | (documents != F.pad(documents[:, :-1], (1, 0), value=-1))
+        first = first | (documents != F.pad(documents, (1, 0), value=-1)[:, :-1])
     order = torch.arange(digit.shape[1], device=digit.device)
     return (order + 1 - torch.where(first, order, 0).cummax(1).values) * digit

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import check_flags, check_sizes
+from longitude.linear import WideLinear
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register
 from longitude.positions.coordinates import wide
 
@@ -86,7 +86,7 @@ class TransformerXL(Encoding):
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
         self.clamp_length, self.shared = clamp_length, shared
         self.u, self.v = (nn.Parameter(torch.empty(num_heads, head_dim)) for _ in range(2))
-        self.project = nn.Linear(dim, num_heads * head_dim, bias=False)
+        self.project = WideLinear(dim, num_heads * head_dim, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -113,7 +113,7 @@ class TransformerXL(Encoding):
 
         def vectors(offset: Tensor) -> Tensor:
             with torch.autocast(offset.device.type, enabled=False):
-                projected = F.linear(self.sinusoid(offset).to(dtype), self.project.weight.to(dtype))
+                projected = self.project(self.sinusoid(offset).to(dtype)).to(dtype)
             return projected.unflatten(-1, (self.num_heads, self.head_dim)).movedim(-2, 0)
 
         def at(offset: Tensor) -> Tensor:

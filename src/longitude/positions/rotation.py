@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from longitude import c_compile
 from longitude.c_compile import in_memory, needs_operator, words
-from longitude.kernels import switched_off, why_not_on
+from longitude.derivatives import in_forward_mode
+from longitude.kernels import switched_off, why_no_triton, why_not_on
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers that torch's product of complex numbers rotates sooner than rotate.c is called
@@ -74,7 +73,7 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
         return tuple(one_by_one(tensors, table, layout, rotate_by_formula))
     if any(x.shape[0] != tensors[0].shape[0] for x in tensors):  # a pass has one batch
         return tuple(apply_rotary(x, table, layout) for x in tensors)
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or forward_ad._current_level >= 0
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or in_forward_mode()
     return (Rotation.apply if recorded else unrecorded)((table, layout), *tensors)
 
 
@@ -122,7 +121,7 @@ class Rotation(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         table, layout = ctx.how
         wanted = ctx.needs_input_grad[1:]
-        recorded = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        recorded = torch.is_grad_enabled() or in_forward_mode()
         rotate = Rotation.apply if recorded else unrecorded
         back = iter(rotate((table.back, layout), *(g for g, need in zip(gradients, wanted, strict=True) if need)))
         return None, *(next(back) if need else None for need in wanted)
@@ -168,7 +167,7 @@ def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved"
 @lru_cache
 def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]] | None:
     """`gpu.rotate.rotate`, where it runs on a GPU; None, with one warning, where it does not."""
-    if find_spec("triton") is None or "triton" in switched_off():
+    if why_no_triton() is not None or "triton" in switched_off():
         return None
 
     def small_call() -> None:

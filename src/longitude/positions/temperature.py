@@ -90,8 +90,8 @@ class _Stepped(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(positions: Tensor) -> Tensor:
-            exact = positions if positions.is_floating_point() else positions.long()  # int32 ends at its last position
-            steps = (exact + self.first).div(self.step, rounding_mode="floor")
+            # Without positions + first, which is beyond the largest integer at the last position.
+            steps = positions // self.step + (positions % self.step + self.first) // self.step
             return 1 + self.rate * steps.to(wide(positions.device)).log1p()
 
         return (Temperature(at, "positions"),)

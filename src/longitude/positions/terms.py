@@ -16,7 +16,8 @@ class OffsetBias:
     Args:
         at: maps offsets [...] to [heads, ...], in float32 or wider.
         reach: all offsets of `reach` or more have the bias of `reach`; None: each may have its own.
-        of: the module whose parameters alone decide `at`. While they stay, attention without gradients may make its table once.
+        of: the module whose parameters alone decide `at`. While they stay, attention without gradients may make its table once,
+            unless there are layers in it.
     """
 
     at: Callable[[Tensor], Tensor]

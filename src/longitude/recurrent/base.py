@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from longitude.attention.state_mixer import StateInputs, StateMixer
-from longitude.recurrent.ops.checks import require_mode
+from longitude.derivatives import exporting
+from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 
 class ChunkedMixer(StateMixer):
@@ -17,6 +19,8 @@ class ChunkedMixer(StateMixer):
 
     mode = "chunked"
     chunk_size = 64
+    any_length = False
+    """Whether its parallel mode is one formula for every length, which a graph can hold: chunks and steps are counted."""
 
     def set_mode(self, mode: str, chunk_size: int) -> None:
         """ValueError for an unknown mode, or a chunk without tokens."""
@@ -25,13 +29,29 @@ class ChunkedMixer(StateMixer):
 
     def options(self, inputs: StateInputs) -> dict[str, Any]:
         """What every recurrence takes besides its tokens and its state."""
-        return {"mode": self.mode, "chunk_size": self.chunk_size, "reset": inputs.reset, "valid": inputs.valid}
+        mode = "parallel" if self.any_length and exporting() else self.mode
+        return {"mode": mode, "chunk_size": self.chunk_size, "reset": inputs.reset, "valid": inputs.valid}
 
 
 class RecurrentMixer(ChunkedMixer):
     """One whose state is of constant size."""
 
     growth = "O(1)"
+
+
+class WideRMSNorm(nn.RMSNorm):
+    """RMSNorm in the dtype of its input, which may be wider than its weight's; each group of channels alone."""
+
+    def __init__(self, size: int, eps: float, groups: int = 1):
+        super().__init__(size, eps=eps)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        if self.groups == 1:
+            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        groups = x.unflatten(-1, (self.groups, -1))
+        return F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2) * weight
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -42,7 +62,20 @@ def softplus(x: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())
-    return torch.nn.functional.softplus(x)
+    return F.softplus(x)
+
+
+def group_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+    """norm(x) of tokens [N, channels].
+
+    While compiling by its formula, because torch's own carries no derivatives forward in a graph (torch 2.13).
+    """
+    if not torch.compiler.is_compiling():
+        return norm(x)
+    groups = x.to(state_dtype(x)).unflatten(-1, (norm.num_groups, -1))
+    groups = groups - groups.mean(-1, keepdim=True)
+    groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.eps)
+    return (groups.flatten(-2) * norm.weight + norm.bias).to(x.dtype)
 
 
 @torch.no_grad()

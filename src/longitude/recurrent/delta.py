@@ -14,12 +14,12 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
-from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
+from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
 from longitude.recurrent.ops.matrix_state import Result
-from longitude.recurrent.ops.short_conv import causal_conv
+from longitude.recurrent.ops.short_conv import convolved
 
 
 def gated_delta_rule(
@@ -121,7 +121,7 @@ class DeltaMixer(RecurrentMixer):
         self.b_proj = nn.Linear(dim, num_heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(num_heads * (1 if self.decays == "head" else head_dim)))
         self.A_log = nn.Parameter(torch.empty(num_heads))
-        self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
+        self.o_norm = WideRMSNorm(self.value_dim, norm_eps)
         self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=False)
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class DeltaMixer(RecurrentMixer):
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         tail, matrix = (None, None) if state is None else state
         qkv = torch.cat([project(x) for project in (self.q_proj, self.k_proj, self.v_proj)], -1)
-        qkv, tail = causal_conv(qkv, self.conv1d.weight.squeeze(1), None, tail, inputs.reset, inputs.valid)
+        qkv, tail = convolved(self.conv1d, qkv, tail, inputs.reset, inputs.valid)
         of_keys, exact = self.num_key_heads * self.head_dim, state_dtype(x)
         q, k, v = F.silu(qkv).split([of_keys, of_keys, self.num_heads * self.value_dim], -1)
         q, k = (unit(split_heads(y, self.num_key_heads).to(exact)) for y in (q, k))
@@ -155,7 +155,7 @@ class DeltaMixer(RecurrentMixer):
         v = split_heads(v, self.num_heads)
         g = g.squeeze(-1) if self.decays == "head" else g
         y, matrix = gated_delta_rule(q, k, v, g, beta, state=matrix, **self.options(inputs))
-        y = F.rms_norm(y.to(exact), (self.value_dim,), self.o_norm.weight.to(exact), self.norm_eps)
+        y = self.o_norm(y.to(exact))
         return self.o_proj((join_heads(y) * self.gate(x).to(exact)).to(x.dtype)), (tail, matrix)
 
 
@@ -189,6 +189,7 @@ class GatedDeltaNet(DeltaMixer):
     """
 
     source = "Yang et al. 2024"
+    any_length = True
     decays = "head"
 
     def __init__(

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
+from longitude.linear import WideLinear
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
-from longitude.recurrent.ops.short_conv import causal_conv
+from longitude.recurrent.ops.short_conv import convolved
 
 
 def selective_scan(
@@ -200,7 +201,7 @@ class Mamba(RecurrentMixer):
         self.in_proj = nn.Linear(dim, 2 * self.inner, bias=bias)
         self.conv1d = nn.Conv1d(self.inner, self.inner, conv_kernel, groups=self.inner, bias=conv_bias)
         self.x_proj = nn.Linear(self.inner, dt_rank + 2 * state_size, bias=False)
-        self.dt_proj = nn.Linear(dt_rank, self.inner)
+        self.dt_proj = WideLinear(dt_rank, self.inner)
         self.A_log = nn.Parameter(torch.empty(self.inner, state_size))
         self.D = nn.Parameter(torch.empty(self.inner))
         self.out_proj = nn.Linear(self.inner, dim, bias=bias)
@@ -223,15 +224,16 @@ class Mamba(RecurrentMixer):
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         tail, h = (None, None) if state is None else state
         tokens, z = self.in_proj(x).chunk(2, -1)
-        weight = self.conv1d.weight.squeeze(1)
-        tokens, tail = causal_conv(tokens, weight, self.conv1d.bias, tail, inputs.reset, inputs.valid)
+        tokens, tail = convolved(self.conv1d, tokens, tail, inputs.reset, inputs.valid)
         tokens = F.silu(tokens)
         dt, B, C = self.x_proj(tokens).split([self.dt_rank, self.state_size, self.state_size], -1)
         if self.norm_eps is not None:
             dt, B, C = (F.rms_norm(y, y.shape[-1:], eps=self.norm_eps) for y in (dt, B, C))
-        delta, A = F.linear(dt, self.dt_proj.weight), -self.A_log.to(state_dtype(x)).exp()
+        exact = state_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
+            delta = self.dt_proj(dt.to(exact))  # wide: its bias is small, and softplus follows
         y, h = selective_scan(
-            tokens.mT, delta.mT, A, B.mT, C.mT, self.D, z.mT, self.dt_proj.bias,
+            tokens.mT, delta.mT, -self.A_log.to(exact).exp(), B.mT, C.mT, self.D, z.mT,
             delta_softplus=True, state=h, **self.options(inputs),
         )  # fmt: skip
         return self.out_proj(y.mT), (tail, h)

@@ -13,10 +13,10 @@ from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
-from longitude.recurrent.base import ChunkedMixer, RecurrentMixer, fill, fill_step_bias, softplus
+from longitude.recurrent.base import ChunkedMixer, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
-from longitude.recurrent.ops.short_conv import causal_conv
+from longitude.recurrent.ops.short_conv import convolved
 
 
 def ssd(
@@ -106,7 +106,7 @@ class Mamba2Block(ChunkedMixer):
         self.in_proj = nn.Linear(dim, inner + mixed + (1 + more) * self.num_heads, bias=bias)
         self.conv1d = nn.Conv1d(mixed, mixed, conv_kernel, groups=mixed, bias=conv_bias)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(3))
-        self.norm = nn.RMSNorm(inner, eps=norm_eps)
+        self.norm = WideRMSNorm(inner, norm_eps, groups)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
 
     @torch.no_grad()
@@ -131,8 +131,7 @@ class Mamba2Block(ChunkedMixer):
         of_groups = self.groups * self.state_size
         sizes = [self.inner, self.inner + 2 * of_groups, self.num_heads]
         z, xbc, dt, more = self.in_proj(x).split([*sizes, self.in_proj.out_features - sum(sizes)], -1)
-        weight = self.conv1d.weight.squeeze(1)
-        xbc, tail = causal_conv(xbc, weight, self.conv1d.bias, tail, inputs.reset, inputs.valid)
+        xbc, tail = convolved(self.conv1d, xbc, tail, inputs.reset, inputs.valid)
         tokens, B, C = F.silu(xbc).split([self.inner, of_groups, of_groups], -1)
         tokens, B, C = split_heads(tokens, self.num_heads), split_heads(B, self.groups), split_heads(C, self.groups)
         exact = state_dtype(x)
@@ -141,13 +140,8 @@ class Mamba2Block(ChunkedMixer):
         delta_x = (tokens * step[..., None]).to(x.dtype)
         y, own = self.recur(delta_x, log_decay, B, C, more, own, inputs)
         y = y.to(exact) + self.D.to(exact)[:, None, None] * tokens
-        return self.out_proj(self.gated_norm(join_heads(y), z).to(x.dtype)), (tail, own)
-
-    def gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
-        """rmsnorm(y * silu(z)), each group alone."""
-        y = (y * F.silu(z.to(y.dtype))).unflatten(-1, (self.groups, -1))
-        y = F.rms_norm(y, (y.shape[-1],), eps=self.norm_eps).flatten(-2)
-        return y * self.norm.weight.to(y.dtype)
+        y = self.norm(join_heads(y) * F.silu(z.to(exact)))
+        return self.out_proj(y.to(x.dtype)), (tail, own)
 
 
 @register_mixer("mamba2")
@@ -179,6 +173,7 @@ class Mamba2(Mamba2Block, RecurrentMixer):
     """
 
     source = "Dao and Gu 2024"
+    any_length = True
 
     def __init__(
         self,

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import check_positive, check_sizes, unknown
 from longitude.positions.rotation import Angles, rotate_by_formula
-from longitude.recurrent.base import RecurrentMixer, fill_step_bias, softplus
+from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 from longitude.recurrent.ops.short_conv import previous
@@ -130,11 +130,19 @@ def since_begin(
     return torch.where((first < 0)[:, None, :, None], total + carried, total - (total - turn).gather(2, at))
 
 
+def heavy_tail(x: Tensor) -> Tensor:
+    """1 + x from 0 on, 1 / (1 - x) below: above zero, with a derivative at 0, and without the exponential tail of softplus."""
+    return torch.where(x < 0, 1 / (1 - x.clamp(max=0)), 1 + x)
+
+
+DECAY_ACTIVATIONS = {"softplus": softplus, "heavy_tail": heavy_tail}
+
+
 @register_mixer("mamba3")
 class Mamba3(RecurrentMixer):
     """The block of Mamba-3 with one input and one output (SISO).
 
-        z, x, B, C, dt, a, s, w = x W_in;   Delta = softplus(dt + dt_bias);   A = -max(softplus(a), 1e-4)
+        z, x, B, C, dt, a, s, w = x W_in;   Delta = softplus(dt + dt_bias);   A = -max(f(a), 1e-4)
         B, C = rmsnorm(B) + B_bias, rmsnorm(C) + C_bias;   speed = pi tanh(w)
         y = mamba3(C, B, x, Delta A, Delta, sigmoid(s), speed) + D x;   out = (y * silu(z)) W_out
 
@@ -148,16 +156,21 @@ class Mamba3(RecurrentMixer):
         state_size: size N of B and C, a multiple of 4; half of it is rotated.
         bias: whether the projections have biases.
         norm_eps: epsilon of the norms.
+        decay_activation: f. "softplus", as in the paper and in the authors' code of March 2026; "heavy_tail", 1 + a from 0 on and
+            1 / (1 - a) below, as in their code since June 2026 (commit c69aaab, mamba_ssm 2.3.2.post1). Weights trained with
+            one give other decays with the other.
         mode, chunk_size: as in `mamba3`.
 
     Raises:
-        ValueError: for sizes that do not fit.
+        ValueError: for sizes that do not fit, or another decay_activation.
 
     Source:
-        Lahoti et al. 2026, arXiv 2603.15569, https://arxiv.org/abs/2603.15569
+        Lahoti et al. 2026, arXiv 2603.15569, https://arxiv.org/abs/2603.15569;
+        https://github.com/state-spaces/mamba for the second activation
     """
 
     source = "Lahoti et al. 2026"
+    any_length = True
     undecayed = ("dt_bias", "B_bias", "C_bias", "D")
 
     def __init__(
@@ -169,6 +182,7 @@ class Mamba3(RecurrentMixer):
         state_size: int = 128,
         bias: bool = False,
         norm_eps: float = 1e-5,
+        decay_activation: str = "softplus",
         mode: str = "chunked",
         chunk_size: int = 64,
     ):
@@ -177,6 +191,8 @@ class Mamba3(RecurrentMixer):
         check_sizes("Mamba3", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size)
         check_positive("Mamba3", norm_eps=norm_eps)
         self.set_mode(mode, chunk_size)
+        if decay_activation not in DECAY_ACTIVATIONS:
+            raise unknown("decay_activation", decay_activation, DECAY_ACTIVATIONS, "Mamba3 decays by one of the two.")
         inner = expand * dim
         if inner % head_dim or state_size % 4:
             raise ValueError(
@@ -184,12 +200,12 @@ class Mamba3(RecurrentMixer):
                 f"head_dim={head_dim} and state_size={state_size}"
             )
         self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
-        self.state_size, self.norm_eps = state_size, norm_eps
+        self.state_size, self.norm_eps, self.decay_activation = state_size, norm_eps, decay_activation
         self.sizes = [inner, inner, state_size, state_size, *[self.num_heads] * 3, state_size // 4]
         self.in_proj = nn.Linear(dim, sum(self.sizes), bias=bias)
         self.dt_bias, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
         self.B_bias, self.C_bias = (nn.Parameter(torch.empty(self.num_heads, state_size)) for _ in range(2))
-        self.B_norm, self.C_norm = (nn.RMSNorm(state_size, eps=norm_eps) for _ in range(2))
+        self.B_norm, self.C_norm = (WideRMSNorm(state_size, norm_eps) for _ in range(2))
         self.out_proj = nn.Linear(inner, dim, bias=bias)
         self.mark_undecayed()
         self.reset_parameters()
@@ -209,9 +225,10 @@ class Mamba3(RecurrentMixer):
         z, tokens, *rest = self.in_proj(x).split(self.sizes, -1)
         B, C, dt, a, share, speed = (y.to(exact) for y in rest)
         step = softplus(dt + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
-        log_decay = -step * softplus(a).clamp(min=1e-4).transpose(1, 2)
+        rate = DECAY_ACTIVATIONS[self.decay_activation](a)
+        log_decay = -step * rate.clamp(min=1e-4).transpose(1, 2)
         k, q = (
-            F.rms_norm(y, (self.state_size,), norm.weight.to(exact), self.norm_eps)[:, None] + own.to(exact)[:, None]
+            norm(y)[:, None] + own.to(exact)[:, None]
             for y, norm, own in ((B, self.B_norm, self.B_bias), (C, self.C_norm, self.C_bias))
         )
         speed = (math.pi * speed.tanh())[:, None].expand(-1, self.num_heads, -1, -1)

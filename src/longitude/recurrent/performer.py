@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
+from longitude.derivatives import constant_in_graphs
 from longitude.errors import check_positive, check_sizes
 from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer
@@ -86,7 +87,7 @@ def performer(
         to_k = to_k if valid is None else to_k.masked_fill(~valid[:, None, :, None], LOWEST)
         before = to_k.new_full((batch, heads), LOWEST) if state is None else state[2].to(dtype)
         largest = running_max(to_k.amax(-1), before, reset)
-        earlier = torch.cat([before[..., None], largest[..., :-1]], -1)
+        earlier = torch.cat([before[..., None], largest], -1)[..., :-1]
         log_decay = earlier - largest
         log_decay = log_decay if reset is None else log_decay.masked_fill(reset[:, None], 0)
         phi_q = m**-0.5 * ((to_q - to_q.amax(-1, keepdim=True)).exp() + epsilon)
@@ -156,7 +157,7 @@ def _cached_features(head_dim: int, m: int, seed: int, device: torch.device, dty
         return orthogonal_features(head_dim, m, seed).to(device, dtype)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _cached_features(head_dim, m, seed, device, dtype)
 
@@ -186,6 +187,7 @@ class Performer(RecurrentMixer):
     """
 
     source = "Choromanski et al. 2021"
+    any_length = True
     rotates = True
 
     def __init__(

@@ -107,6 +107,7 @@ class Retention(RecurrentMixer):
     """
 
     source = "Sun et al. 2023"
+    any_length = True
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.attention.zero_gradients import with_zero_gradients
 from longitude.errors import check_positive, check_sizes
-from longitude.recurrent.base import RecurrentMixer, fill
+from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 from longitude.recurrent.ops.short_conv import previous
@@ -169,5 +169,5 @@ class RWKV6(RecurrentMixer):
         out, matrix = rwkv6(r, k, v, log_w, self.bonus, state=matrix, **self.options(inputs))
         # A single token decays nothing.
         out = with_zero_gradients(out, (self.decay, self.decay_down, self.decay_up))
-        out = self.norm(join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
+        out = group_norm(self.norm, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
         return self.o_proj(F.silu(self.g_proj(to_g)) * out), (last, matrix)

@@ -16,7 +16,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.attention.zero_gradients import with_zero_gradients
 from longitude.errors import check_positive, check_sizes
-from longitude.recurrent.base import RecurrentMixer, fill
+from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel, serve
@@ -183,6 +183,6 @@ class RWKV7(RecurrentMixer):
         out, matrix = rwkv7(r, log_w, k, v, kappa, a.to(exact), state=matrix, **self.options(inputs))
         # The first token decays nothing, and removes nothing.
         out = with_zero_gradients(out, (self.decay, self.decay_down, self.decay_up, self.removal))
-        out = self.norm(join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
+        out = group_norm(self.norm, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
         own = (r * k * self.bonus[:, None]).sum(-1, keepdim=True) * v
         return self.o_proj((out + join_heads(own)) * gate), (last, matrix)

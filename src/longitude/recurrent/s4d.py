@@ -173,8 +173,8 @@ def _convolved(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[T
     spectrum = torch.fft.rfft(x, n=2 * length) * torch.fft.rfft(responses(C * B), n=2 * length)
     y = torch.fft.irfft(spectrum, n=2 * length)[..., :length] + responses(C * r * h)
     rows = F.pad(x, (len(far) * size - length, 0)).unflatten(-1, (-1, size))  # [B, H, M, size]
-    sums = (rows @ _split(near.flip(0).transpose(0, 1))).unflatten(-1, (2, -1)).transpose(-1, -2).contiguous()
-    sums = (torch.view_as_complex(sums) * far.flip(0).transpose(0, 1)).sum(-2)  # [B, H, n]
+    sums = torch.complex(*(rows @ _split(near.flip(0).transpose(0, 1))).unflatten(-1, (2, -1)).unbind(-2))
+    sums = (sums * far.flip(0).transpose(0, 1)).sum(-2)  # [B, H, n]
     last = far[length // size - (length % size == 0)] * near[(length - 1) % size] * r  # r^length
     return y, B * sums + last * h
 

@@ -54,4 +54,9 @@ def _javascript() -> Markup:
     """Vega, Vega-Lite and vega-embed, once for all charts. Safe in a page: no end of a script element is in it."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     assert "</script" not in bundle.lower() and "<!--" not in bundle
-    return Markup(bundle)
+    return Markup(f"/*!\n{vega_notice()}*/\n{bundle}")
+
+
+def vega_notice() -> str:
+    """The licences of Vega and of what it is made of, which ask to go wherever it goes: its own bundle has lost them."""
+    return Path(__file__).with_name("vega_notice.txt").read_text(encoding="utf-8")

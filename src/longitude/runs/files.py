@@ -1,7 +1,6 @@
 """Files and folders that are whole or not there, one writer per directory, and full disks."""
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -10,6 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows, where everything that writes no run directory works
+    fcntl = None
 
 LOCK = ".lock"
 FRESH = "start over with --fresh"
@@ -78,12 +82,26 @@ def new_folder(out: Path) -> Iterator[Path]:
             raise
 
 
+def lock(descriptor: int, shared: bool = False) -> None:
+    """Lock an open file or folder until it is closed, or its process ends. Shared: with all who share, waiting for them.
+
+    Raises:
+        BlockingIOError: Another process holds it, unless `shared`.
+        ValueError: The system has no such locks.
+    """
+    if fcntl is None:
+        raise ValueError(
+            "expected a system with locks of POSIX for what writes a directory, got Windows; Linux in WSL has them"
+        )
+    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextmanager
 def held(folder: Path, out: Path) -> Iterator[None]:
     """Within: `folder` is this process's, which makes `out` from it. ValueError when it is another's."""
     with opened(folder) as descriptor:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
+            lock(descriptor)
         except BlockingIOError:
             raise ValueError(
                 f"{out} is being written by another process; wait for it, or choose another --out"
@@ -135,10 +153,14 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
             raise ValueError(f"{twice[0]!r} is in it twice")
         return dict(pairs)
 
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path} is no file; {remedy}")
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
     except FileNotFoundError:
         return None
+    except RecursionError:
+        raise ValueError(f"{path} is not readable JSON (nested too deeply); {remedy}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
 
@@ -158,7 +180,7 @@ def locked(directory: Path) -> Iterator[None]:
     """Held as long as this process writes into `directory`; it ends with the process. ValueError when another holds it."""
     with open(directory / LOCK, "a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno())
         except BlockingIOError:
             file.seek(0)
             writer = file.read().strip() or "?"

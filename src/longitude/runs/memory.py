@@ -64,7 +64,14 @@ class Memory:
         return self.weights + self.cache + self.layer + self.logits + self.base
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {getattr(self, name) / 1e9:.2f}" for name in ("weights", "cache", "layer", "logits"))
+        sizes = {
+            "weights": self.weights,
+            "cache": self.cache,
+            "layer": self.layer,
+            "logits": self.logits,
+            "Python": self.base,
+        }
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in sizes.items())
         return f"about {self.total / 1e9:.1f} GB ({parts})"
 
 
@@ -78,7 +85,7 @@ def forward_memory(
     config, chunk = model.config.get_text_config(), min(chunk, width)
     heads, hidden = getattr(config, "num_attention_heads", 0), config.hidden_size
     groups = getattr(config, "num_key_value_heads", None) or heads
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    inner = inner_size(config)
     keys_and_values = 2 * width * head_dim * (groups + heads)  # grown by a chunk, and repeated for all heads
     layer = chunk * (10 * hidden + 3 * inner) + keys_and_values
     if has_square_scores(config):
@@ -92,6 +99,12 @@ def forward_memory(
         layer=layer * rows * size,
         logits=3 * 4 * min(logits, chunk * rows * config.vocab_size),
     )
+
+
+def inner_size(config: Any) -> int:
+    """Width of an MLP inside; the largest where layers have several (Gemma 3n)."""
+    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return max(size) if isinstance(size, list | tuple) else size
 
 
 def has_square_scores(config: Any) -> bool:
@@ -108,7 +121,7 @@ def training_memory(model: Any, config: Any, batch: int, length: int, gradient_c
     """
     fixed = sum(p.numel() * (p.element_size() + (12 if p.requires_grad else 0)) for p in model.parameters())
     tokens, width = batch * length, config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or 4 * width
+    inner = inner_size(config)
     size = next(model.parameters()).element_size()
     layer = tokens * (10 * width + 4 * inner) * size
     saved = config.num_hidden_layers * (tokens * width * size if gradient_checkpointing else layer)

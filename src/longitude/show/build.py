@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from longitude.attention.mixer import MIXERS, Mixer, mixer, mixer_resolved
+from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS, Encoding, encoding, resolved
 from longitude.positions.composed import Composed
 from longitude.registry import options_of
 from longitude.show.shape import Shape
-from longitude.study.labels import parse_label
 
 
 @dataclass(frozen=True)

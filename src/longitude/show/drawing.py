@@ -11,6 +11,7 @@ import pandas as pd
 
 POINTS = 160
 """Of a curve over offsets, about."""
+DENSE = 256  # offsets below this are all drawn: fast rotary pairs turn once in six of them
 FLOOR = -20.0
 """Below it a bias makes a weight less than 2e-9 of what it is with bias 0: drawings end here."""
 
@@ -196,9 +197,9 @@ def _together(curves: Mapping[str, Lines]) -> Lines:
 
 
 def offsets_of(length: int) -> np.ndarray:
-    """Offsets from 0 to below the length, close together where they are small, the ticks of the axis among them."""
+    """Offsets from 0 to below the length: all small ones, then ever further apart, the ticks of the axis among them."""
     spread = np.geomspace(1, length, POINTS).astype(int) - 1
-    return np.unique([*spread, *map(int, ticks(0, length - 1, "offsets"))])
+    return np.unique([*range(min(length, DENSE)), *spread, *map(int, ticks(0, length - 1, "offsets"))])
 
 
 def number(value: float) -> str:

@@ -9,7 +9,7 @@ from longitude.report.wording import and_, named
 from longitude.study.answers import AnswerCriterion
 from longitude.study.comparisons import Comparison
 from longitude.study.criterion import Criterion, Finding
-from longitude.study.estimates import HOLDS, UNCLEAR, WEAK
+from longitude.study.estimates import HOLDS, UNCLEAR
 from longitude.study.losses import LossCriterion
 from longitude.study.rates import words
 from longitude.study.results import Run, TrialResult, read_run
@@ -54,7 +54,7 @@ def analyse(run: Run | Path | str) -> Analysis:
     def found(label: str, length: int, method: str) -> Finding:
         """Beyond the training length nothing holds of which training never used a part."""
         finding = criterion.finding(label, length, method)
-        beyond = finding.verdict in (HOLDS, WEAK) and length > run.train_length
+        beyond = finding.verdict == HOLDS and length > run.train_length
         return finding._replace(holding=UNCLEAR, verdict=UNCLEAR) if beyond and run.untrained(label) else finding
 
     findings = {

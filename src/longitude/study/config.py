@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from longitude.errors import unknown
 from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped"]
@@ -97,11 +98,21 @@ class StudyConfig:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
-        """The configuration of a study.json. An option that came later is at its default, as it was then."""
-        named = renamed(saved)
-        known: dict[str, Any] = {name: named[name] for name in cls.__dataclass_fields__ if name in named}
-        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        return cls(**known)
+        """The configuration of a study.json, where an option that is not in it is at its default.
+
+        Raises:
+            ValueError: An option that no release had, a value of another type or out of its range.
+        """
+        import msgspec  # this module is loaded for every help text
+
+        if foreign := [name for name in saved if name not in cls.__dataclass_fields__]:
+            raise unknown("option", foreign[0], cls.__dataclass_fields__, "they are those of `longitude study --help`.")
+        try:
+            config = msgspec.convert(saved, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the configuration, as $: {error}") from None
+        require_numbers(config)
+        return config
 
     @property
     def longest(self) -> int:
@@ -117,16 +128,6 @@ class StudyConfig:
     def training_tokens(self) -> int:
         """Targets that a model of `steps` steps is trained on."""
         return self.steps * self.batch_size * self.train_length
-
-
-def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their names of today: of --data and --learning-rates there was one."""
-    options = dict(options)
-    if "learning_rate" in options:
-        options["learning_rates"] = [options.pop("learning_rate")]
-    if isinstance(options.get("data"), str):
-        options["data"] = [options["data"]]
-    return options
 
 
 # ---- checks that `longitude bench` has, too ---------------------------------------------------------------------------
@@ -146,6 +147,14 @@ def require_at_least(config: Any, **least: int) -> None:
         value = getattr(config, name)
         if value is not None and value < number:
             raise ValueError(f"{option(name)} must be at least {number}, got {value}")
+
+
+def require_numbers(config: StudyConfig) -> None:
+    """ValueError for a number or a list out of range, whatever the task is."""
+    require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1, threads=1)
+    require_ascending("test_lengths", config.test_lengths)
+    for name in ("seeds", "learning_rates", "methods", "encodings", "data"):
+        require_distinct(name, getattr(config, name))
 
 
 def require_ascending(name: str, values: Sequence[int]) -> None:

@@ -181,7 +181,7 @@ class Criterion(ABC):
     ) -> list[str]:
         """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.
 
-        Those that hold but learned less are a group of their own.
+        Those that learned too little to judge are a group of their own, and so are those of which only that is unclear.
 
         what: the object of the verb. listed: the words for a group, and whether it is the first; by default with its numbers.
         """
@@ -194,17 +194,24 @@ class Criterion(ABC):
         clauses = []
         if hold:
             clauses.append(f"{listed(hold, True)} {self.verb}{'s' * (len(hold) == 1)}{what}")
-        if weak:
-            it = "it" if len(weak) == 1 else "they"
-            but = f"{self.verb}{'s' * (len(weak) == 1)}" + ("" if hold else what)
-            clauses.append(f"{listed(weak, not clauses)} {but}, but {it} learned less")
         if lost:
             do_not = "does not" if len(lost) == 1 else "do not"
             clauses.append(f"{listed(lost, not clauses)} {do_not}" + ("" if clauses else f" {self.verb}{what}"))
-        if unclear:
-            they = f"they {self.verb}" if len(unclear) > 1 else f"it {self.verb}s"
-            explained = "" if clauses else f" whether {they}{what}"
-            clauses.append(f"for {listed(unclear, not clauses)} the data cannot tell{explained}")
+        if weak:
+            clauses.append(f"{listed(weak, not clauses)} learned too little to judge")
+        stable = [each for each in unclear if each.holding == HOLDS]
+        moving = [each for each in unclear if each.holding != HOLDS]
+        if moving:
+            they = f"they {self.verb}" if len(moving) > 1 else f"it {self.verb}s"
+            clauses.append(
+                f"for {listed(moving, not clauses)} the data cannot tell whether {they}"
+                + ("" if hold or lost else what)
+            )
+        if stable:
+            learned = f"keep{'s' * (len(stable) == 1)} the loss, but the data cannot tell whether"
+            clauses.append(
+                f"{listed(stable, not clauses)} {learned} {'they' if len(stable) > 1 else 'it'} learned from context"
+            )
         first, *rest = [*clauses, *others]
         longest = self.run.lengths[-1]
         return [f"at {longest} {self.task.unit}, {far(longest, self.run.train_length)}, {first}", *rest]

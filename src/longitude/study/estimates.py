@@ -22,7 +22,8 @@ from longitude.measure.seeds import seed_difference, t_interval
 from longitude.study.results import Sums
 
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
-WEAK = "holds, but learned less"
+WEAK = "learned too little"
+"""A loss that does not rise says nothing about position where there was little to lose."""
 
 
 class Estimate(NamedTuple):

@@ -2,12 +2,11 @@
 
 import math
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from longitude.runs.distributed import launched, processes
+from longitude.runs.device import cores
 from longitude.study.config import StudyConfig, option
 from longitude.study.executors import Executor, InProcess, Workers
 
@@ -46,8 +45,6 @@ class Execution:
         for name in ("cpus_per_trial", "gpus_per_trial"):
             if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{option(name)} must be 0 or more, got {value}")
-        if launched():
-            return self._in_all_processes(config)
         if self.executor == "ray":
             from longitude.study.ray_cluster import RayCluster
 
@@ -59,31 +56,9 @@ class Execution:
         gpus_here = _gpus() if device == "cuda" else ()
         workers = self.workers
         if workers is None:
-            workers = len(gpus_here) if gpus_here else max(1, _cores() // threads) if device == "cpu" else 1
+            workers = len(gpus_here) if gpus_here else max(1, cores() // threads) if device == "cpu" else 1
         workers = min(workers, trials)
         return Workers(workers, gpus_here) if workers > 1 else InProcess()
-
-    def _in_all_processes(self, config: StudyConfig) -> Executor:
-        """One model after the other, each trained by all processes of the launcher."""
-        if self.executor == "ray" or (self.workers or 1) > 1:
-            given = "--executor ray" if self.executor == "ray" else f"--workers {self.workers}"
-            raise ValueError(
-                f"{given} trains models side by side, and under torchrun or accelerate launch all processes train one; "
-                f"leave one of them out"
-            )
-        for engine in ("fsdp", "deepspeed"):
-            if os.environ.get(f"ACCELERATE_USE_{engine.upper()}", "false").lower() == "true":
-                raise ValueError(
-                    f"--use_{engine}: a study trains by DDP, and saves a model that every process holds whole; leave it out"
-                )
-        if config.batch_size % processes():
-            raise ValueError(
-                f"--batch-size {config.batch_size} is of a step of all processes together: expected a multiple of their "
-                f"number {processes()}"
-            )
-        if config.device == "mps" and processes() > 1:
-            raise ValueError("--device mps: torch trains in one process there; give the command without a launcher")
-        return InProcess()
 
 
 def _gpus() -> tuple[str, ...]:
@@ -92,10 +67,3 @@ def _gpus() -> tuple[str, ...]:
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(named.split(",") if named else map(str, range(torch.cuda.device_count())))
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    with suppress(AttributeError):  # not Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

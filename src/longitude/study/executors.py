@@ -4,7 +4,6 @@ An executor maps trials to statuses. It decides where and when a trial runs, nev
 its number of threads, so every executor gives equal rows on machines of one type. Importing this does not load torch.
 """
 
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from longitude import plugins
+from longitude.runs.files import lock
 from longitude.study.trial import Status, Trial
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _writing(run: Path) -> Iterator[None]:
     path = run / WRITING
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+        lock(file.fileno(), shared=True)
         parent = multiprocessing.parent_process()
         if parent is None or not parent.is_alive():  # another process may have begun to write here
             os._exit(1)
@@ -190,7 +190,7 @@ def wait_for_workers(run: Path, seconds: float = 30) -> None:
     with open(run / WRITING, "a") as file:
         while True:
             try:
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock(file.fileno())
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise ValueError(f"{run} is being written by a worker of a killed process; end it") from None

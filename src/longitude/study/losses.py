@@ -23,7 +23,7 @@ LOSS_MARGIN = 0.20
 """At the training length an encoding has learned as the best has when its loss is at most 20 % above: an order of n-grams."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
-SHORT = {HOLDS: "yes", WEAK: "yes", LOST: "no", UNCLEAR: "?"}
+SHORT = {HOLDS: "yes", WEAK: "-", LOST: "no", UNCLEAR: "?"}
 LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
 """How loss and context are judged, in words."""
 
@@ -71,9 +71,10 @@ class Learned(NamedTuple):
 
 
 class LossCriterion(Criterion):
-    """`HOLDS` where nothing failed, `LOST` where holding did, `WEAK` where it holds and something else failed, else `UNCLEAR`.
+    """`LOST` where the loss rises; else `WEAK` where the model learned too little to judge; `HOLDS` where both are well.
 
-    No verdict at lengths up to the training length or the reference.
+    Else `UNCLEAR`, also where whether it learned was not measured: a model that learned nothing has nothing to lose, so it never
+    holds. No verdict at lengths up to the training length or the reference.
     """
 
     things, metric = "documents", "bits_per_byte"
@@ -119,13 +120,18 @@ class LossCriterion(Criterion):
         first, last = (self.sums(label, run.train_length, quarter) for quarter in (FIRST, LAST))
         gap = change(sums, at_start[best] or sums, self.metric)
         gain = difference(first, last, self.metric) if first and last else None
-        best_ngrams = run.best_ngrams if run.reference == run.train_length else None
+        best_ngrams = run.best_ngrams
         floor = loss.less(best_ngrams[1]) if best_ngrams else None
         if floor and floor.over == "seeds":  # the n-grams read the same documents
             floor = floor._replace(text_low=floor.low, text_high=floor.high)
         checks = {}
         if floor and loss.value is not None:
-            checks[FLOOR] = floor.below(0), f"{loss.value:.2f}"
+            beats = floor.below(0)
+            # n-grams were counted in windows of the training length: at another length a higher loss may be due to the length
+            checks[FLOOR] = (
+                beats if beats == HOLDS or run.reference == run.train_length else UNCLEAR,
+                f"{loss.value:.2f}",
+            )
         if gain and gain.value is not None:
             checks[CONTEXT] = gain.above(GAIN), signed(gain.value)
         if gap and gap.value is not None:
@@ -253,8 +259,14 @@ def judged(found: Finding) -> Finding:
     """With what failed, and the verdict of all three together."""
     of = {LOSS: found.loss, CONTEXT: found.context, HOLDING: found.holding}
     failed = tuple(name for name, verdict in of.items() if verdict == LOST)
-    together = _all([verdict for verdict in of.values() if verdict is not None])
-    verdict = WEAK if failed and found.holding == HOLDS else UNCLEAR if found.holding == UNCLEAR else together
+    learned = _all([found.loss or UNCLEAR, found.context or UNCLEAR])
+    verdict = (
+        LOST
+        if found.holding == LOST
+        else WEAK
+        if learned == LOST
+        else _all([learned or UNCLEAR, found.holding or UNCLEAR])
+    )
     return found._replace(failed=failed, verdict=verdict)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from longitude.runs.files import read_json, write_json
 from longitude.study.plan import StudyPlan
 from longitude.study.tasks.base import task_of
+from longitude.study.tasks.text import Text
 
 COUNTED = 2**27
 """Training tokens above which no n-grams are counted: sorting them would take minutes, and gigabytes."""
@@ -95,11 +96,11 @@ def record_ngrams(planned: StudyPlan) -> None:
 def ngrams_of(planned: StudyPlan) -> dict[int, float]:
     """Order -> bits per byte, counted on the first seed's training windows, over what models are measured on there."""
     config, data, task = planned.config, planned.data, task_of(planned.config.task)
-    if not task.ngrams or config.training_tokens > COUNTED:
+    if not (isinstance(task, Text) and task.ngrams) or config.training_tokens > COUNTED:
         return {}
-    examples = task.examples(config, data, config.seeds[0])
+    windows = task.windows(config, data, config.seeds[0])
     length, span = config.train_length, config.test_lengths[-1]
-    items = (examples[i] for i in range(len(examples)))
+    items = (windows[i] for i in range(len(windows)))
     training = np.stack([np.append(item["input_ids"], item["shift_labels"][-1:]) for item in items])
     held_out, tokens, size = [], 0, 0
     for i, document in enumerate(data.validation):

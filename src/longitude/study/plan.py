@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from longitude.errors import unknown
+from longitude.labels import folder, parse_label
 from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
@@ -23,13 +24,11 @@ from longitude.study.config import (
     StudyConfig,
     listed,
     option,
-    require_ascending,
-    require_at_least,
     require_distinct,
+    require_numbers,
     with_all,
 )
 from longitude.study.data import StudyData
-from longitude.study.labels import folder, parse_label
 from longitude.study.rates import choices, chosen, is_candidate
 from longitude.study.record import grown, read_study
 from longitude.study.start import with_start
@@ -126,16 +125,13 @@ def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
-def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:
+def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:  # noqa: C901
     """The configuration with "all", the split and the range of positions filled in, after the checks of its options. ValueError.
 
     before: of the study that it continues, whose lengths fill them in.
     """
     task = task_of(config.task)
-    require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1, threads=1)
-    require_ascending("test_lengths", config.test_lengths)
-    for name in ("seeds", "learning_rates", "methods", "encodings", "data"):
-        require_distinct(name, getattr(config, name))
+    require_numbers(config)
     for name, right, expected in _rules(config, task):
         if not right:
             given = getattr(config, name)
@@ -149,8 +145,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
             except ValueError as error:
                 raise ValueError(f"{option(name)}: {error}") from error
     for method in config.methods:
-        if method not in task.methods:
-            raise unknown("method", method, task.methods, "`longitude study --help` explains them.")
+        if method not in task.valid_methods():
+            raise unknown("method", method, task.valid_methods(), "`longitude study --help` explains them.")
     if config.stride is not None and "sliding" not in config.methods:
         raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
     if config.positions == "contiguous" and config.position_range is not None:

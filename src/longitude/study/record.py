@@ -11,17 +11,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from longitude.labels import safe
 from longitude.measure.rows import read_rows
 from longitude.runs.files import parquet_rows, read_json, write_json
 from longitude.study.config import StudyConfig, listed, option
-from longitude.study.labels import FOREIGN, plain_label, safe
-from longitude.study.trial import Status, Trial, trials_of
+from longitude.study.trial import Status, Trial
 
 SCHEMA = 3
-"""Of study.json and trial.json: 1 had no trial.json, no recipe, and no hash in the names of folders; 2 had one learning rate,
-which was not in these names, and held out no text to choose it on."""
-CLOSED = {1: "did not record how it trains", 2: "held out no text to choose learning rates on"}
-"""Why nothing is added to a study of an earlier schema."""
+"""Of study.json and trial.json."""
 STUDY, TRIAL = "study.json", "trial.json"
 GROWING = ("encodings", "seeds", "learning_rates", "test_lengths", "methods")
 """Options of which a study may be given more: new trials are trained, learning rates chosen among all, and what is chosen is
@@ -33,10 +30,10 @@ ELSEWHERE = "leave --out out, then another question has a folder of its own, or 
 
 # ---- study.json ------------------------------------------------------------------------------------------------------
 def read_study(run: Path) -> dict[str, Any] | None:
-    """study.json as this release writes it, an older one upgraded in memory; None where there is none.
+    """study.json; None where there is none.
 
     Raises:
-        ValueError: It is no JSON, of a newer release, or of an older one that does not say enough.
+        ValueError: It is no JSON, or not of this release's schema.
     """
     path = run / STUDY
     if run.exists() and not run.is_dir():
@@ -47,75 +44,23 @@ def read_study(run: Path) -> dict[str, Any] | None:
     schema = saved.get("schema") if isinstance(saved, dict) else None
     if not isinstance(schema, int):
         raise ValueError(f"{path} has no schema number, so it is not what `longitude study` writes; name another --out")
-    if schema > SCHEMA:
+    if schema != SCHEMA:
         raise ValueError(
-            f"{path} has schema {schema}, of a newer release; this one reads schemas up to {SCHEMA}: upgrade longitude, or "
-            "name another --out"
+            f"{path} has schema {schema}, of another release; this one reads schema {SCHEMA}: use that release of longitude, "
+            "or name another --out"
         )
     if missing := [
         key for key in ("configuration", "data", "versions", "machine") if not isinstance(saved.get(key), dict)
     ]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; restore it from a copy, or name another --out")
-    if old := next(filter(FOREIGN.search, saved["configuration"].get("encodings", ())), None):
-        raise ValueError(
-            f"{path} names a model {old!r}, as labels were written before the first release; today it is "
-            f"{plain_label(old)!r}, and another --out trains it under this name"
-        )
-    return saved if schema == SCHEMA else _upgraded(saved)
-
-
-def _upgraded(saved: dict[str, Any]) -> dict[str, Any]:
-    """An earlier schema as this one: what it did not record and what is known of its release are filled in."""
-    config = StudyConfig.of({"threads": saved["machine"].get("threads") or 1, **saved["configuration"]})
-    config = replace(config, split_length=config.split_length or config.longest)
-    now = {"schema": SCHEMA, "upgraded_from": saved["schema"], "configuration": _plain(asdict(config))}
-    return {"recipe": None, "train_steps": {}, "choices": {}, **saved, **now}
-
-
-def migrate(run: Path) -> None:
-    """Bring a run directory of an older release into today's form, for its one writer; nothing is removed.
-
-    Each trial gets the record that it lacked, where its status agrees with the study.
-
-    Raises:
-        ValueError: As `read_study`; a trial that does not agree.
-    """
-    study = read_study(run)
-    if study is None or not is_old(run):
-        return
-    config = StudyConfig.of(study["configuration"])
-    for trial in trials_of(run, config, {}):
-        _migrate_trial(trial, config, study)
-    write_json(run / STUDY, study)
-
-
-def is_old(run: Path) -> bool:
-    """Whether a run directory is of an older release."""
-    return (read_json(run / STUDY) or {}).get("schema") != SCHEMA
-
-
-def _migrate_trial(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) -> None:
-    first = f"{safe(trial.label)}-{trial.seed}"  # its name in schema 1; a hash followed in schema 2
-    digest = trial.name.rpartition("-")[2]
-    for old in (trial.run / "cells" / name for name in (first, f"{safe(trial.label)[:100]}-{trial.seed}-{digest}")):
-        if not old.is_dir():
-            continue
-        status = read_json(old / "status.json") or {}
-        for name, own, expected in (
-            ("steps", status.get("steps", config.steps), config.steps),
-            ("label", status.get("label", trial.label), trial.label),
-            ("seed", status.get("seed", trial.seed), trial.seed),
-        ):
-            if own != expected:
-                raise ValueError(f"{old} was run with {name} {own}, its study has {expected}; {trial.remedy}")
-        record = record_of(config, trial, study["data"], study["recipe"])
-        if (own := read_json(old / TRIAL)) is not None:
-            known = {"threads": own.get("machine", {}).get("threads") or 1, **own["trained"]}
-            record |= {**own, "schema": SCHEMA, "trained": record["trained"] | known}
-        elif status.get("status") in ("done", "diverged"):
-            record["measured"] = measured_by(config, study["data"])
-        write_json(old / TRIAL, record)
-        old.rename(trial.folder)
+    try:
+        config = StudyConfig.of(saved["configuration"])
+        written = {name for name, value in _plain(asdict(config)).items() if value is not None}
+        if missing := written - set(saved["configuration"]):
+            raise ValueError(f"the configuration lacks {', '.join(sorted(missing))}")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; restore it from a copy, or name another --out") from None
+    return saved
 
 
 def grown(config: StudyConfig, saved: StudyConfig, run: Path) -> StudyConfig:
@@ -139,7 +84,7 @@ def place_of(config: StudyConfig, default: StudyConfig, out: Path) -> Path:
     different = {name: value for name, value in now.items() if value != usual.get(name)}
     if not different:
         saved = read_study(out)
-        if saved is None or (_question(StudyConfig.of(saved["configuration"])) == now and not closed(saved)):
+        if saved is None or _question(StudyConfig.of(saved["configuration"])) == now:
             return out
     words = [f"{name}={listed(value) if isinstance(value, list) else value}" for name, value in different.items()]
     digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:6]
@@ -151,19 +96,6 @@ def _question(config: StudyConfig) -> dict[str, Any]:
     sampled = {} if config.positions == "contiguous" else {"position_range": config.position_range or config.longest}
     free = (*GROWING, "device", "split_length", "position_range")
     return _plain({name: value for name, value in asdict(config).items() if name not in free} | sampled)
-
-
-def closed(study: Mapping[str, Any]) -> str | None:
-    """Why nothing is added to a study; None where something may be."""
-    return CLOSED.get(study.get("upgraded_from", SCHEMA))
-
-
-def require_open(run: Path, study: Mapping[str, Any]) -> None:
-    """ValueError for a study of an earlier release, to which nothing is added."""
-    if why := closed(study):
-        raise ValueError(
-            f"{run} was begun by a release that {why}, so nothing is added to it; `longitude report {run}` shows it; {ELSEWHERE}"
-        )
 
 
 def require_same_text(run: Path, was: Mapping[str, Any], now: Mapping[str, Any], measured_alike: bool) -> None:
@@ -249,7 +181,7 @@ def _claims(trial: Trial) -> Iterator[tuple[str, str, Any, Any]]:
         return
     table = read_rows(rows)
     expected = {"label": trial.label, "seed": trial.seed, "learning_rate": trial.rate, "train_steps": trial.steps}
-    for name in [name for name in expected if name in table]:  # older rows lack some
+    for name in [name for name in expected if name in table]:
         for value in table[name].dropna().unique():
             yield rows.name, name, value, expected[name]
 

@@ -16,6 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from longitude.labels import parse_label
 from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
@@ -25,7 +26,6 @@ from longitude.study.answers import SOLVED
 from longitude.study.compare import SideBySide
 from longitude.study.config import option
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
-from longitude.study.labels import parse_label
 from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion, span
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
@@ -314,14 +314,13 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
         time.append(("time in all", f"{seconds.sum().sum() / 60:.1f} minutes"))
     amount, number = _amount(run)
     machine = {name: value for name, value in study["machine"].items() if value is not None}
-    recipe = study["recipe"] or {"recipe": "not recorded: the study is older"}
     plugins = {
         each["name"]: ", ".join(value for key, value in each.items() if key != "name")
         for each in study.get("plugins", [])
     }
     whole = [
         ("Models and training", [*legible(asdict(run.config)), (f"{amount} per model", number)]),
-        ("Recipe", legible(recipe)),
+        ("Recipe", legible(study["recipe"])),
         ("Examples" if run.task.generated else "Text", legible(data)),
         *([("Plugins", legible(plugins))] if plugins else []),
         ("Machine and time", [*legible(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),

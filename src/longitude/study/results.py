@@ -11,10 +11,9 @@ import pandas as pd
 
 from longitude import plugins
 from longitude.measure.rows import Row, from_frame, read_rows
-from longitude.runs.files import locked
 from longitude.study.config import StudyConfig
 from longitude.study.rates import Choice, recorded, shown
-from longitude.study.record import is_old, migrate, read_study, require_own
+from longitude.study.record import read_study, require_own
 from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_for
 from longitude.study.trial import Status, Trial, trials_of
@@ -154,8 +153,13 @@ class Run:
 
     @property
     def methods(self) -> list[str]:
-        """Methods with one value per length that were measured; the first is the one that the study concludes from."""
-        return [method for method in self.task.methods if method in self.config.methods and method != BY_POSITION]
+        """Methods with one value per length that were measured; the first is the one that the study concludes from.
+
+        Those of plugins come last, whether they are loaded here or not.
+        """
+        known = self.task.methods
+        order = sorted(self.config.methods, key=lambda each: known.index(each) if each in known else len(known))
+        return [method for method in order if method != BY_POSITION]
 
     @property
     def reference(self) -> int:
@@ -225,9 +229,6 @@ def read_run(run: Run | Path | str) -> Run:
     if not path.is_dir():
         raise ValueError(f"{path}: there is no such run directory; `longitude study --out {path}` makes one")
     study = read_study(path)
-    if study is not None and is_old(path):
-        with locked(path):
-            migrate(path)
     if study is None:
         raise ValueError(f"{path} holds no study: study.json is missing; give a directory that `longitude study` wrote")
     plugins.require_loaded(study.get("plugins", []), str(path))
@@ -241,12 +242,11 @@ def read_run(run: Run | Path | str) -> Run:
     if not (path / "results.parquet").exists():
         raise ValueError(f"{path}: results.parquet is missing, no trial of the study has ended; {REMEDY}")
     done = {(trial.label, trial.seed, trial.rate) for trial in trials if trial.status == "done"}
-    done |= {(label, seed, None) for label, seed, _ in done}  # older rows have no learning rate
     rows = from_frame(read_rows(path / "results.parquet"))
     for trial in trials:
         if trial.status == "done" and (own := trial.folder / "results.parquet").exists():
             here = [row for row in rows if (row.label, row.seed) == (trial.label, trial.seed)]
-            if from_frame(read_rows(own)) != [row for row in here if row.learning_rate in (trial.rate, None)]:
+            if from_frame(read_rows(own)) != [row for row in here if row.learning_rate == trial.rate]:
                 raise ValueError(f"{path / 'results.parquet'} does not hold the rows of {own}; {GATHERED}")
     return Run(path, study, trials, [row for row in rows if (row.label, row.seed, row.learning_rate) in done])
 

@@ -23,12 +23,9 @@ from longitude.study.rates import choices, chosen, is_candidate, recorded, shown
 from longitude.study.record import (
     SCHEMA,
     STUDY,
-    closed,
     demote,
     measured_by,
-    migrate,
     read_study,
-    require_open,
     require_own,
     require_same_recipe,
     require_same_text,
@@ -150,7 +147,6 @@ def _run_trials(planned: StudyPlan, executor: Executor, on_progress: Watch, note
     final = chosen(trials, recorded(study))
     for trial in final:
         if statuses[trial].status == "done" and not (require_own(trial, planned.config, study) and trial.measured):
-            require_open(planned.run, study)
             statuses[trial] = demote(trial, "it is measured again, at the lengths of the study")
         if statuses[trial].status in ENDED:
             note(_sentence(trial, statuses[trial]))
@@ -220,7 +216,6 @@ def _sentence(trial: Trial, status: Status) -> str:
 def _open(planned: StudyPlan, note: Note) -> None:
     """Write study.json, or continue the study in it, with what is added to it."""
     run, config, here = planned.run, planned.config, provenance()
-    migrate(run)
     saved, data = read_study(run), planned.data.description
     if (saved and saved["configuration"]) != (planned.saved and planned.saved["configuration"]):
         raise ValueError(f"{run} was changed by another process meanwhile; give the same command again")
@@ -233,10 +228,7 @@ def _open(planned: StudyPlan, note: Note) -> None:
         before = StudyConfig.of(saved["configuration"])
         alike = measured_by(before, data) == measured_by(config, data)
         adds = planned.grows or not planned.finished
-        if adds:
-            require_open(run, saved)
-        if not closed(saved):
-            require_same_text(run, saved["data"], data, alike)
+        require_same_text(run, saved["data"], data, alike)
         if not alike:
             whole.pop("ngrams", None)  # of the text that was measured before
         if adds:

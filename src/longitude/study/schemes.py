@@ -8,6 +8,7 @@ model is measured on.
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -20,14 +21,15 @@ from longitude.extend.methods import scheme_of
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Reader
 from longitude.positions.base import ENCODINGS, Encoding
-from longitude.positions.scaling import NTK, BaseChange, Linear, Scaling
-from longitude.registry import options_of
+from longitude.positions.scaling import NTK, Linear, Scaling
+from longitude.registry import Registry, options_of
 
-MISTAKES = {"linear-floor": "linear", "ntk-book": "ntk"}
-"""Two that texts make (docs/errata.md), measured for what they cost: positions rounded down, and the base's exponent 2/(d-2) in
-place of d/(d-2). The scheme that each is of."""
-SCHEMES = ("linear", "ntk", "yarn", "longrope", *MISTAKES)
-"""Ways to measure: the names of lg.scaling, and mistakes."""
+PLAIN = ("non-overlapping", "sliding", "per-position")
+"""Methods that read models as they are."""
+SCHEMES = ("linear", "ntk", "yarn", "longrope")
+"""Methods that extend models by a scheme of lg.scaling."""
+METHODS = Registry("method of --methods", "`longitude study --help`", ())
+"""Methods of plugins that extend models: name -> a function that makes its `Method`."""
 CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
 WINDOWS, TOKENS = 4, 8192
@@ -37,12 +39,35 @@ SEARCH = CANDIDATES * TOKENS
 Spec = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Method:
+    """How a method extends a trained model.
+
+    Attributes:
+        like: "linear" or "ntk": it extends the encodings that this scheme extends.
+        scheme: (encoding, factor, trained length) -> the scheme; None: the model stays as it is.
+        positions: (positions, trained length, length) -> those that the model reads its tokens at; None: 0, 1, 2, ...
+    """
+
+    like: str
+    scheme: Callable[[Spec, float, int], Scaling] | None = None
+    positions: Callable[[Tensor, int, int], Tensor] | None = None
+
+
+def method_of(name: str) -> Method:
+    """A method that extends models, by its name. ValueError for an unknown one."""
+    if name not in SCHEMES:
+        return METHODS[name]()
+    like = "linear" if name == "linear" else "ntk"
+    return Method(like, lambda spec, factor, original: scheme_of(name, factor, original))
+
+
 def extends(config: Any, scheme: str, original: int) -> bool:
     """Whether a scheme extends a model with this LongitudeConfig, trained at `original` positions.
 
     It must extend all of its encodings that have an end of their own, and there must be one.
     """
-    probe = Linear(2.0) if MISTAKES.get(scheme, scheme) == "linear" else NTK(2.0)
+    probe = Linear(2.0) if method_of(scheme).like == "linear" else NTK(2.0)
     specs = [spec for specs in config.layer_specs() for spec in specs]
     longer = [_extended(spec, probe, original, 2 * original) for spec in specs]
     return None not in longer and longer != specs
@@ -58,7 +83,7 @@ def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec |
 
 def extended_by(scheme: str) -> list[str]:
     """The names of the encodings that a scheme extends."""
-    if MISTAKES.get(scheme, scheme) != "linear":
+    if method_of(scheme).like != "linear":
         return [name for name in ENCODINGS if "scaling" in options_of(ENCODINGS[name])]
     classes = ((name, getattr(ENCODINGS[name], "extended", None)) for name in ENCODINGS)
     return [name for name, own in classes if own is not None and own.__func__ is not Encoding.extended.__func__]
@@ -67,20 +92,18 @@ def extended_by(scheme: str) -> list[str]:
 def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:
     """A model of the same weights at `length` positions, trained at `original`; at no more than these the model itself.
 
-    For `linear-floor`, too: `reader_of` rounds the positions that it reads at.
-
     Args:
         model: Of longitude.models.
-        scheme: "linear", or for rotary encodings any scheme of lg.scaling that needs no more than a factor; or one as it is.
+        scheme: A method that extends models, or a scheme as it is.
         original: Positions of its training.
         length: Positions that it is to have.
     """
-    if length <= original or scheme == "linear-floor":
+    make = method_of(scheme).scheme if isinstance(scheme, str) else lambda *_: scheme
+    if length <= original or make is None:
         return model
-    factor = length / original
 
     def scaled(spec: Spec) -> dict[str, Any]:
-        chosen = _scheme(scheme, spec, factor, original) if isinstance(scheme, str) else scheme
+        chosen = make(spec, length / original, original)
         longer = _extended(spec, chosen, original, length)
         assert longer is not None, f"{scheme} does not extend {spec['name']}"
         return dict(longer)
@@ -97,24 +120,21 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
     return other.train(model.training)
 
 
-def _scheme(name: str, spec: Spec, factor: float, original: int) -> Scaling:
-    if name == "ntk-book" and "scaling" in spec:
-        return BaseChange(spec["base"] * factor ** (2 / (_rotary_dim(spec) - 2)))
-    return scheme_of(MISTAKES.get(name, name), factor, original)
-
-
-def _rotary_dim(spec: Spec) -> int:
+def rotary_dim(spec: Spec) -> int:
+    """The dimensions of a head that an encoding rotates."""
     return spec["rotary_dim"] or spec["head_dim"]
 
 
 def reader_of(model: Any, scheme: str, original: int, length: int) -> Reader:
-    """Reads windows with an extended model; for `linear-floor` with the model as it is, at positions rounded down."""
+    """Reads windows with an extended model, at the positions of the method."""
+    place = method_of(scheme).positions
 
-    def floored(input_ids: Tensor, **named: Any) -> Any:
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device) * original // length
+    def placed(input_ids: Tensor, **named: Any) -> Any:
+        assert place is not None
+        positions = place(torch.arange(input_ids.shape[1], device=input_ids.device), original, length)
         return model(input_ids=input_ids, position_ids=positions.expand_as(input_ids), **named)
 
-    return Reader(floored if scheme == "linear-floor" and length > original else model)
+    return Reader(model if place is None or length <= original else placed)
 
 
 def searched(
@@ -138,7 +158,7 @@ def searched(
     """
     specs = (spec for specs in model.config.layer_specs() for spec in specs if "scaling" in spec)
     spec = next(specs)
-    pairs = RotaryPairs(spec["base"], _rotary_dim(spec), original, length)
+    pairs = RotaryPairs(spec["base"], rotary_dim(spec), original, length)
     windows = windows_of(documents, length)
     tried = 0
 

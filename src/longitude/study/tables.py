@@ -122,7 +122,7 @@ def number(value: float | None) -> str | None:
 
 
 def _verdict(found: Finding, criterion: Criterion) -> str:
-    """Holds, but learned less (failed: loss, context)."""
+    """Learned too little (failed: loss, context)."""
     failed = f" (failed: {', '.join(found.failed)})" if found.failed else ""
     return criterion.verdicts.get(found.verdict or "", "") + failed
 

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,16 @@ import torch
 from safetensors.torch import load
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
-from longitude import plugins
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
+from longitude.labels import parse_label
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
-from longitude.runs.distributed import everywhere, mean, processes, wait_for_others
 from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
-from longitude.study.labels import parse_label
 from longitude.study.resume import LossLog, newest, seal, step_of
 from longitude.study.tasks.base import task_of
 from longitude.study.trial import Trial
@@ -123,7 +120,7 @@ def train(
     on_step: Callable[[int, float], None],
     note: Callable[[str], None],
 ) -> tuple[int, int | None]:
-    """Train in place, in all processes of the launcher together.
+    """Train in place.
 
     Returns:
         The step it began from (0: the first weights), and the step whose loss was not finite, or None.
@@ -134,21 +131,12 @@ def train(
     for message in [*messages, *([f"continues from step {first}"] if first else [])]:
         note(f"{trial.title}: {message}")
     log.cut(first)
-    same = (config, trial, data, checkpoint)
-    optimizer, diverged = everywhere(
-        partial(optimize, model, *same, log, on_step), partial(_take_part, plugins.loaded(), *same)
-    )
+    optimizer, diverged = optimize(model, config, trial, data, checkpoint, log, on_step)
     never = untrained(model, optimizer, task_of(config.task).positions(config.train_length))
     (trial.folder / UNTRAINED).unlink(missing_ok=True)
     if never is not None:  # before the model is saved, which ends training
         write_json(trial.folder / UNTRAINED, {"untrained": never})
     return first, diverged
-
-
-def _take_part(loaded: list[plugins.Plugin], config: StudyConfig, trial: Trial, data: StudyData, *same: Any) -> None:
-    """What every process but the first does in training."""
-    plugins.restore(loaded)
-    optimize(first_model(config, trial, data), config, trial, data, *same)
 
 
 def optimize(
@@ -157,10 +145,10 @@ def optimize(
     trial: Trial,
     data: StudyData,
     checkpoint: Path | None,
-    log: LossLog | None = None,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
+    log: LossLog,
+    on_step: Callable[[int, float], None],
 ) -> tuple[Any, int | None]:
-    """All steps after those of the checkpoint. Every process has its share of each step's examples; the one with a log writes.
+    """All steps after those of the checkpoint.
 
     Returns:
         The optimizer, and the step whose loss was not finite, or None.
@@ -171,7 +159,7 @@ def optimize(
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=trial.steps,
-        per_device_train_batch_size=config.batch_size // processes(),
+        per_device_train_batch_size=config.batch_size,
         learning_rate=trial.rate,
         warmup_steps=round(config.warmup * trial.steps),
         weight_decay=config.weight_decay,
@@ -187,9 +175,6 @@ def optimize(
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        log_level_replica="error",  # the first process is quiet already
-        ddp_find_unused_parameters=False,
-        ddp_static_graph=True,  # parameters without a gradient are found at the first step, not searched for at each
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one device: never split over several GPUs
     trainer = Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
@@ -240,7 +225,7 @@ class Steps(TrainerCallback):
         self,
         model: Any,
         folder: Path,
-        log: LossLog | None,
+        log: LossLog,
         tokens: Callable[[int], int],
         on_step: Callable[[int, float], None],
     ):
@@ -249,31 +234,26 @@ class Steps(TrainerCallback):
         self.diverged: int | None = None
         self.loss = torch.tensor(math.nan)
         self.rate = math.nan
-        self.remove = model.register_forward_hook(self.keep_loss, with_kwargs=True).remove
+        self.remove = model.register_forward_hook(self.keep_loss).remove
 
-    def keep_loss(self, module: Any, inputs: Any, named: Any, output: Any) -> None:
+    def keep_loss(self, module: Any, inputs: Any, output: Any) -> None:
         self.loss = output.loss.detach().clone()
-        if named.get("num_items_in_batch") is not None:  # of all processes; else it is the mean over this one's targets
-            self.loss *= processes()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
         self.rate = kwargs["optimizer"].param_groups[0]["lr"]
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        step, loss = state.global_step, float(mean(self.loss))
+        step, loss = state.global_step, float(self.loss)
         if not math.isfinite(loss):
             self.diverged = step
             control.should_training_stop, control.should_save = True, False
             return
-        if self.log is not None:
-            self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": self.tokens(step)})
-            self.on_step(step, loss)
+        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": self.tokens(step)})
+        self.on_step(step, loss)
 
     def on_save(self, args, state, control, **kwargs) -> None:
-        wait_for_others()  # each has files in the checkpoint
-        if self.log is not None:
-            self.log.flush()
-            seal(self.folder / f"checkpoint-{state.global_step}")
+        self.log.flush()
+        seal(self.folder / f"checkpoint-{state.global_step}")
 
 
 def save(model: Any, folder: Path, tokenizer: Any = None) -> None:

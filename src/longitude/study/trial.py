@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from longitude.labels import folder, parse_label
 from longitude.runs.files import parquet_rows, read_json
 from longitude.study.config import StudyConfig
-from longitude.study.labels import folder, parse_label
 
 
 @dataclass(frozen=True)

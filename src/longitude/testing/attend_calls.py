@@ -12,13 +12,10 @@ from torch import Tensor
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.operation import attend, refusal, requests
-from longitude.attention.patterns import Dilated, Global, Prefix
+from longitude.attention.patterns import Chunks, Dilated, Global, Prefix
 from longitude.positions.base import Encoding, Term
 from longitude.positions.composed import compose
 from longitude.testing.fixtures import Named, differentiable, parameters_of, unchanged, with_gradients
-
-SLOW = ("flex",)
-"""Backends that compile for each shape: tried by the law of backends alone."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ class Call:
         return {name: refusal(backend, parts) for name, backend in BACKENDS.items()}
 
     def able(self, dropout: float = 0.0) -> list[str]:
-        """The backends that take it, but for those in SLOW."""
-        return [name for name, why in self.refusals(dropout).items() if name not in SLOW and why is None]
+        """The backends that take it."""
+        return [name for name, why in self.refusals(dropout).items() if why is None]
 
     def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
         """Attend with these tensors instead."""
@@ -148,6 +145,7 @@ def every_mask(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
         "prefix": Causal() & Prefix(3),
         "dilated": Dilated(3, 2) & Padding(token >= 2),
         "global": (Window(2) | Global([1])) & Causal() & Padding(token > 0),
+        "chunks that start over": Causal() & Chunks(3, token % max(1, keys // 2)),
     }
 
 

@@ -289,6 +289,6 @@ def try_laws(
         broken = [name for name in law.rests_on if name in results and results[name].status == "broken"]
         if result.status == "broken" and broken:
             reason = f"it rests on {broken[0]!r}, which is broken; correct that first"
-            result = replace(result, status="does not apply", reason=reason, position=None)
+            result = replace(result, status="does not apply", reason=reason, position=None, whose="")
         results[law.name] = result
     return results

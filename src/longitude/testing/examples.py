@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from longitude.positions.composed import Composed, compose
 from longitude.recurrent.ops.checks import MODES
 from longitude.registry import options_of
 
+Module = TypeVar("Module", bound=nn.Module)
 SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600}
 """The toy size: options of these names are filled in; an encoding or mixer built otherwise must fit them."""
 DIM = SHAPES["dim"]
@@ -190,7 +191,7 @@ def article(noun: str) -> str:
 
 
 @torch.no_grad()
-def fill(module: nn.Module, seed: int = 0, std: float = 0.5) -> Any:
+def fill(module: Module, seed: int = 0, std: float = 0.5) -> Module:
     """Random numbers in every parameter, in place: what is zero at first shows no error. What starts above zero stays above.
 
     Args:

@@ -1,7 +1,6 @@
 """On a GPU every backend equals `reference` computed in float64 on the CPU, on the numbers as they were rounded.
 
-Run by `make gpu`; without a GPU two backends are tried on the CPU, and kernels in Triton are interpreted. FlexAttention, which
-compiles each case, has its own in test_flex.py.
+Run by `make gpu`; without a GPU two backends are tried on the CPU, and kernels in Triton are interpreted.
 """
 
 from dataclasses import replace
@@ -22,7 +21,7 @@ NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "shaw", "fire", "fox", "fo
 MASKS = ["causal", "window", "packed", "padded, packed", "none", "prefix"]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2**-8, torch.bfloat16: 2**-5}
 CAUSAL = ("fox", "path", "cope")
-TRIED = [name for name in BACKENDS if name != "flex"] if DEVICE == "cuda" else ["triton", "chunked"]
+TRIED = list(BACKENDS) if DEVICE == "cuda" else ["triton", "chunked"]
 """Backends: on a CPU all have their own tests, and these show that this file works."""
 HALF = torch.float16, torch.bfloat16
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

@@ -11,7 +11,7 @@ import longitude as lg
 from longitude.attention.backends import BACKENDS, fla, refuses
 from tests.attention.backends.one_request import compare, masks, problem
 
-pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 pytest.importorskip("fla", reason="flash-linear-attention's kernels, of Linux, are not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy interprets rows beyond the last one, too
 HERE = replace(fla.FLA, devices=None)

@@ -8,8 +8,8 @@ from torch import nn
 
 import longitude as lg
 from longitude import testing
+from longitude.attention.latent_cache import LatentCacheLayer
 from longitude.attention.layers.latent import LatentAttention
-from longitude.attention.layers.latent_cache import LatentCacheLayer
 from longitude.positions.base import resolved
 from longitude.testing import mixers
 from tests.support import LargestTensor, close, random, refused_calls

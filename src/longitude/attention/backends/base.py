@@ -16,6 +16,7 @@ from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NO_FORWARD_MODE = "it has no derivatives in forward mode"
+TIED = "an exported graph with its operator would run only where longitude is imported"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from longitude.attention.backends.biased import biased, biased_bytes, takes
 from longitude.attention.backends.transport.backend import transport_window, transported_scores
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
-from longitude.derivatives import recomputed
+from longitude.derivatives import exporting, recomputed
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
 
 ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
@@ -55,6 +55,11 @@ def by_chunks(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tenso
     return F.pad(scores, (0, r.length - scores.shape[3]))  # crops, too, where there are more queries than keys
 
 
+def reference_price(r: Request) -> float:
+    """It holds all scores at once. In a graph that is exported it is what takes everything: blocks are counted by the length."""
+    return 6.0 if exporting() or dense_bytes(r) <= 2**28 else math.inf
+
+
 REFERENCE = Backend(
     "reference",
     run=lambda r: reference(r)[0],
@@ -65,7 +70,7 @@ REFERENCE = Backend(
     weights=True,
     sinks=True,
     memory=dense_bytes,
-    price=lambda r: 6.0 if dense_bytes(r) <= 2**28 else math.inf,
+    price=reference_price,
 )
 CHUNKED = Backend(
     "chunked",

@@ -15,7 +15,7 @@ from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, offsets, per_query_head
 from longitude.attention.spans import by_spans, pieces, with_wide_values
-from longitude.derivatives import in_forward_mode
+from longitude.derivatives import exporting, in_forward_mode
 from longitude.positions.base import Drift, OffsetBias, PairBias
 
 SHORT_BYTES = 2**26
@@ -65,7 +65,8 @@ def fused(r: Request) -> Tensor:
     if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
         q, scale = (-q, -scale) if scale else (0 * q, 1.0)
     # A compiler's symbolic bool is no bool, and its tracer wants names of arguments.
-    options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": grouped and not folded}  # noqa: SIM210
+    shared = True if grouped and not folded else False  # noqa: SIM210
+    options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": shared}  # noqa: SIM210
     out = F.scaled_dot_product_attention(q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, **options)
     out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
     return out if some is None else out.masked_fill(~some, 0.0)
@@ -172,7 +173,7 @@ def sdpa_limits(r: Request) -> str | None:
     for part in sdpa_dense(r):
         if r.terms and r.q.dtype in (torch.bfloat16, torch.float16):
             return f"its dense bias would be rounded to {r.q.dtype}"
-        if (size := sdpa_bias_bytes(part)) > SHORT_BYTES:
+        if not exporting() and (size := sdpa_bias_bytes(part)) > SHORT_BYTES:
             return f"its dense bias would take {size / 2**20:.0f} MiB, above {SHORT_BYTES // 2**20}"
     return None
 

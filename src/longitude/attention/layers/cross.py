@@ -111,7 +111,7 @@ class CrossAttention(nn.Module):
             q.to(k.dtype), k, v, mask=NoMask() if valid is None else Padding(valid), scale=self.scale,
             dropout=self.dropout if self.training else 0.0, return_weights=return_weights, backend=self.backend,
         )  # fmt: skip
-        out, weights = out if return_weights else (out, None)
+        out, weights = out if isinstance(out, tuple) else (out, None)
         out = self.o_proj(join_heads(out.to(x.dtype)))
         return (out, weights) if return_weights else out
 

@@ -17,12 +17,13 @@ from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.suffix_encoding import SuffixEncoding
 from longitude.errors import check_sizes, unknown
+from longitude.linear import is_plain
 from longitude.positions.base import Encoding, OffsetVectors
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
-    from longitude.attention.layers.latent_cache import LatentCacheLayer
+    from longitude.attention.latent_cache import LatentCacheLayer
 
 ROUTES = ("auto", "expanded", "absorbed")
 
@@ -116,7 +117,7 @@ class LatentAttention(Mixer):
         return keys * self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def cache_layer(self) -> LatentCacheLayer:
-        from longitude.attention.layers.latent_cache import LatentCacheLayer
+        from longitude.attention.latent_cache import LatentCacheLayer
 
         return LatentCacheLayer()
 
@@ -201,9 +202,10 @@ class LatentAttention(Mixer):
         self, q: Float[Tensor, "B H Lq nope+rotary"], key: Float[Tensor, "B 1 Lk rank+rotary"], over_keys: OverKeys
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
         """Queries in the space of the latents: every head attends to the same keys, and sums latents."""
-        to_keys, to_values = self.kv_up.weight.unflatten(0, (self.num_heads, -1)).split(
-            [self.nope_dim, self.value_dim], 1
-        )
+        # An adapter changes what the layer gives, not its weight; what it gives for each latent number alone is its matrix.
+        plain = is_plain(self.kv_up)
+        matrix = self.kv_up.weight if plain else self.kv_up(torch.eye(self.kv_rank, dtype=q.dtype, device=q.device)).mT
+        to_keys, to_values = matrix.unflatten(0, (self.num_heads, -1)).split([self.nope_dim, self.value_dim], 1)
         content, positional = q.split([self.nope_dim, self.rope_dim], -1)
         content = torch.einsum("bhln,hnr->bhlr", content, to_keys)
         wide = torch.cat([content.to(q.dtype), positional], -1).to(key.dtype)  # a cache may hold keys in a wider dtype
@@ -222,7 +224,8 @@ class LatentAttention(Mixer):
             return True
         if self.route != "auto":
             return self.route == "absorbed"
-        return self.cheaper_absorbed(call.length - call.remembered, call.keys)
+        # Where the layer is more than its weight, it is called on the latents themselves, as a hook expects.
+        return is_plain(self.kv_up) and self.cheaper_absorbed(call.length - call.remembered, call.keys)
 
     def cheaper_absorbed(self, rows: int, keys: int) -> bool:
         """Whether the absorbed route needs fewer products, for `rows` queries that are the last of `keys` keys."""
@@ -245,7 +248,7 @@ class LatentAttention(Mixer):
     def require_cache(self, cache: LatentCacheLayer | None) -> None:
         if cache is None:
             return
-        from longitude.attention.layers.latent_cache import LatentCacheLayer
+        from longitude.attention.latent_cache import LatentCacheLayer
 
         width, ours = self.kv_rank + self.rope_dim, isinstance(cache, LatentCacheLayer)
         held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width

@@ -26,7 +26,7 @@ from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
-    from longitude.attention.layers.sparse_cache import SparseCacheLayer
+    from longitude.attention.sparse_cache import SparseCacheLayer
 
 ROWS = 256
 """Queries whose scores over all tokens exist at a time."""
@@ -287,7 +287,7 @@ class NativeSparseAttention(Mixer):
         return 2 * seen * self.num_heads * self.head_dim + self.num_kv_heads * summaries / self.stride
 
     def cache_layer(self) -> SparseCacheLayer:
-        from longitude.attention.layers.sparse_cache import SparseCacheLayer
+        from longitude.attention.sparse_cache import SparseCacheLayer
 
         return SparseCacheLayer()
 

@@ -27,6 +27,7 @@ from longitude.checkpoints.load import (
     dtype_of,
     in_one_line,
     local_folder,
+    refusing_code,
     require_finite,
     require_shards,
     require_weights,
@@ -206,7 +207,7 @@ def tensors_of_file(file: Path, allow_pickle: bool) -> dict[str, Tensor]:
             f"{file}: its weights are a pickle, which can run code as it is read; convert them to safetensors, or pass "
             "allow_pickle=True if you trust where they come from"
         )
-    with in_one_line(f"{file}: the weights cannot be loaded; copy or download them again"):
+    with refusing_code(str(file)), in_one_line(f"{file}: the weights cannot be loaded; copy or download them again"):
         held = load_state_dict(str(file), map_location="cpu", weights_only=True)
     if not isinstance(held, dict) or not all(isinstance(each, Tensor) for each in held.values()):
         raise ValueError(f"{file}: expected a dict of tensors by their names")

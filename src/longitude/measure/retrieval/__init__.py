@@ -3,7 +3,7 @@
 `run` yields a row per length and depth; `TASKS` are published tasks by name; `effective_length` and `heat_map` summarize rows.
 """
 
-from longitude.measure.retrieval.measurement import backend_of as backend_of, plan as plan, run as run
+from longitude.measure.retrieval.measurement import Answer as Answer, backend_of as backend_of, plan as plan, run as run
 from longitude.measure.retrieval.summary import (
     THRESHOLD as THRESHOLD,
     definition as definition,

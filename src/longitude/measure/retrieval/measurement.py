@@ -1,6 +1,6 @@
 """Ask a checkpoint: one row per length (and depth), as soon as its last trial is answered."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -12,7 +12,7 @@ from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
 from longitude.checkpoints.quiet import greedy
 from longitude.errors import check_sizes, unknown
-from longitude.measure.config import check_ascending, checked_lengths
+from longitude.measure.config import BOS, check_ascending, checked_lengths
 from longitude.measure.perplexity import described
 from longitude.measure.retrieval import haystack, scoring
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt, fit
@@ -20,6 +20,32 @@ from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.retrieval.tasks import TASKS, Task
 from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said to one question, which task, length, depth, trial and seed decide.
+
+    Attributes:
+        task: Its name.
+        length: Tokens of prompt and answer.
+        depth: Where the needle was; None: at a random place, or there is none.
+        trial: The number of the question.
+        seed: Of the questions.
+        expected: What a right answer contains.
+        generated: What the model said.
+        score: From 0 to 1.
+    """
+
+    task: str
+    length: int
+    depth: float | None
+    trial: int
+    seed: int
+    expected: tuple[str, ...]
+    generated: str
+    score: float
+
 
 LABELS = ("model", "encoding", "label", "train_length", "train_positions", "backend", "commit")
 
@@ -36,6 +62,7 @@ class RetrievalPlan:
     seed: int
     haystack: haystack.Haystack
     chat: bool = True
+    bos: BOS = "tokenizer"
 
     @property
     def cells(self) -> list[tuple[int, float | None]]:
@@ -46,7 +73,7 @@ class RetrievalPlan:
         """One trial, filled up. Raises as `fit`."""
         random = Random(f"{self.task.name}/{self.seed}/{length}/{depth}/{trial}")
         question = self.task.draw(random, length, depth, self.haystack)
-        return fit(question, tokenizer, length, self.task.new_tokens, self.chats_with(tokenizer))
+        return fit(question, tokenizer, length, self.task.new_tokens, self.chats_with(tokenizer), self.bos)
 
     def chats_with(self, tokenizer: Any) -> bool:
         """Whether prompts are messages in a tokenizer's template."""
@@ -77,6 +104,7 @@ def plan(
     seed: int = 0,
     text: str | None = None,
     chat: bool = True,
+    bos: BOS = "tokenizer",
 ) -> RetrievalPlan:
     """The plan of these options. Raises ValueError for each that is not as `run` documents."""
     if not isinstance(task, Task):
@@ -92,7 +120,7 @@ def plan(
         check_ascending("depths", depths, 0, 1)
     around = haystack.LINES if not task.text else haystack.of_python() if text is None else haystack.of_text(text)
     places: list[float | None] = [None] if depths is None else [float(depth) for depth in depths]
-    return RetrievalPlan(task, checked_lengths(lengths), places, trials, seed, around, chat)
+    return RetrievalPlan(task, checked_lengths(lengths), places, trials, seed, around, chat, bos)
 
 
 # ---- asking ----------------------------------------------------------------------------------------------------------
@@ -106,8 +134,10 @@ def run(
     seed: int = 0,
     text: str | None = None,
     chat: bool = True,
+    bos: BOS = "tokenizer",
     prefill: int | None = None,
     progress: Progress | None = None,
+    on_answer: Callable[[Answer], object] | None = None,
     **labels: Any,
 ) -> Iterator[Row]:
     """Ask one checkpoint the questions of a task, at each length and depth.
@@ -126,8 +156,11 @@ def run(
         text: What to hide needles in, for tasks that do so; None: prose that comes with Python.
         chat: Put each prompt into the tokenizer's chat template, where it has one, as a user's message; the words that begin the
             answer follow the template. False: plain text.
+        bos: Whether the beginning-of-sequence token begins a prompt: as the tokenizer (or its template) has it, "always" or
+            "never".
         prefill: Tokens of the prompt per forward pass; None: the whole prompt in one, and no logits but the last.
         progress: Called as progress(done, total), in tokens, after every trial.
+        on_answer: Called with every answer.
         labels: Columns of `Row`, `LABELS`. (Its `seed` is the training seed, which stays open.)
 
     Returns:
@@ -136,11 +169,11 @@ def run(
     Raises:
         ValueError: When called, for each of these that is not so, and where no length suits the task.
     """
-    planned = plan(task, lengths, depths, trials, seed, text, chat)
+    planned = plan(task, lengths, depths, trials, seed, text, chat, bos)
     check_sizes("retrieval", prefill=1 if prefill is None else prefill)
     check_labels(labels, LABELS)
     planned.require_prompt(checkpoint.tokenizer, last_position(checkpoint.model))
-    return _rows(planned, checkpoint, prefill, progress, labels)
+    return _rows(planned, checkpoint, prefill, progress, on_answer, labels)
 
 
 def _rows(
@@ -148,6 +181,7 @@ def _rows(
     checkpoint: Checkpoint,
     prefill: int | None,
     progress: Progress | None,
+    on_answer: Callable[[Answer], object] | None,
     labels: dict[str, Any],
 ) -> Iterator[Row]:
     model, tokenizer, last, task = checkpoint.model, checkpoint.tokenizer, last_position(checkpoint.model), planned.task
@@ -176,8 +210,11 @@ def _rows(
             yield Row(**columns, reason=str(reason), count=0)
             continue
         scores = []
-        for prompt in prompts:
-            scores.append(task.score(answer(model, tokenizer, prompt, prefill), prompt.question.answers))
+        for trial, prompt in enumerate(prompts):
+            generated, expected = answer(model, tokenizer, prompt, prefill), prompt.question.answers
+            scores.append(task.score(generated, expected))
+            if on_answer is not None:
+                on_answer(Answer(task.name, length, depth, trial, planned.seed, expected, generated, scores[-1]))
             done += length
             progress(done, total)
         value, low, high = scoring.mean(scores)

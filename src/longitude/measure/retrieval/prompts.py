@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+from longitude.measure.config import BOS
+
 FIRST = 64
 """Units of filler that the search begins with."""
 
@@ -52,16 +54,18 @@ class DoesNotFit(ValueError):
     """A question that does not fit into a length."""
 
 
-def fit(question: Question, tokenizer: Any, length: int, new_tokens: int, chat: bool = False) -> Prompt:
+def fit(
+    question: Question, tokenizer: Any, length: int, new_tokens: int, chat: bool = False, bos: BOS = "tokenizer"
+) -> Prompt:
     """The prompt with as much filler as fits into `length` tokens, new ones included.
 
     new_tokens: to generate; raised where a right answer takes more of this tokenizer's tokens. chat: as a user's message, in the
-    tokenizer's template.
+    tokenizer's template. bos: whether the beginning-of-sequence token begins it.
     Raises DoesNotFit when the question without filler is too long; ValueError when the tokenizer cuts or loses text.
     """
     new_tokens = max(new_tokens, len(encode(tokenizer, question.whole_answer)))
     written = (lambda text: in_chat(question, text, tokenizer)) if chat else (lambda text: text)
-    ids_of = partial(tokens_of_chat if chat else encode, tokenizer)
+    ids_of = partial(tokens_of_chat if chat else encode, tokenizer, bos=bos)
     size = _most(lambda size: len(ids_of(written(question.text(size)))), length - new_tokens, question.smallest)
     if size is None:
         shortest = len(ids_of(written(question.text(question.smallest)))) + new_tokens
@@ -79,15 +83,25 @@ def in_chat(question: Question, text: str, tokenizer: Any) -> str:
     return rendered + question.begin.strip()
 
 
-def tokens_of_chat(tokenizer: Any, text: str) -> list[int]:
+def tokens_of_chat(tokenizer: Any, text: str, bos: BOS = "tokenizer") -> list[int]:
     """Token ids of a rendered conversation, which has its special tokens as text."""
-    return list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
+    ids = list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
+    return begun(ids, tokenizer, bos)
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
+def encode(tokenizer: Any, text: str, bos: BOS = "tokenizer") -> list[int]:
     """Token ids as the tokenizer makes them for a model: with its beginning-of-sequence token, never with an end."""
     ids = list(tokenizer(text, truncation=False, verbose=False)["input_ids"])
-    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    return begun(ids, tokenizer, bos)
+
+
+def begun(ids: list[int], tokenizer: Any, bos: BOS) -> list[int]:
+    """With the beginning-of-sequence token at its start, without it, or as the tokenizer has it."""
+    if bos == "tokenizer" or (token := tokenizer.bos_token_id) is None:
+        return ids
+    rest = ids[1:] if ids[:1] == [token] else ids
+    return [token, *rest] if bos == "always" else rest
 
 
 def check(question: Question, text: str, read: str) -> None:

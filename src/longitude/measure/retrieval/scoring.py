@@ -38,6 +38,20 @@ def wilson(value: float, count: int) -> tuple[float, float, float]:
     return value, min(value, max(0.0, middle - half)), max(value, min(1.0, middle + half))
 
 
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """(difference of the means, low, high) of scores from 0 to 1 on the same questions, with a 95 % interval.
+
+    Bonett and Price 2012, Journal of Educational and Behavioral Statistics 37, 479: Wald's interval with two more pairs, in
+    which either is right alone, so that it has a width for a few pairs that are all alike, too.
+    """
+    apart = [a - b for a, b in zip(ours, theirs, strict=True)]
+    count = len(apart) + 2
+    middle = math.fsum(apart) / count
+    half = CONFIDENCE * math.sqrt(((math.fsum(x * x for x in apart) + 2) / count - middle**2) / count)
+    value = math.fsum(apart) / len(apart)
+    return value, min(value, max(-1.0, middle - half)), max(value, min(1.0, middle + half))
+
+
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """(ratio, low, high) of two means, each (mean, low, high) of trials of its own; the second above 0.
 

@@ -6,12 +6,18 @@
    Columns of S never meet, so they are taken WIDE vectors at a time. */
 #include "lanes.h"
 
+/* `call` with NV a constant: as many vectors as the columns need. Four vectors fit 32 registers of 512 bits. Where a vector is
+   several registers, more than one spills: it would take 1.1 to 1.8 times as long, and five times as long to compile. */
+#if defined(__AVX512F__) && !defined(DOUBLE)
 #define WIDE 4
-/* `call` with NV a constant: as many vectors as the columns need. */
 #define BY_WIDTH(columns, call) \
   if ((columns) > 2 * LANES) { enum { NV = WIDE }; call; } \
   else if ((columns) > LANES) { enum { NV = 2 }; call; } \
   else { enum { NV = 1 }; call; }
+#else
+#define WIDE 1
+#define BY_WIDTH(columns, call) { enum { NV = WIDE }; call; }
+#endif
 /* q, r [batch, groups, length, keys]; k, b [batch, heads, length, keys]; v, o [batch, heads, length, values]; log_w [batch,
    heads, length, decays], decays 1 or keys; keep [batch, length], 0 where a token begins a document, or NULL; first, last
    [batch, heads, keys, values]. b is NULL unless early. */

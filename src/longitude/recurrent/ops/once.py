@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from longitude import c_compile
+from longitude.derivatives import in_forward_mode
 
 
 def needs_formula(*tensors: Tensor) -> bool:
     """Whether torch must see every operator: in graphs, transforms, and where derivatives are carried forward."""
-    return c_compile.needs_operator(*tensors) or torch.autograd.forward_ad._current_level >= 0
+    return c_compile.needs_operator(*tensors) or in_forward_mode()
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:

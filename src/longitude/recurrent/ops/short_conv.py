@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longitude.linear import is_plain
 from longitude.recurrent.ops.checks import require_state, state_dtype
 
 
@@ -47,6 +48,26 @@ def causal_conv(
         shifted = torch.stack([row.shifted(j) for j in reversed(range(weight.shape[1]))], -1)
         out = (shifted * weight.to(x.dtype)).sum(-1)
         out = out if bias is None else out + bias.to(x.dtype)
+    return row.restore(out), row.tail()
+
+
+def convolved(
+    layer: nn.Conv1d,
+    x: Float[Tensor, "B L C"],
+    tail: Float[Tensor, "B K-1 C"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B K-1 C"]]:
+    """`causal_conv` by a depthwise layer, which is called where something stands between its weight and what it gives."""
+    if is_plain(layer):
+        return causal_conv(x, layer.weight.squeeze(1), layer.bias, tail, reset, valid)
+    (kernel,) = layer.kernel_size
+    row = _Row(x, kernel, tail, reset, valid)
+    if row.segment is None:
+        out = layer(row.tokens.mT).mT
+    else:  # each token with those before it in its document, as a sequence of its own
+        windows = torch.stack([row.shifted(j) for j in reversed(range(kernel))], -1)
+        out = layer(windows.flatten(0, 1)).view(x.shape)
     return row.restore(out), row.tail()
 
 

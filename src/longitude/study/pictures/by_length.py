@@ -13,7 +13,7 @@ from longitude.study.criterion import Finding
 from longitude.study.losses import span
 from longitude.study.pictures import MAIN, PICTURES, lines
 from longitude.study.results import RULE, Run, ngrams_named
-from longitude.study.schemes import SCHEMES
+from longitude.study.schemes import PLAIN
 from longitude.study.tasks.base import Task
 
 STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
@@ -58,7 +58,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     laid = "laid end to end"
     if sliding:
         laid = f"that move by {stride} {run.task.unit}" if stride else "that move by half their length"
-    elif method in SCHEMES:
+    elif method not in PLAIN:
         laid += f", by the model extended to this length beyond {run.train_length}, without training, by the scheme {method}"
     spread = "Rings are single seeds, bands 95% intervals of their mean" if seeds else "There is one seed"
     floor = f" Dotted lines are what {and_(list(floors))} counted on the training text reach." if floors else ""
@@ -69,7 +69,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     return Figure(
         name=name_of(run, method),
         title="Loss by window length"
-        + (", sliding windows" if sliding else f", {method}" if method in SCHEMES else ""),
+        + (", sliding windows" if sliding else f", {method}" if method not in PLAIN else ""),
         caption=f"Every {run.task.loss_unit} is scored once, in windows {laid}. {spread}; the dashed line marks the length "
         f"of the training windows.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "

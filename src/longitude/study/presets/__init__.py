@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from longitude.errors import unknown
-from longitude.study.config import StudyConfig, renamed
+from longitude.study.config import StudyConfig
 from longitude.study.tasks.base import of_task
 
 FOLDER = Path(__file__).parent
@@ -32,7 +32,7 @@ def of_preset(name: str) -> StudyConfig:
     Raises:
         ValueError: There is no such preset, the file is no TOML, or a key or its value is not one of a study.
     """
-    kinds, options = get_type_hints(StudyConfig), renamed(_read(name))
+    kinds, options = get_type_hints(StudyConfig), _read(name)
     options.pop(ABOUT, "")
     for key in options:
         if key not in kinds:

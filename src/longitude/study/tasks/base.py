@@ -66,7 +66,7 @@ class Task(ABC):
         methods: Ways to measure.
         stack: What is trained: "decoder", "encoder" or "encoder-decoder".
         model_class: Its name in longitude.models.
-        ngrams: Orders of the n-grams that its models are compared with; none where what is predicted is not the next token.
+        ngrams: Orders of the n-grams that its models must beat to have learned anything.
         tokens: What the task decides of LongitudeConfig: the vocabulary and special tokens.
         tokenized: Whether it takes a --tokenizer.
         digits: Ids of digits, where it writes numbers from the least digit on: encodings with an option `digits` count them.
@@ -99,6 +99,10 @@ class Task(ABC):
     def model(self) -> Any:
         """The class that is trained."""
         return getattr(models, self.model_class)
+
+    def valid_methods(self) -> tuple[str, ...]:
+        """`methods`, and those that plugins add."""
+        return self.methods
 
     def vocabulary(self, config: StudyConfig) -> Mapping[str, int]:
         """`tokens`, with the size of a --tokenizer. ValueError where there is none such."""

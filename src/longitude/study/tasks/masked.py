@@ -18,7 +18,7 @@ from longitude.measure.windows import evaluating
 from longitude.models.loss import IGNORED
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData, Windows
-from longitude.study.tasks.base import BYTES, Measuring, register_task, sampler_of
+from longitude.study.tasks.base import BYTES, Measuring, register_task
 from longitude.study.tasks.text import Text
 
 MASK = BYTES
@@ -32,7 +32,7 @@ class Masked(Text):
     """Bytes of a text that are masked, from those on both sides: bits per masked byte of held-out text."""
 
     metric, words, loss_unit = "bits_per_masked_byte", "bits per masked byte", "masked byte"
-    methods, ngrams, tokenized = ("non-overlapping",), (), False
+    methods, ngrams, tokenized = ("non-overlapping",), (1,), False  # bigrams would look at one side only
     stack, model_class, tokens = "encoder", "LongitudeForMaskedLM", {"vocab_size": BYTES + 1}
     defaults = {
         "methods": ("non-overlapping",),
@@ -46,9 +46,11 @@ class Masked(Text):
         "steps": 800,
     }
 
+    def valid_methods(self) -> tuple[str, ...]:
+        return self.methods  # schemes extend decoders
+
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
-        count = config.steps * config.batch_size
-        return MaskedWindows(Windows(data.training, config.train_length, count, seed, sampler_of(config)))
+        return MaskedWindows(self.windows(config, data, seed))
 
     def selection(self, config: StudyConfig, data: StudyData) -> Examples:
         return MaskedWindows(Windows(data.selection, config.train_length, len(data.selection), 0))

@@ -13,7 +13,18 @@ from longitude.report.wording import and_
 from longitude.study.config import StudyConfig, listed
 from longitude.study.data import Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
-from longitude.study.schemes import SCHEMES, SEARCH, extended, extended_by, extends, reader_of, searched, windows_of
+from longitude.study.schemes import (
+    METHODS,
+    PLAIN,
+    SCHEMES,
+    SEARCH,
+    extended,
+    extended_by,
+    extends,
+    reader_of,
+    searched,
+    windows_of,
+)
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
 from longitude.study.train import model_config
 
@@ -23,9 +34,12 @@ class Text(Task):
     """The next byte or token of a text, from those before it: bits per byte of held-out text."""
 
     metric, words, loss_unit = "bits_per_byte", "bits per byte", "byte"
-    methods = ("non-overlapping", "sliding", "per-position", *SCHEMES)
+    methods = (*PLAIN, *SCHEMES)
     tokenized = True
     ngrams = (2, 3)
+
+    def valid_methods(self) -> tuple[str, ...]:
+        return (*self.methods, *METHODS)
 
     def prepare(self, config: StudyConfig) -> StudyData:
         schemes = schemes_of(config)
@@ -48,6 +62,10 @@ class Text(Task):
         return data
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
+        return self.windows(config, data, seed)
+
+    def windows(self, config: StudyConfig, data: StudyData, seed: int) -> Windows:
+        """The text that a seed is trained on, whatever is predicted of it."""
         examples = config.steps * config.batch_size
         return Windows(data.training, config.train_length, examples, seed, sampler_of(config))
 
@@ -78,7 +96,7 @@ class Text(Task):
     def losses(self, of: Measuring) -> list[DocumentLosses]:
         """Sums over each validation document, by length and method, and by position of the windows of every length."""
         config, trained = of.config, of.config.train_length
-        plain = [method for method in config.methods if method not in SCHEMES]
+        plain = [method for method in config.methods if method in PLAIN]
         schemes = [scheme for scheme in schemes_of(config) if extends(of.model.config, scheme, trained)]
         parts = 1 + len(schemes) * len(config.test_lengths) + len(beyond(config)) * ("longrope" in schemes)
         part = count()
@@ -137,7 +155,7 @@ class Text(Task):
 
 def schemes_of(config: StudyConfig) -> list[str]:
     """The methods that extend a model."""
-    return [method for method in config.methods if method in SCHEMES]
+    return [method for method in config.methods if method not in PLAIN]
 
 
 def beyond(config: StudyConfig) -> list[int]:

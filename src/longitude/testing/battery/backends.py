@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from longitude.attention import bias_tables
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, Mask, Window
+from longitude.attention.patterns import Pairs
+from longitude.positions.base import SinkLogits
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call, calls_with_every_mask, documents_of, masks
 from longitude.testing.battery.compilers import require_one_table
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
 from longitude.testing.examples import SMALL_ENCODING, Example
 from longitude.testing.fixtures import (
+    Named,
     close,
     differentiable,
     heads_and_tokens,
     learned_of,
+    numbers,
     parameters_of,
     refused,
     small_blocks,
@@ -70,6 +78,22 @@ def backends(
                         with torch.no_grad():
                             got, want = case.answer(name)["output"], truth["output"]
                             close(f"{here}, without gradients", got, want, PRECISIONS[dtype])
+
+
+@ENCODING_LAWS.law(threshold=1e-9)
+@torch.no_grad()
+def masks_as_tensors(build: Example, kinds: tuple[str, ...] | None = ("dilated", "chunks that start over")) -> None:
+    """A mask and the tensor of its pairs give the same, on every backend: nothing but the pairs counts, nor is any left out.
+
+    kinds: of masks; None: all.
+    """
+    length, tensors = 23, heads_and_tokens(23, 23)
+    token = torch.arange(length)
+    for kind, case in calls_with_every_mask(build(), tensors, kinds):
+        whole = case.forward(tensors, "reference", mask=case.mask.allowed(token, token))
+        for backend in case.able():
+            with small_blocks(3, 2, length):
+                close(f"backend {backend}, mask {kind}", case.forward(tensors, backend), whole)
 
 
 @ENCODING_LAWS.law(threshold=1e-9)
@@ -133,6 +157,64 @@ def _graphs(case: Call, backend: str) -> dict[str, str]:
         for name, p in learned.items():
             p.requires_grad_(before[name])
     return found
+
+
+@ENCODING_LAWS.law(threshold=1e-8)
+def queries_without_keys(build: Example, kinds: tuple[str, ...] = ("holes", "no keys")) -> None:
+    """A query without keys has zeros and a logsumexp of -inf, and adds nothing to tangents, gradients or second derivatives.
+
+    On every backend; these are `reference`'s where each such query has a key and no share in the loss. A sink is a key that is
+    always there: then the logsumexp is its logit. kinds: of masks.
+    """
+    for kind, case in calls_with_every_mask(build(), heads_and_tokens(6, 6), kinds):
+        order = torch.arange(6)
+        allowed = case.mask.allowed(order, order)
+        some = allowed.any(-1)[..., None]
+        exact = replace(case, mask=Causal() & Pairs(allowed | (~some & (order == 0)), 0, 0))
+        sinks = any(isinstance(term, SinkLogits) for term in case.terms())
+        for backend in ("reference", *case.able()):
+            for asked in ({}, {"return_lse": True}, {"return_weights": True}):
+                here = f"backend {backend}, mask {kind}, {', '.join(asked)}"
+                try:
+                    answers = case.forward(case.tensors, backend, **asked)
+                except ValueError:  # it does not return these
+                    continue
+                for x in _columns(answers)[: 1 if sinks else 2]:
+                    close(f"{here}: queries without keys", torch.where(some, 0, x), torch.zeros_like(x))
+                want = _derivatives(exact, "reference", some, asked, whole=False)
+                for name, got in _derivatives(case, backend, some, asked).items():
+                    close(f"{here}: {name}", got, want[name])
+
+
+def _columns(answers: Any) -> list[Tensor]:
+    """The output and what else was returned, [B, H, L, n] each; a logsumexp with zeros where it is -inf."""
+    parts = answers if isinstance(answers, tuple) else (answers,)
+    return [x if x.dim() == 4 else x.masked_fill(x == -math.inf, 0.0)[..., None] for x in parts]
+
+
+def _derivatives(case: Call, backend: str, some: Tensor, asked: dict[str, bool], whole: bool = True) -> Named:
+    """Gradients and second derivatives of a loss over queries that have keys, and tangents, as far as the backend has any.
+
+    whole: tangents of all queries, else of those alone.
+    """
+
+    def loss(tensors: Named) -> Tensor:
+        found = [torch.where(some, x, 0.0) for x in _columns(case.forward(tensors, backend, **asked))]
+        return sum((x.sin() * numbers(*x.shape[1:], seed=n)).sum() for n, x in enumerate(found))  # type: ignore[return-value]
+
+    inputs = differentiable(**case.tensors)
+    wanted = {**inputs, **parameters_of(case.encoding)}
+    first = torch.autograd.grad(loss(inputs), list(wanted.values()), create_graph=True, allow_unused=True)
+    found = {f"gradient of {name}": g for name, g in zip(wanted, first, strict=True) if g is not None}
+    along = sum((g * numbers(*g.shape, seed=3)).sum() for g in found.values())
+    with suppress(RuntimeError):  # torch's fused function and loops in C say that they have none
+        second = torch.autograd.grad(along, list(wanted.values()), allow_unused=True)  # type: ignore[arg-type]
+        found |= {f"second derivative, {name}": g for name, g in zip(wanted, second, strict=True) if g is not None}
+    directions = {name: numbers(*x.shape, seed=8) for name, x in case.tensors.items()}
+    with suppress(ValueError):  # nor are these carried forward by everyone
+        answers = torch.func.jvp(lambda given: case.forward(given, backend, **asked), (case.tensors,), (directions,))[1]
+        found |= {f"tangent {n}": x if whole else torch.where(some, x, 0.0) for n, x in enumerate(_columns(answers))}
+    return {name: x.detach() for name, x in found.items()}
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

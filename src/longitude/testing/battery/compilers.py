@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad, jvp
 
 from longitude.attention.masks import Causal
 from longitude.attention.operation import attend
 from longitude.positions.base import Encoding, Transport
-from longitude.testing.attend_calls import Call
-from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.battery.transforms import SLOW_OR_OLD
+from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
 from longitude.testing.examples import DIM, Example, MixerExample
 from longitude.testing.fixtures import LayerStack, close, heads_and_tokens, numbers
 from longitude.testing.parts import ENCODING_LAWS, shared_law
@@ -23,7 +25,10 @@ LENGTHS = range(2, 42, 2)
 
 @ENCODING_LAWS.law(name="compile", threshold=2)
 def compiled_at_many_lengths(build: Example) -> Measurement:
-    """torch.compile(fullgraph=True) makes at most 2 graphs for 20 lengths, with the same output and gradients."""
+    """torch.compile(fullgraph=True) makes at most 2 graphs for 20 lengths, with the same output and gradients.
+
+    With dynamic=True it makes one, also of attend itself with a list of encodings.
+    """
     encoding = build()
     if any(isinstance(term, Transport) for term in encoding.terms(encoding.context(numbers(1, 2, DIM))[0])):
         raise DoesNotApply("Transport: attention walks its tokens chunk by chunk, so each length is a graph")
@@ -35,6 +40,13 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
         for length in LENGTHS:
             x = numbers(2, length, DIM).float()
             close(f"compiled, length {length}", stack.answer(x, 0, forward=forward), stack.answer(x, 0), 1e-4)
+    attention = _Attention(encoding.float())
+    with compiled(attention, single := CompileCounter(), dynamic=True) as forward:
+        for length in (7, 12):
+            given = [x.float() for x in heads_and_tokens(length, length).values()]
+            close(f"attend, dynamic=True, length {length}", forward(*given), attention(*given), 1e-5)
+    if single.frame_count != 1:
+        raise LawBroken(f"attend, dynamic=True: expected one graph of two lengths, got {single.frame_count}")
     return Measurement(graphs.frame_count, 2, cause=f"{graphs.frame_count} graphs for {len(LENGTHS)} lengths")
 
 
@@ -55,42 +67,69 @@ def compiled_training(build: MixerExample) -> None:
             close(f"compiled{what}", got, want)
 
 
+@shared_law(threshold=1e-9)
+def compiled_transforms(build: MixerExample) -> None:
+    """torch.func.jvp and grad inside a graph (torch.compile(fullgraph=True)) give what they give outside of it.
+
+    Of an input with two documents: an operator that has no rule for tangents would be a constant there, and its tangent zero.
+    """
+    net, length = LayerStack(build, layers=1).requires_grad_(False), 9
+    x, direction = numbers(1, length, DIM), numbers(1, length, DIM, seed=9)
+    documents = torch.arange(length)[None] // 5
+
+    def forward(x: Tensor) -> Tensor:
+        return net(x, torch.arange(length) % 5, documents)
+
+    def both(x: Tensor, direction: Tensor) -> tuple[Tensor, ...]:
+        return *jvp(forward, (x,), (direction,)), grad(lambda x: (forward(x) * direction).sum())(x)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", SLOW_OR_OLD)
+        want = both(x, direction)
+        with compiled(both, "aot_eager") as graph:
+            for name, got, exact in zip(("output", "tangent", "gradient"), graph(x, direction), want, strict=True):
+                close(name, got, exact)
+
+
 @contextmanager
-def compiled(module: torch.nn.Module, backend: Any) -> Iterator[Any]:
+def compiled(module: Any, backend: Any, **options: Any) -> Iterator[Any]:
     """The module compiled into whole graphs; what torch has compiled before and meanwhile is forgotten."""
     from torch._dynamo import reset
 
     reset()
     try:
-        yield torch.compile(module, backend=backend, fullgraph=True)
+        yield torch.compile(module, backend=backend, fullgraph=True, **options)
     finally:
         reset()
 
 
 class _Attention(torch.nn.Module):
-    def __init__(self, encoding: Encoding):
+    def __init__(self, encoding: Encoding, backend: str = "auto"):
         super().__init__()
-        self.encoding = encoding
+        self.encoding, self.backend = encoding, backend
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, encoding=self.encoding, mask=Causal(), backend="sdpa")
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None = None) -> Tensor:
+        context = None if x is None or not self.encoding.reads_tokens else self.encoding.context(x)[0]
+        return attend(q, k, v, encoding=[self.encoding], context=context, mask=Causal(), backend=self.backend)
 
 
-@ENCODING_LAWS.law(threshold=1e-5)
+@ENCODING_LAWS.law(threshold=1e-9)
 def export(build: Example) -> None:
-    """Where an encoding adds nothing to the scores, the `sdpa` backend exports with torch.export at a free length."""
-    encoding = build().float()
-    short, long = ({name: x.float() for name, x in heads_and_tokens(n, n).items()} for n in (7, 63))
-    if Call(encoding, short).terms():
-        raise DoesNotApply("its terms are no part of plain attention")
-    require_one_table(encoding, 500)
-    if encoding.regions():
-        raise DoesNotApply("its attention runs in parts, which are merged by a logsumexp that `sdpa` does not return")
+    """torch.export takes attention with the encoding at every length, in torch's own operators, which run without this package.
+
+    A choice by size would be a condition of the graph, which torch refuses for a length without an end.
+    """
+    encoding = build()
+    require_one_table(encoding, 2**20)
     attention = _Attention(encoding)
-    free = {2: torch.export.Dim("length", min=2, max=500)}
-    given, longer = ([tensors[name] for name in "qkv"] for tensors in (short, long))
-    exported = torch.export.export(attention, tuple(given), dynamic_shapes=(free, free, free)).module()
-    close("exported", exported(*longer), attention(*longer))
+    free = {2: torch.export.Dim("length", min=2)}
+    shapes = (free, free, free, {1: free[2]})
+    short, long = (tuple(heads_and_tokens(n, n).values()) for n in (7, 63))
+    exported = torch.export.export(attention, short, dynamic_shapes=shapes, strict=True)
+    calls = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
+    if foreign := sorted(name for name in calls if name.startswith("longitude")):
+        raise LawBroken(f"expected operators of torch alone, got {', '.join(foreign)}")
+    close("exported", exported.module()(*long), attention(*long))
 
 
 def require_one_table(encoding: Encoding, length: int) -> None:

@@ -9,15 +9,16 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.mixer import Mixer
 from longitude.registry import options_of
-from longitude.testing.battery.decoding import CACHES
-from longitude.testing.engine import LawBroken
+from longitude.testing.battery.decoding import CACHES, two_documents
+from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, OTHER_SHAPES, SHAPES, Example, MixerExample
 from longitude.testing.fixtures import LayerStack, close, learned_of, numbers, refused, seeded
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, shared_law
 
 
 @ENCODING_LAWS.law(threshold=1e-9)
@@ -64,7 +65,7 @@ def _variants(build: Example) -> list[tuple[str, int, dict[str, Any]]]:
 def state_dict_of_encodings(build: Example) -> None:
     """The state is the learned parameters and nothing else; meta -> to_empty -> load_state_dict gives the same answers.
 
-    `learned` declares whether there are any; copies and pickles give the same, too.
+    `learned` declares whether there are any; each has a dimension; copies and pickles give the same, too.
     """
     encoding = build()
     names = set(learned_of(encoding))
@@ -82,7 +83,7 @@ def state_dict_of_encodings(build: Example) -> None:
 def state_dict_of_mixers(build: MixerExample) -> None:
     """The state holds every parameter; meta -> to_empty -> reset_parameters -> load_state_dict gives the same answers.
 
-    Copies and pickles, too.
+    Copies and pickles, too. Every parameter has a dimension.
     """
     mixer = build()
     if missing := learned_of(mixer).keys() - mixer.state_dict().keys():
@@ -93,6 +94,8 @@ def state_dict_of_mixers(build: MixerExample) -> None:
 
 @torch.no_grad()
 def _loads(build: Example, module: torch.nn.Module, answer: Callable[[Any], Tensor]) -> None:
+    if scalars := [name for name, p in learned_of(module).items() if p.dim() == 0]:  # FSDP2 cannot shard them
+        raise LawBroken(f"expected every parameter to have a dimension, {scalars} are of shape [], not of [1]")
     with torch.device("meta"):
         empty = build(filled=False)
     strays = [name for name, t in (*empty.named_parameters(), *empty.named_buffers()) if t.device.type != "meta"]
@@ -107,6 +110,72 @@ def _loads(build: Example, module: torch.nn.Module, answer: Callable[[Any], Tens
     want = answer(module)
     close("made on meta, emptied, loaded", answer(loaded), want)
     close("copied", answer(deepcopy(module)), want)
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+class _Adapted(torch.nn.Module):
+    """A linear layer and a product of low rank beside it, with the attributes of the layer, as adapters have them."""
+
+    def __init__(self, base: torch.nn.Linear, added: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.base, self.added = base, added
+        self.in_features, self.out_features = base.in_features, base.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.added(x)
+
+
+def _multiplied(layer: Any, given: Any, out: Any) -> Tensor:
+    return 1.5 * out
+
+
+@shared_law(threshold=1e-9, needs=CACHES)
+def adapters(build: MixerExample) -> None:
+    """A product of low rank beside each linear layer, as adapters have it = the same added to its matrix.
+
+    And a forward hook that multiplies what any layer gives = the layer's own numbers multiplied: the output, whole, with
+    documents and in chunks with a cache, and the gradient of the input.
+    """
+    x, documents = numbers(2, 13, DIM), two_documents(13)
+    seen = (documents >= 0)[..., None].double()
+
+    def answers(net: LayerStack) -> dict[str, Tensor]:
+        whole = net.answer(x, 0)
+        with torch.no_grad():
+            packed, chunks = net(x, 0, documents) * seen, net.in_chunks(x, (0, 6, 7, 8, 13))
+        return {
+            "output": whole["output"],
+            "gradient": whole["gradient of x"],
+            "with documents": packed,
+            "in chunks": chunks,
+        }
+
+    for name, options in build.forms((16,)).items():
+        net = LayerStack(build, **options)
+        layers = [path for path, one in net.named_modules() if "weight" in one._parameters]
+        if not layers:
+            raise DoesNotApply("it has no layers")
+        merged, adapted, scaled, hooked = (deepcopy(net) for _ in range(4))
+        for n, path in enumerate(layers):
+            (parent, _, own), layer = path.rpartition("."), adapted.get_submodule(path)
+            if isinstance(layer, torch.nn.Linear):
+                shape = layer.out_features, layer.in_features
+                product = 0.1 * numbers(shape[0], 2, seed=7 + n) @ numbers(2, shape[1], seed=8 + n)
+                merged.get_parameter(f"{path}.weight").data += product
+                setattr(adapted.get_submodule(parent), own, _Adapted(layer, partial(F.linear, weight=product)))
+            for p in scaled.get_submodule(path).parameters(recurse=False):
+                p.data *= 1.5
+            hooked.get_submodule(path).register_forward_hook(_multiplied)
+        close(f"adapters {name}".strip(), answers(adapted), answers(merged))
+        close(f"hooks {name}".strip(), answers(hooked), answers(scaled))
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

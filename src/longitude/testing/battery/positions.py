@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.masks import Causal, NoMask
-from longitude.positions.base import Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Term, Transport
+from longitude.positions.base import Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Temperature, Term, Transport
 from longitude.positions.coordinates import explicit
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, LawBroken
@@ -94,7 +94,9 @@ def far_positions(build: Example) -> None:
     """At positions 100,003 and 131,071, in a bfloat16 module, tables and biases have float32 accuracy.
 
     Or at the last positions that exist; under bfloat16 autocast; compared with float64. Attention gives what bfloat16 can show.
+    Up to the largest number of int32, positions in int32 give what they give in int64.
     """
+    _in_int32(build())
     low = build().bfloat16()
     exact = deepcopy(low).double()  # the same numbers
     last = min(FAR[1], (low.max_length or FAR[1] + 1) - 1)
@@ -140,6 +142,27 @@ def far_positions(build: Example) -> None:
         with torch.autocast("cpu", half):
             got = case.forward(tensors, name)
         close(f"backend {name} in bfloat16 at positions up to {last}", got, want, IN_BFLOAT16["attention"])
+
+
+def _in_int32(encoding: Encoding) -> None:
+    """At the last positions that there are: no sum or product of them leaves int32."""
+    last = min(2**31, encoding.max_length or 2**31) - 1
+    wide = torch.tensor([0, 1, last // 2, last - 1, last])
+    narrow, tensors = wide.int(), heads_and_tokens(len(wide), len(wide))
+    zeros = torch.zeros(1, len(wide), DIM, dtype=torch.float64)
+    close("embed, positions in int32", encoding.embed(zeros, narrow), encoding.embed(zeros, wide))
+    for own, length in _lengths(encoding, wide):
+        got, want = (tensors_in(encoding.prepare(p[own], length, torch.float64)) for p in (narrow, wide))
+        close("tables, positions in int32", dict(enumerate(got)), dict(enumerate(want)))  # type: ignore[arg-type]
+    for term in encoding.terms(encoding.context(tensors["x"])[0]):
+        close("terms, positions in int32", _tables_of(term, narrow), _tables_of(term, wide))
+        if isinstance(term, Temperature) and term.of == "positions":
+            close("a temperature, positions in int32", term.at(narrow), term.at(wide))
+    got, want = (
+        Call(encoding, tensors, options={"q_positions": p, "k_positions": p}).forward(tensors, "reference")
+        for p in (narrow, wide)
+    )
+    close("attention, positions in int32", got, want)
 
 
 def _lengths(encoding: Encoding, positions: Tensor) -> list[tuple[Tensor, int | None]]:

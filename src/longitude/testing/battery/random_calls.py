@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding, Window
-from longitude.attention.patterns import Dilated, Global, Prefix
+from longitude.attention.patterns import Chunks, Dilated, Global, Prefix
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import LawBroken
@@ -89,6 +89,7 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
         lambda: Prefix(torch.tensor([r.randint(0, keys + 1) for _ in range(batch)])),
         lambda: Global(chance(0.2, *lead())),
         lambda: Global([r.randrange(keys)]),
+        lambda: Chunks(r.randint(1, keys), token % r.randint(1, keys)),
         lambda: Causal(order=torch.randperm(keys, generator=bits)),
         lambda: Window(r.randint(1, keys), order=torch.randperm(keys, generator=bits)),
     ]

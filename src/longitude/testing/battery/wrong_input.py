@@ -26,7 +26,7 @@ Wrong = dict[str, tuple[Callable[[], Any], *tuple[str, ...]]]
 
 
 @ENCODING_LAWS.law(name="wrong_input")
-def wrong_input_of_encodings(build: Example) -> None:
+def wrong_input_of_encodings(build: Example) -> None:  # noqa: C901
     """Wrong shapes, heads, dtypes, devices, options and positions: a ValueError with what was expected.
 
     Positions that are negative, no integers or beyond max_length. What is refused has no side effect: no argument, random number

@@ -8,14 +8,18 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import longitude as lg
+from longitude import kernels
 from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.backends.triton import backend, launch
+from longitude.attention.operation import choose, requests
 from longitude.kernels import switched_off
+from longitude.positions.composed import compose
 from tests.attention.backends.one_request import masks, problem
 
-pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 ANYWHERE = replace(backend.TRITON, devices=None)
 
 
@@ -56,8 +60,15 @@ def test_elsewhere_it_is_refused():
 
 
 def test_without_triton(monkeypatch):
-    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
-    assert refuses(ANYWHERE, request()) == "it needs the package triton: pip install 'longitude[gpu]'"
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    assert "'longitude[gpu]'" in refuses(ANYWHERE, request())
+
+
+def test_with_the_triton_of_an_older_torch(monkeypatch):
+    """Torch 2.6 brings 3.2, in which the kernels fail where they are imported."""
+    monkeypatch.setattr(kernels, "version", lambda name: "3.2.0")
+    monkeypatch.setattr(kernels, "_too_old", kernels._too_old.__wrapped__)
+    assert "3.4" in refuses(ANYWHERE, request())
 
 
 class Chip:
@@ -107,8 +118,6 @@ def test_a_kernel_that_does_not_compile_is_said_once(monkeypatch):
 
 def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch):
     """It would fail, and the backend be refused from then on."""
-    from longitude import kernels
-
     monkeypatch.setattr(kernels, "captured", lambda device: True)
     chip = Chip(monkeypatch)
     with pytest.raises(ValueError, match="expected a call before a CUDA graph is captured"):
@@ -134,6 +143,24 @@ def test_auto_goes_on_without_a_kernel_that_does_not_run(monkeypatch):
     assert not calls and verdict.refusal == "its kernels do not run on a chip"
     with pytest.raises(ValueError, match="its kernels do not run on a chip"):
         lg.attend(q, k, v, encoding=alibi, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "length", "chosen"),
+    [
+        (torch.bfloat16, 64, 512, ("sdpa", "triton", "triton")),
+        (torch.float32, 64, 512, ("sdpa", "sdpa", "reference")),
+        (torch.float64, 64, 8192, ("sdpa", "chunked", "chunked")),
+        (torch.bfloat16, 192, 8192, ("sdpa", "chunked", "chunked")),
+    ],
+)
+def test_what_auto_takes_on_cuda(dtype, width, length, chosen):
+    """Without a bias, with a fixed one and with one that learns."""
+    with FakeTensorMode():
+        q = torch.empty(1, 4, length, width, device="cuda", dtype=dtype)
+        for encoding, name in zip((None, lg.ALiBi(4), lg.T5Bias(4)), chosen, strict=True):
+            (part,) = requests(q, q, q, compose(encoding), None, lg.Causal())
+            assert choose([part.request], "auto").name == name
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in is on the CPU, where kernels are interpreted")

@@ -14,7 +14,7 @@ from longitude.attention.backends.triton import backend, launch
 from longitude.positions.rotation import empty_like_heads
 from tests.attention.backends.one_request import masks, problem
 
-pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compute-sanitizer's memcheck does it there")
 
 

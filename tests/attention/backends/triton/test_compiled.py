@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 SCRIPT = Path(__file__).parents[4] / "benchmarks" / "gpu_kernels.py"
 
 

@@ -119,6 +119,7 @@ def test_one_number_is_read_where_nobody_knows():
     with Reads() as reads:
         assert refusal(r) is None
         intervals_of(r)
+        assert refusal(r.of_layer(r.q, r.k, r.v)) is None
     assert reads.count == 1
 
 

@@ -17,7 +17,7 @@ from longitude.positions.rotation import empty_like_heads
 from tests.attention.backends.one_request import compare, masks, problem
 from tests.support import LargestTensor, Reads, close
 
-pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5", "fire"]
 FEW = partial(problem, heads=2, kv_heads=1)
@@ -82,13 +82,13 @@ def fire_with_ends(rows, keys, *, future=False, **options):
     """FIRE whose ends of pieces are crossed, with a threshold within the text, so that queries have rates of their own."""
     mask = lg.NoMask() if future else lg.Causal()
     r, wanted = FEW(rows, keys, names="fire", mask=mask, **options)
-    of = {tuple(p.shape): p for p in wanted[4:] if p.dim()}
-    w1, b1 = next(p for shape, p in of.items() if shape[-1] == 1), of[(32,)]
+    of = {tuple(p.shape): p for p in wanted[4:]}
+    w1, b1 = of[32, 1], of[(32,)]
     with torch.no_grad():
         w1.copy_(torch.linspace(-3, 3, 32, dtype=w1.dtype)[:, None])
         w1[7:9] = 0
         b1.copy_(-w1[:, 0] * torch.rand(32).to(w1))
-        c, multiplier = (p for p in wanted[4:] if p.dim() == 0)
+        c, multiplier = (p for p in wanted[4:] if p.shape == (1,))
         c.fill_(2.0)
         multiplier.fill_(9 / 512)
     return r, wanted
@@ -112,7 +112,7 @@ def test_ends_of_pieces_at_positions_of_their_own():
     given = torch.stack([torch.arange(37), torch.arange(37) + 300])
     r, wanted = FEW(37, 37, names="fire", q_positions=given, k_positions=given)
     with torch.no_grad():
-        _, multiplier = (p for p in wanted[4:] if p.dim() == 0)
+        _, multiplier = (p for p in wanted[4:] if p.shape == (1,))
         multiplier.fill_(9 / 512)
     assert (backend.inputs_of(r).rates.diff(dim=0) < 0).all()
     compare(run, r, wanted, tolerance=3e-5)
@@ -242,7 +242,7 @@ def test_memory_is_linear(names):
 
 
 def test_the_workspace_is_of_the_chip(monkeypatch):
-    """Not of the batch. Nothing is computed."""
+    """Not of the batch, once each of the chip's programs has a block of queries. Nothing is computed."""
     from longitude.attention.backends.triton import kernels
 
     shapes = []
@@ -255,9 +255,10 @@ def test_the_workspace_is_of_the_chip(monkeypatch):
         monkeypatch.setattr(kernels, kernel, Recorder())
     r, _ = FEW(70, 70, names="t5")
     x = backend.inputs_of(r)
-    for batch in (1, 3):
-        launched(x._replace(**{name: getattr(x, name).repeat(batch, 1, 1, 1) for name in "qkv"}))
-    assert shapes[0] == shapes[1] and shapes[0][1] == launch.table_rows(x.q.device, x.q.shape[1])
+    programs = launch.table_rows(x.q.device, x.q.shape[1])
+    for batch in (programs, 2 * programs):
+        launched(x._replace(**{name: getattr(x, name)[:1].repeat(batch, 1, 1, 1) for name in "qkv"}))
+    assert shapes[0] == shapes[1] and shapes[0][1] == programs
 
 
 def test_many_sequences_on_any_gpu(monkeypatch):

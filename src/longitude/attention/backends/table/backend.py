@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import Backend, no_second_derivatives, wide_item
+from longitude.attention.backends.base import TIED, Backend, no_second_derivatives, wide_item
 from longitude.attention.backends.routes import processor
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backward import backward
@@ -42,6 +42,7 @@ from longitude.attention.request import Request, band_of
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.c_compile import needs_operator
+from longitude.derivatives import exporting
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
 from longitude.positions.coordinates import Positions, explicit
 from longitude.positions.counted import Counted
@@ -120,7 +121,7 @@ def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> 
     return None if part is None else part.position_gap - q_from + k_from
 
 
-def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:
+def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:  # noqa: C901
     """Out [B, H, Lq, Dv] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not.
 
     q_positions: of the queries, where those of the request tell no more than offsets.
@@ -199,6 +200,8 @@ def total(parts: list[Tensor]) -> Tensor | None:
 
 
 def table_limits(r: Request) -> str | None:
+    if exporting():
+        return TIED
     if any(isinstance(term, RowBias | PairBias) for term in r.terms):
         if formula(r) is None or not in_c(r):
             return "of biases of rows and pairs it takes those of counted keys and normalized offsets, alone, with a compiler"

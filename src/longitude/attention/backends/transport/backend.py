@@ -31,7 +31,7 @@ from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
 from longitude.c_compile import needs_operator
-from longitude.derivatives import in_forward_mode, recomputed
+from longitude.derivatives import exporting, in_forward_mode, recomputed
 from longitude.positions.base import Drift, Transport
 
 
@@ -131,7 +131,7 @@ def transport_attention(
     q, k, w, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, w, v))
     b, level = F.pad(b, (0, pad)), level if level is None else F.pad(level, (0, pad))
     step = max(1, AT_ONCE // chunk) * chunk if plain else chunk
-    tokens = (x.split(step, 1) for x in (q, k[:, first:], w, b))
+    tokens = (split(x, step) for x in (q, k[:, first:], w, b))
     steps = (recomputed(of_chunks, chunk, *x) for x in zip(*tokens, strict=True))
     parts: Any = [torch.cat(x, 1) for x in zip(*steps, strict=True)]
     cut = Cut(first, rows + pad, chunk, high, rows - hidden, rows)
@@ -142,6 +142,11 @@ def transport_attention(
     else:
         out = by_formula(cut, *inputs)
     return out[:, :rows].unflatten(0, (batch, heads)).to(dtype)
+
+
+def split(x: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Chunks of x [N, L, ...]: one in a graph that is exported, because they are counted by the length."""
+    return (x,) if exporting() else x.split(size, 1)
 
 
 def of_chunks(chunk: int, q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -163,7 +168,7 @@ def by_formula(
     cut: Cut, q: Tensor, own: Tensor, ends: Tensor, over: Tensor, past: Tensor, v: Tensor, level: Tensor | None
 ) -> Tensor:
     """The output [N, L, Dv] of the chunks by operators that have derivatives of every order."""
-    chunks_of_q, chunks_of_ends = q.split(cut.chunk, 1), ends.split(cut.chunk, 1)
+    chunks_of_q, chunks_of_ends = split(q, cut.chunk), split(ends, cut.chunk)
 
     def attend(n: int) -> Tensor:
         before, begin = cut.reach(n)
@@ -203,7 +208,8 @@ def transport(r: Request) -> Tensor:
         v = F.pad(v[:, :, : k.shape[2]], (0, 0, 0, hidden))
         level = drift_level(r)
         level = level if level is None else level[:, :, r.k_order : r.k_order + k.shape[2]]
-        return transport_attention(r.q, k, v, w, b, r.scale, level, r.band[1], term.chunk, hidden)
+        chunk = w.shape[2] if exporting() else term.chunk
+        return transport_attention(r.q, k, v, w, b, r.scale, level, r.band[1], chunk, hidden)
 
     return by_spans(r, run)
 

@@ -142,7 +142,7 @@ class ByHalves(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # noqa: C901  # pyright: ignore[reportIncompatibleMethodOverride]
         *inputs, out, lse = ctx.saved_tensors
         cut: Cut = ctx.cut
         if torch.is_grad_enabled():  # to be differentiated again

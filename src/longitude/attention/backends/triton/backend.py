@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import Backend, no_second_derivatives
+from longitude.attention.backends.base import TIED, Backend, no_second_derivatives
 from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.backends.triton.launch import Inputs
@@ -17,7 +16,8 @@ from longitude.attention.request import Request
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
 from longitude.c_compile import needs_operator
-from longitude.kernels import why_not_on
+from longitude.derivatives import exporting
+from longitude.kernels import why_no_triton, why_not_on
 from longitude.positions.base import Drift, OffsetBias, PairBias
 from longitude.positions.coordinates import explicit
 from longitude.positions.normalized import NormalizedOffset
@@ -143,8 +143,10 @@ _attention_backward.register_autograd(no_second_derivatives)
 # ---- what it takes -------------------------------------------------------------------------------------------------------
 def limits(r: Request) -> str | None:
     """Reasons that `Backend` cannot express."""
-    if importlib.util.find_spec("triton") is None:
-        return "it needs the package triton: pip install 'longitude[gpu]'"
+    if (why := why_no_triton()) is not None:
+        return why
+    if exporting():
+        return TIED
     widths = r.q.shape[3], r.v.shape[3]
     if max(widths) > WIDEST:
         return f"it takes head_dim up to {WIDEST}, not {max(widths)}"

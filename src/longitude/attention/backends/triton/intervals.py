@@ -58,7 +58,9 @@ def refusal(r: Request) -> str | None:
     if all(isinstance(part, Chunks) or (isinstance(part, Documents) and part.contiguous) for part in cuts):
         return None
     runs = _runs_of(r)
-    if bool(runs.documents & runs.padding):  # the one number that the host waits for
+    if (whole := _WHOLE.get(r.pairs)) is None:
+        whole = _WHOLE[r.pairs] = bool(runs.documents & runs.padding)  # the one number that the host waits for
+    if whole:
         return None
     what = (
         "padding is in the middle of a sequence" if bool(runs.documents) else "a document's tokens are not contiguous"
@@ -138,6 +140,10 @@ class Runs(NamedTuple):
 
 
 _RUNS: WeakKeyDictionary[AllowedPairs, Runs] = WeakKeyDictionary()
+
+
+_WHOLE: WeakKeyDictionary[AllowedPairs, bool] = WeakKeyDictionary()
+"""Whether documents and padding are in one piece; kept, so that only the first layer of a forward waits for the device."""
 
 
 def _runs_of(r: Request) -> Runs:

@@ -170,7 +170,7 @@ class HierarchicalAttention(StateMixer):
 
     def far_parameters(self) -> list[nn.Parameter]:
         """What only sequences beyond the window use: the gate's and the merges' parameters."""
-        gate = [self.gate_proj.weight, self.gate_bias] if self.gate_proj is not None else []
+        gate = [*self.gate_proj.parameters(), self.gate_bias] if self.gate_proj is not None else []
         merges = [merge.change for merge in (self.merge_keys, self.merge_values) if merge is not None]
         return [p for p in (*gate, *merges) if p is not None]
 

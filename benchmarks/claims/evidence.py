@@ -1,0 +1,105 @@
+"""Results that claims are judged on: the studies of a folder, each as `longitude study` leaves it, or as it was committed."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from claims.protocol import SERIES, differs, given_options, preset_of
+from longitude.runs.files import read_json
+from longitude.study.analysis import CRITERIA
+from longitude.study.config import StudyConfig
+from longitude.study.criterion import Criterion
+from longitude.study.kept import ROWS, is_kept, read_kept
+from longitude.study.record import read_study
+from longitude.study.results import Run, Sums, read_run
+
+RESULTS = Path(__file__).parents[1] / "results"
+"""Of the benches, in a checkout of the repository."""
+KEPT = RESULTS / "claims"
+"""Of the studies of the series, there."""
+
+
+class NotRun(Exception):
+    """Results that a statement reads are not there; the message says which."""
+
+
+class Measured(NamedTuple):
+    """What a statement reads: a label of a study at a length.
+
+    Attributes:
+        study: A name of the series.
+        label: As the study's preset spells it.
+        length: One of the study's.
+        method: One of the study's; None: the first, that it concludes from.
+    """
+
+    study: str
+    label: str
+    length: int
+    method: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.label} at {self.length}" + (f" ({self.method})" if self.method else "")
+
+
+class Evidence:
+    """The studies of a folder, read when they are asked for.
+
+    Args:
+        root: The folder; a study of the series is its folder of that name, with or without its models.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.options = root, given_options(root)
+        self.criterion = cache(self._criterion)
+        self.expected = cache(self._expected)
+
+    def _expected(self, study: str) -> StudyConfig:
+        """By which options a study must have been run."""
+        return preset_of(study, self.options)
+
+    def run(self, study: str) -> Run:
+        """A study. NotRun where it is not there."""
+        return self.criterion(study).run
+
+    def _criterion(self, study: str) -> Criterion:
+        """What judges a study. ValueError where it was run by other options than its preset has."""
+        path, config = self.root / study, self.expected(study)
+        saved = read_study(path)
+        if saved is None:
+            raise NotRun(f"study {study} was not run")
+        if why := differs(config, saved):
+            raise ValueError(
+                f"{path} holds results of another protocol: they were run with {why}, as --preset {SERIES}/{study} has it; "
+                f"run it again, or leave this study out of {self.root}"
+            )
+        if not is_kept(path) and not (path / ROWS).exists():
+            raise NotRun(f"no model of study {study} was measured yet")
+        run = read_kept(path) if is_kept(path) else read_run(path)
+        return CRITERIA[run.task.kind](run)
+
+    def bench(self, name: str) -> dict[str, Any]:
+        """The newest committed result of a bench, "" of the encodings' own. NotRun where there is none."""
+        name = name and f"-{name}"
+        path = max(RESULTS.glob(f"????-??-??{name}.json"), default=None)
+        if path is None:
+            raise NotRun(f"no result of `make bench{name}` is here: they are in benchmarks/results of the repository")
+        return read_json(path)
+
+    def sums(self, of: Measured) -> Sums:
+        """What the metric of a label at a length is computed from, of all its seeds. NotRun where one is missing."""
+        criterion = self.criterion(of.study)
+        run = criterion.run
+        seeds, status = {*run.config.seeds}, {trial.seed: trial.status for trial in run.of(of.label)}
+        ended = [seed for seed in seeds if status.get(seed) in ("done", "diverged")]
+        if len(ended) < len(seeds):
+            raise NotRun(f"{of.label} of study {of.study}: {len(ended)} of {len(seeds)} seeds were run")
+        if diverged := [str(seed) for seed in sorted(seeds) if status[seed] == "diverged"]:
+            raise NotRun(
+                f"{of.label} of study {of.study}: seed {', '.join(diverged)} diverged; the others alone are not judged"
+            )
+        sums = criterion.sums(of.label, of.length, of.method or run.methods[0])
+        if sums is None:
+            why = next((trial.reason for trial in run.of(of.label) if trial.reason), "no seed has a value there")
+            raise NotRun(f"{of} of study {of.study} was not measured: {why}")
+        return sums

@@ -1,0 +1,117 @@
+"""Claims about models that are read past their training length through a scheme, without training and after a short one."""
+
+from functools import partial
+
+from claims.base import Claim, register
+from claims.evidence import Measured
+from claims.statements import loss_below, loss_within
+
+extension, fine_tuned, tables = (
+    partial(Measured, study) for study in ("extension", "fine-tuned", "tables-interpolated")
+)
+YARN = "rope:scaling=yarn,factor=4,original_max_length=128"
+LENGTHS = (256, 512, 1024)
+"""2, 4 and 8 times the training length."""
+HERE = "Here: bytes of Python, models of 0.4 million parameters trained at 128, windows that do not overlap."
+
+register(
+    Claim(
+        name="tables-interpolated",
+        number="1c",
+        erratum=True,
+        claimed="A table of positions interpolated to a longer text reads it better than the text cropped to the trained length.",
+        source="A chapter of a book on relative positions, of the original Transformer; Dosovitskiy et al. 2021 "
+        "interpolate a table for larger images, before training on",
+        link="https://arxiv.org/abs/2010.11929",
+        protocol=f"There: no measurement without training. {HERE} Cropped: the same bytes in windows of 128. Corrected on "
+        "2026-11-26: the learned table of the rows before was not scaled as the embeddings are (see 1a).",
+        statements=tuple(
+            loss_below(tables(label, length, "linear"), tables(label, 128))
+            for label in ("sinusoidal", "learned")
+            for length in (256, 512)
+        ),
+    )
+)
+register(
+    Claim(
+        name="schemes-in-order",
+        number="4a",
+        claimed="Without training, NTK-aware scaling reads longer text better than position interpolation, and YaRN "
+        "better than both.",
+        source="bloc97 2023, NTK-Aware Scaled RoPE; Peng et al. 2024, YaRN, section B.3",
+        link="https://arxiv.org/abs/2309.00071",
+        protocol=f"There: LLaMA and Llama 2 of 7 billion parameters, trained at 2,048 and 4,096, sliding windows. {HERE}",
+        statements=tuple(
+            loss_below(extension("rope", length, better), extension("rope", length, worse))
+            for length in LENGTHS
+            for better, worse in (("ntk", "linear"), ("yarn", "ntk"))
+        ),
+    )
+)
+register(
+    Claim(
+        name="searched-factors",
+        number="4b",
+        claimed="Factors that were searched beat YaRN without training.",
+        source="Ding et al. 2024, LongRoPE, sections 2 and 3",
+        link="https://arxiv.org/abs/2402.13753",
+        protocol="There: Llama 2 of 7 billion parameters, trained at 4,096; an evolutionary search on five "
+        f"documents, at the length that is tested. {HERE} Searched at each length, with 64 candidates for 1,344, on "
+        "the selection text, which is not measured.",
+        statements=tuple(
+            loss_below(extension("rope", length, "longrope"), extension("rope", length, "yarn")) for length in LENGTHS
+        ),
+    )
+)
+register(
+    Claim(
+        name="yarn-crops",
+        number="4c",
+        claimed="Without training, YaRN is about as good as cropping the text to the trained length.",
+        source="Gelberg et al. 2025, Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings, figure 5",
+        link="https://arxiv.org/abs/2512.12167",
+        protocol=f"There: perplexity and retrieval match, models of 0.4 billion parameters and more. {HERE} The loss "
+        "within 2 % of that of the same bytes in windows of 128. Varied, with one seed: YaRN keeps pairs that turn "
+        "32 times within the training length, and within 128 none does; from 4 turns on, it is 1.3 % worse at twice "
+        "and 8 % at 4 times.",
+        statements=tuple(loss_within(extension("rope", length, "yarn"), extension("rope", 128)) for length in LENGTHS),
+    )
+)
+register(
+    Claim(
+        name="yarn-fine-tuned",
+        number="5",
+        claimed="After the same short training at the longer length, YaRN reads it better than position interpolation.",
+        source="Peng et al. 2024, YaRN, table 1, and figure 3 of a later version",
+        link="https://arxiv.org/abs/2309.00071",
+        protocol="There: LLaMA of 7 billion parameters, from 2,048 to 32,768 tokens in 400 steps; Llama 2 from "
+        "4,096 to 8,192, where both are equal at 8,192. Here: the models of claim 4, from 128 to 512 bytes in 150 "
+        "steps at a tenth of the rate: 30 % of the first training, where the paper has 0.1 %. Varied: the best other rows of "
+        "the same study, no scheme at all and NTK-aware scaling, which this page had left out before 2026-11-26.",
+        statements=(loss_below(fine_tuned(YARN, 512), fine_tuned("rope:scaling=linear,factor=4", 512)),),
+        varied=(
+            loss_below(fine_tuned("rope", 512), fine_tuned("rope:scaling=linear,factor=4", 512)),
+            loss_below(fine_tuned(YARN, 512), fine_tuned("rope", 512)),
+            loss_below(fine_tuned(YARN, 512), fine_tuned("rope:scaling=ntk,factor=4", 512)),
+        ),
+    )
+)
+for name, number, wrong, right, mistake in (
+    ("ntk-exponent", "15a", "ntk-book", "ntk", "the exponent 2/(d-2) for d/(d-2) in the base of NTK-aware scaling"),
+    ("fractional-positions", "15b", "linear-floor", "linear", "interpolated positions rounded down to whole numbers"),
+):
+    register(
+        Claim(
+            name=name,
+            number=number,
+            erratum=True,
+            claimed=f"A book has {mistake}; longer texts are read worse so.",
+            source="bloc97 2023, NTK-Aware Scaled RoPE; Chen et al. 2023, Positional Interpolation; docs/errata.md has the "
+            "book's formulas",
+            link="https://arxiv.org/abs/2306.15595",
+            protocol=f"There: no measurement. {HERE}",
+            statements=tuple(
+                loss_below(extension("rope", length, right), extension("rope", length, wrong)) for length in LENGTHS
+            ),
+        )
+    )

@@ -1,0 +1,229 @@
+"""Claims about the loss on text longer than that of training, without any change of the model."""
+
+from functools import partial
+
+from claims.base import Claim, register
+from claims.evidence import Measured
+from claims.statements import any_of, breaks, holds, lead_grows, loss_below, loss_within, reaches_further
+
+text, early, longer, base = (partial(Measured, study) for study in ("text", "early", "text-longer", "base"))
+tables, small, extension = (partial(Measured, study) for study in ("tables", "small-base", "extension"))
+LENGTHS = (256, 512, 1024, 2048)
+"""2, 4, 8 and 16 times the training length."""
+FLAT = 0.01
+"""Sliding windows stay as they are: in the paper's table 15 the loss, the logarithm of the perplexity, rises by up to 0.9 %."""
+GAIN = 0.002
+"""And they improve by less than this."""
+HERE = "Here: bytes of Python, models of 0.1 million parameters, 2 million bytes of training at 128."
+LONGER = "Varied: twice the steps."
+
+PRESS = "Press, Smith and Lewis 2022, Train Short, Test Long"
+PRESS_LINK = "https://arxiv.org/abs/2108.12409"
+
+register(
+    Claim(
+        name="tables-alike",
+        number="1a",
+        claimed="At the training length a learned table of positions and sinusoids give the same quality.",
+        source="Vaswani et al. 2017, Attention Is All You Need, table 3, row E",
+        link="https://arxiv.org/abs/1706.03762",
+        protocol="There: translation, an encoder-decoder of 65 million parameters, sentences; results within a "
+        f"tenth of a BLEU point. {HERE} Five seeds, 100 documents. Corrected on 2026-11-26: this page said refuted, by 5.3 %. "
+        "The token embeddings were multiplied by the square root of the width and the learned table was not, so it learned "
+        "at an eighth of their pace.",
+        statements=(loss_within(tables("sinusoidal", 128), tables("learned", 128)),),
+    )
+)
+register(
+    Claim(
+        name="tables-fail",
+        number="1b",
+        claimed="Sinusoids fail past the training length; a learned table has no rows there at all.",
+        source=PRESS + ", sections 2 and B",
+        link=PRESS_LINK,
+        protocol="There: 247 million parameters, WikiText-103; trained at 512, the perplexity of sinusoids rises "
+        f"from 18 to 204 at 1,024, in sliding windows. {HERE} The study refuses a learned table at lengths that it "
+        "has no rows for.",
+        statements=tuple(breaks(text("sinusoidal", length), at=128) for length in LENGTHS),
+    )
+)
+register(
+    Claim(
+        name="alibi-holds",
+        number="2a",
+        claimed="ALiBi holds its perplexity on texts far longer than those of training.",
+        source=PRESS,
+        link=PRESS_LINK,
+        protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 10,000 tokens, about 20 "
+        f"times as many; windows that do not overlap. {HERE} To 16 times.",
+        statements=tuple(holds(text("alibi", length), at=128) for length in LENGTHS),
+    )
+)
+register(
+    Claim(
+        name="early-tokens",
+        number="2b",
+        claimed="What ALiBi gains past the training length is that fewer tokens stand early in a window: windows "
+        "that do not overlap improve with their length, and windows that slide by one token do not.",
+        source=PRESS + ", section B.2 and tables 13 to 15",
+        link=PRESS_LINK,
+        protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 3,072; in windows that "
+        f"slide by one token the loss stays within 1 %. {HERE} Flat is at most {FLAT:.0%} above, the paper's own range, and "
+        f"{GAIN:.1%} below, a quarter of what windows that do not overlap gain at twice the training length; to 4 times of it.",
+        statements=(
+            *(loss_below(early("alibi", length), early("alibi", 128)) for length in (256, 512)),
+            *(
+                loss_within(early("alibi", length, "sliding"), early("alibi", 128, "sliding"), FLAT, GAIN)
+                for length in (256, 512)
+            ),
+        ),
+    )
+)
+register(
+    Claim(
+        name="rope-breaks",
+        number="3a",
+        claimed="RoPE breaks before twice the training length.",
+        source="Chen et al. 2023, Extending Context Window of Large Language Models via Positional Interpolation, table 1; "
+        + PRESS,
+        link="https://arxiv.org/abs/2306.15595",
+        protocol="There: LLaMA of 7 billion parameters, trained at 2,048, perplexity 7.2 there and more than 1,000 "
+        f"at 4,096 (PG-19, sliding windows). {HERE}",
+        statements=tuple(breaks(text("rope", length), at=128) for length in LENGTHS),
+    )
+)
+LIU, LIU_LINK = "Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation", "https://arxiv.org/abs/2310.05209"
+LIU_THERE = (
+    "There: Llama 2 of 7 and 13 billion parameters, fine-tuned with bases from 500 to 1,000,000 and more; how far each reaches "
+    f"follows from its longest wavelengths. {HERE} Trained with the base from the start."
+)
+register(
+    Claim(
+        name="small-base",
+        number="3b",
+        claimed="With a base far below the trained length RoPE predicts better past it than with 10,000, and breaks too.",
+        source=LIU,
+        link=LIU_LINK,
+        protocol=f"{LIU_THERE} Small is below T/(2 pi), which is 20 at T = 128: base 16, five seeds, 100 documents. Corrected "
+        "on 2026-11-26: this page tried 500, which is small at the 4,096 tokens of the source and large at 128.",
+        statements=(
+            *(loss_below(small("rope:base=16", length), small("rope", length)) for length in LENGTHS),
+            breaks(small("rope:base=16", 2048), at=128),
+        ),
+    )
+)
+register(
+    Claim(
+        name="large-base",
+        number="3c",
+        claimed="With a larger base than 10,000 RoPE predicts better at twice the training length, and breaks too.",
+        source=LIU,
+        link=LIU_LINK,
+        protocol=f"{LIU_THERE} Base 500,000, in all three studies that have it: `text`, `base` with another split of the "
+        "documents, `extension` with 0.4 million parameters. Corrected on 2026-11-26: this page said confirmed, by the first "
+        "alone, which the other two do not repeat.",
+        statements=(
+            *(loss_below(study("rope:base=500000", 256), study("rope", 256)) for study in (text, base, extension)),
+            breaks(text("rope:base=500000", 2048), at=128),
+        ),
+    )
+)
+BASES = tuple(f"rope:base={value}" for value in (500, 2000, 100_000, 500_000))
+register(
+    Claim(
+        name="searched-base",
+        number="3d",
+        claimed="The best of several bases holds at longer texts than 10,000, and breaks too.",
+        source="Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation",
+        link="https://arxiv.org/abs/2310.05209",
+        protocol=f"There: as for 3b and 3c. {HERE} Of four other bases, each trained from the start, one must hold at a longer "
+        "length than 10,000. Which one is chosen by the measured lengths themselves, in the claim's favour.",
+        statements=(
+            any_of(
+                "one of the bases 500, 2,000, 100,000 and 500,000 holds up to a longer length than 10,000",
+                *(reaches_further(base(label, 512), base("rope", 512)) for label in BASES),
+            ),
+            *(breaks(base(label, 512), at=128) for label in BASES),
+        ),
+    )
+)
+for name, number, clip, where, how in (
+    ("clip-within", "7a", 16, "far below the training length", "Training shows every distance up to 8 times the clip."),
+    ("clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip."),
+):
+    register(
+        Claim(
+            name=name,
+            number=number,
+            claimed=f"A bias that is clipped at a distance {where} does not carry over to texts much longer than the clip.",
+            source="A chapter of a book on relative positions; Shaw et al. 2018, section 3.2, hoped for the opposite",
+            link="https://arxiv.org/abs/1803.02155",
+            protocol=f"There: no measurement. {HERE} One learned number per head and distance, clipped at {clip}. {how}",
+            statements=(breaks(text(f"clipped:max_distance={clip}", 2048), at=128),),
+        )
+    )
+CHI = "Chi, Fan, Ramadge and Rudnicky 2022, KERPLE"
+register(
+    Claim(
+        name="kerple",
+        number="8a",
+        claimed="KERPLE's logarithmic bias predicts better than ALiBi past the training length, and holds.",
+        source=CHI,
+        link="https://arxiv.org/abs/2205.09921",
+        protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 16,384 "
+        f"tokens. {HERE} Better past the training length than at it: the lead must grow from there. Corrected on 2026-11-26: "
+        "this page had not asked that, and the whole lead is there at the training length.",
+        statements=(
+            *(loss_below(text("kerple_log", length), text("alibi", length)) for length in LENGTHS),
+            *(lead_grows(text("kerple_log", length), text("alibi", length), at=128) for length in LENGTHS),
+            holds(text("kerple_log", 2048), at=128),
+        ),
+    )
+)
+register(
+    Claim(
+        name="sandwich",
+        number="8b",
+        claimed="Sandwich, without parameters, predicts better than ALiBi at the longest texts, and holds.",
+        source="Chi, Fan, Rudnicky and Ramadge 2023, Dissecting Transformer Length Extrapolation",
+        link="https://arxiv.org/abs/2212.10356",
+        protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 8,192 "
+        f"tokens. {HERE} Better at the longest texts than at the training length: the lead must grow from there. Corrected on "
+        "2026-11-26 as 8a.",
+        statements=(
+            loss_below(text("sandwich", 2048), text("alibi", 2048)),
+            lead_grows(text("sandwich", 2048), text("alibi", 2048), at=128),
+            holds(text("sandwich", 2048), at=128),
+        ),
+    )
+)
+register(
+    Claim(
+        name="fire",
+        number="8c",
+        claimed="FIRE predicts better than ALiBi to 4 times the training length, and holds.",
+        source="Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers",
+        link="https://arxiv.org/abs/2310.04418",
+        protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
+        f"perplexity than the best other encoding. {HERE} {LONGER} With one seed: a threshold that starts at a "
+        "quarter of the training length, as there (32 in place of 512): 4.9 % above the training length's loss at 4 "
+        "times, for 4.5 %.",
+        statements=(
+            *(loss_below(text("fire", length), text("alibi", length)) for length in (256, 512)),
+            *(holds(text("fire", length), at=128) for length in (256, 512)),
+        ),
+        varied=tuple(holds(longer("fire", length), at=128) for length in (256, 512)),
+    )
+)
+register(
+    Claim(
+        name="fox-holds",
+        number="10c",
+        claimed="The forget gate (FoX) holds perplexity past the training length.",
+        source="Lin et al. 2025, Forgetting Transformer",
+        link="https://arxiv.org/abs/2503.02130",
+        protocol="There: 760 million parameters, trained at 16,384 tokens of LongCrawl64, tested to 65,536, 4 times "
+        f"as many. {HERE}",
+        statements=tuple(holds(text("fox", length), at=128) for length in (256, 512)),
+    )
+)

@@ -1,0 +1,51 @@
+"""Claims that were not run, each with what it would take. Times are of two cores."""
+
+from claims.base import Claim, register
+
+register(
+    Claim(
+        name="temperature",
+        number="9b",
+        claimed="With a temperature found for each head, a decoder without an encoding carries over to longer texts "
+        "than with one.",
+        source="Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding",
+        link="https://arxiv.org/abs/2404.12224",
+        protocol="It takes temperatures of heads that are tuned after training, which no encoding here has; then a study "
+        "like `text` with none, before and after tuning: 3 models, 5 minutes.",
+    )
+)
+register(
+    Claim(
+        name="path-a5",
+        number="10d",
+        claimed="PaTH solves the word problem of the group A5 with fewer layers than RoPE.",
+        source="Yang et al. 2025, PaTH Attention",
+        link="https://arxiv.org/abs/2505.16381",
+        protocol="The task `a5` is there, and products of four elements are learned (two layers of width 128, a learned "
+        "table, 10,000 steps of 256: 20 minutes). Which encoding needs fewer layers shows at longer products: of 8 and more, "
+        "6 models of hours each, or a GPU.",
+    )
+)
+register(
+    Claim(
+        name="rope-decay",
+        number="16",
+        claimed="With RoPE, attention decays with distance.",
+        source="Su et al. 2021, RoFormer, section 3.4; denied by Barbero et al. 2025, Round and Round We Go",
+        link="https://arxiv.org/abs/2410.06205",
+        protocol="It takes scores by distance of trained models, of queries and keys as they are and shuffled, which no "
+        "study measures yet; the models of the study `text` would do: minutes.",
+    )
+)
+register(
+    Claim(
+        name="perplexity-retrieval",
+        number="17",
+        claimed="Perplexity does not predict retrieval across schemes.",
+        source="Peng et al. 2024, YaRN, section B.2; Gelberg et al. 2025, figure 5",
+        link="https://arxiv.org/abs/2309.00071",
+        protocol="It takes models that solve a passkey at the training length and read text, then schemes compared by "
+        "both: the task `passkey` trains for 3 minutes a model, 12 models, and needs the schemes of the task "
+        "`text`.",
+    )
+)

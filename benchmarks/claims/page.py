@@ -1,0 +1,181 @@
+"""docs/claims.md: every claim with its source, our protocol, what was found and the verdict, and charts of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
+from claims.evidence import Evidence, NotRun
+from claims.protocol import SERIES
+from claims.series import list_studies
+from longitude.report.figure import Figure
+from longitude.report.wording import count, legible
+from longitude.study.analysis import CRITERIA, Analysis
+from longitude.study.config import option
+from longitude.study.pictures.by_length import by_length
+from longitude.study.presets import about
+from longitude.study.results import Run
+from longitude.study.tables import as_markdown
+
+LINES = 7
+"""Of a chart, at most."""
+SHOWN = (
+    "task", "encodings", "data", "train_length", "positions", "test_lengths", "methods", "stride", "steps", "batch_size",
+    "learning_rates", "layers", "hidden", "heads", "documents", "seeds",
+)  # fmt: skip
+"""Options of a study that the page lists."""
+INTRODUCTION = Path(__file__).with_name("introduction.md")
+MADE = """`make claims` makes this page from the results in `benchmarks/results/claims/`, and a test compares. `make verdicts`
+prints the verdicts; with `ARGS="runs/claims --run --only NAME"` it runs the studies of one claim first, and with `--plan` it
+says how long they take."""
+
+
+class Chart(NamedTuple):
+    """A chart of the page, and its numbers as Markdown, which stand below it and in its file."""
+
+    figure: Figure
+    numbers: str
+
+
+def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart]) -> str:
+    """The whole page as Markdown; drawn: its `charts`."""
+    claims, errata = ([each for each in judged if each.claim.erratum == wanted] for wanted in (False, True))
+    verdicts = [each.verdict for each in claims]
+    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN))
+    lines, mistakes = (
+        [[each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**"] for each in part]
+        for part in (claims, errata)
+    )
+    introduction = INTRODUCTION.read_text(encoding="utf-8")
+    parts = [
+        "# Claims of the literature, tested",
+        introduction,
+        MADE,
+        f"Of {count(len(claims), 'claim')}: {counts}.",
+        as_markdown(["", "claim", "verdict"], lines),
+        "Errata are sentences of one text that nobody else claims; they are tested in the same way, and are counted apart.",
+        as_markdown(["", "erratum", "verdict"], mistakes),
+    ]
+    for place, each in enumerate(judged):
+        parts += _claim(each)
+        last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
+        parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
+    parts += ["## The studies", *(_study(name, evidence) for name in list_studies())]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+# ---- a claim ---------------------------------------------------------------------------------------------------------
+def _anchor(each: Judged) -> str:
+    return f"{each.claim.number}-{each.claim.name}"
+
+
+def _group(each: Judged) -> str:
+    """Claims of one number, with letters or without, share their charts."""
+    return re.sub(r"\D", "", each.claim.number)
+
+
+def _claim(each: Judged) -> list[str]:
+    claim = each.claim
+    studies = ", ".join(f"[{name}](#study-{name})" for name in claim.studies)
+    parts = [
+        f"## {claim.number} {claim.name}",
+        f"**{claim.claimed}**",
+        f"Source: [{claim.source}]({claim.link}).",
+        claim.protocol + (f" Studies: {studies}." if studies else ""),
+        f"Verdict: **{each.verdict}**.",
+    ]
+    if claim.statements:
+        parts.append(_statements("statement", claim.statements, each.outcomes))
+    if claim.varied:
+        parts += ["Varied, no part of the verdict:", _statements("statement, varied", claim.varied, each.varied)]
+    return parts
+
+
+def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        [statement.words, outcome.number, ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark]))]
+        for statement, outcome in zip(statements, outcomes, strict=True)
+    ]
+    return as_markdown([head, "number, 95% interval", "verdict"], lines)
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+def charts(judged: Sequence[Judged], evidence: Evidence) -> dict[str, Chart]:
+    """By name: for each number of claims and each study, the labels and methods that they read, by length."""
+    read: dict[tuple[str, str], dict[tuple[str, str | None], None]] = {}
+    for each in judged:
+        for reading in (reading for statement in each.claim.statements for reading in statement.reads):
+            read.setdefault((_group(each), reading.study), {})[reading.label, reading.method] = None
+    found = {}
+    for (group, study), lines in read.items():
+        chart = _drawn(study, [*lines], evidence)
+        if chart is not None:
+            found[f"{group}-{study}"] = chart
+    return found
+
+
+def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Evidence) -> Chart | None:
+    """Labels by method, as many as a chart can tell apart; None where the study was not run, or a chart would show nothing."""
+    try:
+        run = evidence.run(study)
+    except NotRun:
+        return None
+    first = run.methods[0]
+    done = {trial.label for trial in run.trials if trial.status == "done"}
+    drawn = [(label, method or first) for label, method in lines if label in done and method in (None, *run.methods)]
+    drawn = list(dict.fromkeys(drawn)) if len({*drawn}) <= LINES else [line for line in drawn if line[1] == first]
+    if not drawn or len(drawn) > LINES or len(run.lengths) < 3:
+        return None
+    drawn.sort(key=lambda line: (run.labels.index(line[0]), run.methods.index(line[1])))
+    labels, methods = ({line[place]: None for line in drawn} for place in (0, 1))
+    part = run.part(replace(run.config, encodings=tuple(labels), methods=(*methods,)))
+    criterion = CRITERIA[run.task.kind](part)
+    names = [label if method == first else f"{label} ({method})" for label, method in drawn]
+    findings = [
+        criterion.finding(label, length, method)._replace(label=name)
+        for name, (label, method) in zip(names, drawn, strict=True)
+        for length in run.lengths
+    ]
+    named = {**run.study, "configuration": {**run.study["configuration"], "encodings": names}}
+    analysis = Analysis(Run(run.path, named, (), []), criterion, {first: findings}, {})
+    figure = next(iter(by_length(analysis)))
+    rows = []
+    for name in names:
+        values = [(criterion.number(each), criterion.bounds(each)) for each in analysis.of(name)]
+        rows.append([name, *(f"{value} [{ends}]" if ends else value for value, ends in values)])
+    return Chart(figure, as_markdown([f"{run.task.words} at", *map(str, run.lengths)], rows))
+
+
+def _chart(name: str, chart: Chart) -> str:
+    study = name.partition("-")[2]
+    words = f"{chart.figure.title}, study {study}. {chart.figure.alt.partition(';')[0]}."
+    image = f"![{words}](claims/{name}.svg)"
+    return f"{image}\n\n<details><summary>The numbers of the chart</summary>\n\n{chart.numbers}\n\n</details>"
+
+
+# ---- a study ---------------------------------------------------------------------------------------------------------
+def _study(name: str, evidence: Evidence) -> str:
+    head = f"### Study {name}\n\n{about(f'{SERIES}/{name}')}"
+    try:
+        run = evidence.run(name)
+    except NotRun:
+        return f"{head}\n\nNot run: `longitude study --preset {SERIES}/{name}`, with `--plan` how long it takes."
+    options = legible({key: value for key, value in asdict(run.config).items() if key in SHOWN and value is not None})
+    facts = as_markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
+    return f"{head}\n\n{_when(run)}\n\n{facts}"
+
+
+def _when(run: Run) -> str:
+    """Models, time, machine and versions."""
+    study, trials = run.study, run.trials
+    done = sum(trial.status == "done" for trial in trials)
+    seconds = sum((trial.training_seconds or 0) + (trial.measuring_seconds or 0) for trial in trials)
+    machine, versions = study["machine"], study["versions"]
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
+    releases = ", ".join(f"{name} {versions[name]}" for name in ("longitude", "torch", "python"))
+    return (
+        f"{done} of {count(len(trials), 'model')} done, {seconds / 60:.0f} minutes one by one, on {where}, "
+        f"begun {study['begun'][:10]}; {releases}; {study['data']['source']}."
+    )

@@ -1,0 +1,290 @@
+"""The kinds of statements. Differences are paired by seed and by document; intervals are those of longitude.study.estimates.
+
+A statement expects a number within a range. It holds where every interval lies inside, over seeds and over documents; it does
+not hold where every one lies on one side outside; else the results cannot tell. Costs are judged by their value: they are
+counted, or were timed on one machine, and no interval says what another would take.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from claims.base import Outcome, Statement
+from claims.evidence import Evidence, Measured, NotRun
+from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
+from longitude.measure.intervals import document_contrast
+from longitude.report.wording import percent
+from longitude.study.answers import AnswerCriterion, share
+from longitude.study.criterion import Effective
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
+from longitude.study.losses import TOLERANCE
+from longitude.study.tables import reach, training
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+def loss_below(a: Measured, b: Measured, by: float = 0.0) -> Statement:
+    """The loss of a is below that of b, by more than some bits per byte."""
+    more = f" by more than {by:g} bits per byte" if by else ""
+    words = f"the loss of {_of(a, b)} is below that of {_of(b, a)}{more}"
+    return _ranged(words, (a, b), _difference(a, b), (-math.inf, -by), bits)
+
+
+def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE, below: float | None = None) -> Statement:
+    """The losses of a and b are alike: their ratio is 1 within a margin, downwards within `below` where it is given."""
+    words = f"the loss of {_of(a, b)} is within {margin:.0%} of that of {_of(b, a)}"
+    if below is not None:
+        words = f"the loss of {_of(a, b)} is at most {below:.1%} below and {margin:.0%} above that of {_of(b, a)}"
+    return _ranged(words, (a, b), _change(a, b), (-(margin if below is None else below), margin), percent)
+
+
+def loss_at_most(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statement:
+    """The loss of a is below that of b, or above it by less than a margin."""
+    words = f"the loss of {a} is less than {margin:.0%} above that of {b}"
+    return _ranged(words, (a, b), _change(a, b), (-math.inf, margin), percent)
+
+
+def lead_grows(a: Measured, b: Measured, at: int) -> Statement:
+    """What the loss of a lies below that of b is more at their length than at the length `at`: a difference of differences."""
+    if a.length != b.length or a.study != b.study:
+        raise ValueError(f"expected two labels of one study at one length, got {a} and {b}")
+
+    def lead(evidence: Evidence) -> Estimate:
+        metric = evidence.criterion(a.study).metric
+        ends = [evidence.sums(each) for each in (a, b, a._replace(length=at), b._replace(length=at))]
+        seeds = [seed for seed in ends[0].seeds if all(seed in each.seeds for each in ends)]
+        if not seeds or len({each.of.shape[1] for each in ends}) > 1:
+            raise NotRun(f"{a} and {b} have no seed in common, or other documents at {at}")
+        ends = [each.only(seeds) for each in ends]
+        values = [per_seed(each, metric) for each in ends]
+        moved = (values[0] - values[1]) - (values[2] - values[3])
+        text = document_contrast([each.pooled for each in ends], (1, -1, -1, 1), metric=metric)
+        return estimated(moved, text)
+
+    words = f"the loss of {a} lies further below that of {b} than at {at}"
+    return _ranged(words, (a, b), lead, (-math.inf, 0.0), bits)
+
+
+def holds(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
+    """The loss of a is less than a margin above that of the same label at the length `at`, and training used all of it."""
+    words = f"{a} holds: its loss is less than {margin:.0%} above that at {at}"
+    start = a._replace(length=at)
+    within = _ranged(words, (a, start), _change(a, start), (-math.inf, margin), percent)
+
+    def judge(evidence: Evidence) -> Outcome:
+        outcome, never = within.judge(evidence), evidence.run(a.study).untrained(a.label)
+        unused = never and a.length > at and outcome.verdict == HOLDS
+        return outcome._replace(verdict=UNCLEAR, remark=f"{a.label} {never}") if unused else outcome
+
+    return Statement(words, (a, start), judge)
+
+
+def breaks(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
+    """The loss of a is more than a margin above that of the same label at the length `at`."""
+    words = f"{a} breaks: its loss is more than {margin:.0%} above that at {at}"
+    start = a._replace(length=at)
+    return _ranged(words, (a, start), _change(a, start), (margin, math.inf), percent)
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+def accuracy_above(a: Measured, least: float) -> Statement:
+    """The accuracy of a is above a share, 0 to 1."""
+    return _ranged(f"{a}: more than {least:.0%} are right", (a,), _share(a), (least, math.inf), portion)
+
+
+def accuracy_below(a: Measured, most: float) -> Statement:
+    """The accuracy of a is below a share, 0 to 1."""
+    return _ranged(f"{a}: less than {most:.0%} are right", (a,), _share(a), (-math.inf, most), portion)
+
+
+def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
+    """The accuracy of a is above that of b at the same length, by more than a share; a and b may be of two studies.
+
+    by: below 0, a may be right less often than b, but by less than -by.
+    """
+    if a.length != b.length:
+        raise ValueError(f"examples of two lengths are no pairs: expected one length, got {a} and {b}")
+    more = f" by more than {100 * by:g} points" if by else ""
+    words = f"{_of(a, b)} is right more often than {_of(b, a)}{more}"
+    if by < 0:
+        words = f"{_of(a, b)} is right at most {-100 * by:g} points less often than {_of(b, a)}"
+    ranged = _ranged(words, (a, b), _difference(a, b), (by, math.inf), points)
+
+    def judge(evidence: Evidence) -> Outcome:
+        outcome = ranged.judge(evidence)
+        lost = [str(each.label) for each in (a, b) if not _learned(evidence, each)]
+        if lost and outcome.verdict is not None:
+            who = " and ".join(dict.fromkeys(lost))
+            remark = f"{who} did not learn the task, so longer inputs say nothing about position"
+            if a.length == evidence.run(a.study).train_length:
+                remark = f"{who} is not above the rule without positions: it learned nothing at this rate and number of steps"
+            return outcome._replace(verdict=UNCLEAR, remark=remark)
+        return outcome
+
+    return Statement(words, (a, b), judge)
+
+
+def _learned(evidence: Evidence, of: Measured) -> bool:
+    """Whether a label may have learned its task: it solves the training length, past which nothing else says anything.
+
+    At the training length itself it need not solve it, which is the question there, but must be above the rule without
+    positions. What is not may have been trained at a wrong rate, or for too few steps.
+    """
+    criterion = evidence.criterion(of.study)
+    if not isinstance(criterion, AnswerCriterion) or of.length < criterion.run.train_length:
+        return True
+    if of.length > criterion.run.train_length:
+        return criterion.learned(of.label, of.method or criterion.run.methods[0])
+    floor = criterion.run.guessing.get(of.length)
+    return floor is None or share(evidence.sums(of._replace(method=None)).of).above(floor) == HOLDS
+
+
+# ---- how far -----------------------------------------------------------------------------------------------------------
+def reaches(a: Measured) -> Statement:
+    """A label holds, or solves its task, at every measured length up to that of a."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        found = _effective(evidence, a)
+        sides = (found.low or 0) >= a.length, (found.high or 0) >= a.length
+        return Outcome(HOLDS if sides[0] else UNCLEAR if sides[1] else LOST, reach(found))
+
+    return Statement(f"{a.label} holds at every length up to {a.length}", (a,), judge)
+
+
+def reaches_further(a: Measured, b: Measured) -> Statement:
+    """The longest length up to which a's label holds, or solves its task, is above that of b's; their lengths play no part."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        ours, theirs = _effective(evidence, a), _effective(evidence, b)
+        further = (ours.low or 0) > (theirs.high or 0)
+        longest = evidence.run(a.study).lengths[-1]  # up to which both may hold, and further
+        never = (ours.high or 0) <= (theirs.low or 0) and ours.high != longest
+        return Outcome(
+            HOLDS if further else LOST if never else UNCLEAR, f"up to {reach(ours)} and up to {reach(theirs)}"
+        )
+
+    words = [each.label + ("" if a.study == b.study else f" (study {each.study})") for each in (a, b)]
+    return Statement(f"{words[0]} holds up to a longer length than {words[1]}", (a, b), judge)
+
+
+def _effective(evidence: Evidence, of: Measured) -> Effective:
+    criterion, run = evidence.criterion(of.study), evidence.run(of.study)
+    evidence.sums(of._replace(length=run.reference))  # NotRun where seeds are missing
+    method = of.method or run.methods[0]
+    return criterion.effective([criterion.finding(of.label, length, method) for length in run.lengths])
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------
+def costs_less(
+    a: Measured, b: Measured, what: Literal["parameters", "flops_per_token", "train_seconds"], at_most: float = 1.0
+) -> Statement:
+    """What the training of a's label takes, over that of b's, is below a ratio; their lengths play no part."""
+    noun = {"parameters": "parameters", "flops_per_token": "FLOPs per token", "train_seconds": "seconds of training"}[
+        what
+    ]
+
+    def judge(evidence: Evidence) -> Outcome:
+        ours, theirs = (training(evidence.run(each.study))[what].get(each.label) for each in (a, b))
+        if ours is None or theirs is None:
+            raise NotRun(f"rows of {a.label} or {b.label} do not have their {noun}")
+        remark = "mean over seeds on one machine: not tested" if what == "train_seconds" else "counted"
+        return _untested(ours / theirs, (0, at_most), f"{ours / theirs:.2f}", remark)
+
+    of = "" if at_most == 1 else f"{at_most:g} times "
+    return Statement(f"{a.label} takes fewer {noun} than {of}{b.label}", (a, b), judge)
+
+
+def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> Statement:
+    """The time of a token behind the longest context of `make bench-decode`, over that behind a short one, is within bounds."""
+    bounds = f"less than {below:g}" if above == 0 else f"more than {above:g}"
+
+    def judge(evidence: Evidence) -> Outcome:
+        found = evidence.bench("decode")
+        rows = [row for row in found["rows"] if row["label"] == mixer]
+        if not rows:
+            raise NotRun(f"{mixer} is not in the results of `make bench-decode`")
+        last = max(rows, key=lambda row: row["context"])
+        number = f"{last['ratio']:.2f} ({last['ratio_low']:.2f} to {last['ratio_high']:.2f})"
+        cpu, made = found["machine"]["cpu"], found["made"][:10]
+        remark = f"behind {last['context']} tokens against {last['against']}, median and quartiles over turns, {cpu}, {made}; "
+        return _untested(last["ratio"], (above, below), number, remark + "one machine: not tested")
+
+    return Statement(f"a token of {mixer} takes {bounds} times as long behind a long context as a short one", (), judge)
+
+
+def _untested(value: float, expected: Range, number: str, remark: str) -> Outcome:
+    """By the value alone."""
+    return Outcome(HOLDS if expected[0] < value < expected[1] else LOST, number, Estimate(value), remark)
+
+
+# ---- several of them ---------------------------------------------------------------------------------------------------
+def any_of(words: str, *parts: Statement) -> Statement:
+    """One of several statements holds; it does not where none does."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        outcomes = [part.judge(evidence) for part in parts]
+        verdicts = [outcome.verdict for outcome in outcomes]
+        verdict = HOLDS if HOLDS in verdicts else LOST if {*verdicts} == {LOST} else UNCLEAR
+        numbers = (f"{part.words}: {outcome.number}" for part, outcome in zip(parts, outcomes, strict=True))
+        return Outcome(verdict, "; ".join(numbers))
+
+    return Statement(words, tuple(each for part in parts for each in part.reads), judge)
+
+
+# ---- numbers in words ------------------------------------------------------------------------------------------------
+def bits(number: float) -> str:
+    """-0.123 -> −0.123 bits."""
+    return f"{number:+.3f} bits".replace("-", "−")
+
+
+def portion(number: float) -> str:
+    """0.943 -> 94.3%."""
+    return f"{number:.1%}"
+
+
+def points(number: float) -> str:
+    """0.051 -> +5.1 points."""
+    return f"{100 * number:+.1f} points".replace("-", "−")
+
+
+def _of(a: Measured, other: Measured) -> str:
+    """With its study where the other is of another."""
+    return str(a) if a.study == other.study else f"{a} (study {a.study})"
+
+
+# ---- estimates -------------------------------------------------------------------------------------------------------
+def _difference(a: Measured, b: Measured) -> Callable[[Evidence], Estimate]:
+    return lambda evidence: _paired(difference, evidence, a, b)
+
+
+def _change(a: Measured, b: Measured) -> Callable[[Evidence], Estimate]:
+    return lambda evidence: _paired(change, evidence, a, b)
+
+
+def _share(a: Measured) -> Callable[[Evidence], Estimate]:
+    return lambda evidence: share(evidence.sums(a).of)
+
+
+def _paired(compare: Callable, evidence: Evidence, a: Measured, b: Measured) -> Estimate:
+    runs = [evidence.run(each.study) for each in (a, b)]
+    if len({run.study["data"]["sha256"] for run in runs}) > 1:
+        raise NotRun(f"studies {a.study} and {b.study} were measured on other documents, which are no pairs")
+    found = compare(evidence.sums(a), evidence.sums(b), evidence.criterion(a.study).metric)
+    if found is None:
+        raise NotRun(f"{a} and {b} have no seed in common, or other documents")
+    return found
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+def _ranged(
+    words: str, reads: tuple[Measured, ...], estimate: Callable[[Evidence], Estimate], expected: Range, form: Form
+) -> Statement:
+    """A statement that a number lies within a range."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        found = estimate(evidence)
+        verdict = verdict_of(found, expected)
+        return Outcome(
+            verdict, in_words(found, form), found, what_decides(found, expected) if verdict == UNCLEAR else ""
+        )
+
+    return Statement(words, reads, judge)

@@ -1,0 +1,134 @@
+"""A law that compares a model with its config asks the config's own class first: what that does too is no fault of the model.
+
+Where a law fails, a small model with random weights is made of the same config by transformers' class. If the law fails there as
+well, the config is not read here as that class reads it, and the law does not apply.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from longitude.check.quick import maker_of, random_of, small
+from longitude.check.subject import Subject
+from longitude.positions.hugging_face import not_understood
+from longitude.testing.engine import DoesNotApply, Measurement, one_line
+
+Test = Callable[[Subject], Measurement]
+LARGEST = 2 * 10**8
+"""Parameters of a model that is made to compare."""
+NEEDED = (
+    "model_type",
+    "rope_theta",
+    "rope_type",
+    "type",
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+)
+"""Keys without which no config can be read."""
+
+
+def by_its_class(test: Test) -> Test:
+    """Decorator of a law that reads the config: broken only where the class of transformers fulfils it."""
+
+    @wraps(test)
+    def tried(subject: Subject) -> Measurement:
+        try:
+            found = test(subject)
+            if found.holds:
+                return found
+            reason = found.cause
+        except (DoesNotApply, MemoryError):
+            raise
+        except Exception as error:
+            found, reason = error, f"{type(error).__name__}: {one_line(error)[:200]}"
+        return judged(test, subject, found, reason)
+
+    return tried
+
+
+def judged(test: Test, subject: Subject, found: Measurement | Exception, reason: str) -> Measurement:
+    """A failure as it is, or its cause in a key that has no effect. DoesNotApply where the class does the same."""
+    keys = not_understood(subject.config, by_class=subject.stock)
+    unknown = f" (not understood: {', '.join(keys)})" if keys else ""
+    fresh = None if keys and not subject.stock else of_its_class(subject)
+    if fresh is None and (keys or subject.stock):
+        raise DoesNotApply(f"nothing tells what its class makes of its config{unknown}: {reason}")
+    if fresh is not None and (theirs := measured(test, fresh)) is not None:
+        kind = f"{type(fresh.model).__name__} of transformers"
+        if isinstance(found, Measurement) and (key := without_effect(test, fresh, theirs)):
+            return replace(found, cause=f"{key} is not followed by {kind}: {reason}", whose="config")
+        raise DoesNotApply(f"{kind} itself does otherwise than is read here of its config{unknown}: {reason}")
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def measured(test: Test, subject: Subject) -> float | None:
+    """By how much a law fails; infinite where it raises, None where it holds or does not apply."""
+    try:
+        found = test(subject)
+    except DoesNotApply:
+        return None
+    except Exception:
+        return float("inf")
+    return None if found.holds else found.measured
+
+
+def of_its_class(subject: Subject) -> Subject | None:
+    """A small random model of the config, as transformers makes it; None where it makes none."""
+    return as_subject(subject, copy.deepcopy(subject.model.config))
+
+
+def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None) -> Subject | None:
+    """The same laws on a small random model of another config, which may be declared to be a third one."""
+    make = type(subject.model)._from_config if subject.stock else maker_of(config)
+    try:
+        smaller = small(config)
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in make(smaller).parameters())
+        if size > LARGEST:
+            return None
+        model = random_of(config, make=make)
+    except Exception:  # no class, or sizes that depend on each other
+        return None
+    if next(subject.model.parameters()).dtype == torch.float64:
+        model = model.double()
+    return replace(subject, model=model.to(subject.device), reference=None, declared=declared)
+
+
+# ---- keys without effect ---------------------------------------------------------------------------------------------------
+def without_effect(test: Test, fresh: Subject, failure: float) -> str:
+    """A key that the class does not read, and whose absence would explain what it does: "key = value", or nothing."""
+    config = fresh.model.config
+    for key, value, less in without_each_key(config):
+        try:
+            other = type(config).from_dict(less)
+        except Exception:  # it is needed
+            continue
+        if measured(test, replace(fresh, declared=other)) is not None:
+            continue  # it explains nothing
+        if (again := as_subject(fresh, other, declared=config)) is not None and measured(test, again) == failure:
+            return f"{key} = {value}"
+    return ""
+
+
+def without_each_key(config: PreTrainedConfig) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(key, its value, the config as a dict without it), of each key at the top and among the rope parameters."""
+    given = config.to_dict()
+    for key, value in given.items():
+        if key == "rope_parameters" and isinstance(value, Mapping):
+            for inner in value:
+                if inner not in NEEDED and not isinstance(value[inner], Mapping):
+                    less = {name: one for name, one in value.items() if name != inner}
+                    yield f"{key}.{inner}", value[inner], given | {key: less}
+        elif key not in NEEDED and isinstance(value, int | float) and not isinstance(value, bool):
+            yield key, value, {name: one for name, one in given.items() if name != key}

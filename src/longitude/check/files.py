@@ -1,0 +1,86 @@
+"""The law of the files beside config.json: how generate() is set, and how much of a text the tokenizer keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from longitude.check.decoding import CACHE
+from longitude.check.subject import CHECKPOINT_LAWS, Subject, listed
+from longitude.checkpoints.config import declared_length
+from longitude.runs.files import read_json
+from longitude.testing.engine import DoesNotApply, Measurement, one_line
+
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
+GROWING = (None, "dynamic", "offloaded", "offloaded_dynamic", "quantized", "paged", "hybrid")
+"""Kinds of cache that other laws try, or that generate() does not make of this key."""
+
+
+@CHECKPOINT_LAWS.law(threshold=0, rests_on=CACHE)
+def generation_files(subject: Subject) -> Measurement:
+    """generation_config.json and tokenizer_config.json agree with config.json.
+
+    The number counts token ids that the vocabulary does not have, and a kind of cache behind which generate() gives other logits
+    than a whole pass. What a published model may have on purpose is noted: other ends of a text, shorter lengths.
+    """
+    if subject.folder is None:
+        raise DoesNotApply("it was not loaded from a folder")
+    generation, tokenizer = (read_or_none(subject.folder / name) for name in (GENERATION, TOKENIZER))
+    if generation is None and tokenizer is None:
+        raise DoesNotApply(f"its folder has neither {GENERATION} nor {TOKENIZER}")
+    wrong = [*no_tokens(generation or {}, subject), *other_cache(generation or {}, subject)]
+    notes = [*shorter(generation or {}, tokenizer or {}, subject), *other_ends(generation or {}, subject)]
+    return Measurement(len(wrong), 0, "; ".join(notes), "; ".join([*wrong, *notes]), whose="config")
+
+
+def read_or_none(path: Path) -> dict[str, Any] | None:
+    return read_json(path) if path.is_file() else None
+
+
+def no_tokens(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
+    """Token ids that the vocabulary does not have. A config of few words, as of --quick, is not that of the folder."""
+    size = subject.raw.get("text_config", subject.raw).get("vocab_size") or subject.config.vocab_size
+    for key in TOKENS:
+        for token in listed(generation.get(key)):
+            if not 0 <= token < size and not (key == "pad_token_id" and token == -1):
+                yield f"{GENERATION}: {key} = {token}, and the vocabulary has {size} tokens"
+
+
+def other_cache(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
+    """A kind of cache behind which generate() does not give the logits of a whole pass."""
+    kind = generation.get("cache_implementation")
+    if kind in GROWING or not hasattr(subject.model, "generate"):
+        return
+    tokens = subject.tokens(subject.length)
+    half, words = subject.length // 2, f"{GENERATION}: with cache_implementation = {kind!r} generate()"
+    try:
+        got = subject.generated(tokens, half, cache_implementation=kind, disable_compile=True)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        yield f"{words} raises {type(error).__name__}: {one_line(error)[:160]}"
+        return
+    error = subject.error(got, subject.logits(tokens)[:, half - 1 : -1])
+    if (first := subject.first_above(error)) is not None:
+        yield f"{words} gives other logits than a whole pass from position {half + first} on, by {float(error.max()):.1e}"
+
+
+def shorter(generation: Mapping[str, Any], tokenizer: Mapping[str, Any], subject: Subject) -> Iterator[str]:
+    """Lengths below the one that config.json declares."""
+    declared = declared_length(subject.config)
+    lengths = {
+        f"{GENERATION}: max_length": generation.get("max_length"),
+        f"{TOKENIZER}: model_max_length": tokenizer.get("model_max_length"),
+    }
+    for name, length in lengths.items():
+        if isinstance(length, int | float) and declared is not None and length < declared:
+            yield f"{name} = {length:g} is less than the declared length {declared}"
+
+
+def other_ends(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
+    """Tokens that end a text for generate() and not for config.json: published chat models have such on purpose."""
+    raw = subject.raw.get("text_config") or subject.raw
+    ours, theirs = (listed(one.get("eos_token_id")) for one in (raw, generation))
+    if ours and theirs and not {*ours} & {*theirs}:
+        there, here = (", ".join(map(str, ends)) for ends in (theirs, ours))
+        yield f"{GENERATION}: generate() ends at {there}, config.json has eos_token_id {here}"

@@ -1,0 +1,108 @@
+"""Sparse attention that chooses its keys by top-k: with all of them chosen for the laws, and as its config has it for one law.
+
+Scores of the choice are often equal (a relu makes many exactly 0). Which of equal ones are taken depends on how many keys there
+are, so a model may choose otherwise while it decodes, and be right in everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+ALL = 4096
+"""At least as many as any law compares, unless a length is given; some modules make a table of so many places."""
+COUNTS = ("topk", "budget")
+"""What modules call the number of keys, blocks or tokens that they choose."""
+EQUAL = 1e-6
+"""Scores so near to each other are equal but for rounding."""
+INVISIBLE = -1e30
+"""Scores below are those of keys that a mask hides."""
+
+
+class Selection:
+    """How many keys the modules of a model choose."""
+
+    def __init__(self, model: nn.Module):
+        self.numbers = [
+            (module, name, number)
+            for module in model.modules()
+            if any("indexer" in kind.__name__.lower() for kind in type(module).__mro__)
+            for name, number in vars(module).items()
+            if any(word in name for word in COUNTS) and type(number) is int
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers)
+
+    @contextmanager
+    def of_all(self, length: int) -> Iterator[None]:
+        """Every visible key of a sequence of this length is chosen, for a while."""
+        before = [getattr(module, name) for module, name, _ in self.numbers]
+        for module, name, _ in self.numbers:
+            setattr(module, name, max(ALL, 2 * length))
+        try:
+            yield
+        finally:
+            for (module, name, _), number in zip(self.numbers, before, strict=True):
+                setattr(module, name, number)
+
+    @contextmanager
+    def as_configured(self) -> Iterator[Ties]:
+        """As many as the model was made with, for a while; what comes out counts equal scores."""
+        before = [getattr(module, name) for module, name, _ in self.numbers]
+        ties, hooks = Ties(), []
+        for module, name, number in self.numbers:
+            setattr(module, name, number)
+            hooks.append(module.register_forward_pre_hook(ties.begins))
+            hooks.append(module.register_forward_hook(ties.ends))
+        try:
+            with ties:
+                yield ties
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for (module, name, _), number in zip(self.numbers, before, strict=True):
+                setattr(module, name, number)
+
+
+class Ties(TorchFunctionMode):
+    """Looks at the scores that top-k gets within these modules: how many are equal, and whether the choice is decided by that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.equal, self.visible, self.undecided = 0, 0, 0, 0
+
+    def begins(self, *_: Any) -> None:
+        self.inside += 1
+
+    def ends(self, *_: Any) -> None:
+        self.inside -= 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside and func in (torch.topk, Tensor.topk) and args[0].numel():
+            self.look(args[0], kwargs["k"] if "k" in kwargs else args[1], kwargs.get("dim", -1))
+        return func(*args, **kwargs)
+
+    def look(self, scores: Tensor, k: int, dim: int) -> None:
+        """Count, of scores of which the k largest are taken."""
+        ordered = scores.detach().double().movedim(dim, -1).sort(dim=-1, descending=True).values
+        seen, same = (
+            ordered > INVISIBLE,
+            ordered.diff(dim=-1).abs() <= EQUAL * ordered.abs().amin(-1, keepdim=True).clamp(min=1),
+        )
+        nothing = torch.zeros_like(ordered[..., :1], dtype=torch.bool)
+        tied = torch.cat([nothing, same], -1) | torch.cat([same, nothing], -1)
+        self.visible += int(seen.sum())
+        self.equal += int((tied & seen).sum())
+        if 0 < k < ordered.shape[-1]:  # the last one taken and the first one left
+            self.undecided += int((same[..., k - 1] & seen[..., k]).sum())
+
+    @property
+    def share(self) -> float:
+        return self.equal / max(1, self.visible)

@@ -1,5 +1,0 @@
-"""Claims of the literature: each with its source, our protocol, and statements that results of studies confirm or refute.
-
-A claim is one object (`longitude.claims.base.Claim`), registered by a file of this package. Its statements read studies of the
-series `longitude study --preset claims`.
-"""

@@ -1,0 +1,241 @@
+"""Labels: names of models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+", layers by "..".
+
+They are made of characters that no shell and no file system changes.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longitude.errors import nearest, unknown
+
+Spec = dict[str, Any]
+"""{"name": name, **options}"""
+SCHEME = "scaling"
+"""The option of an encoding whose value is a scheme, with options of its own."""
+FOREIGN = re.compile(r"[^A-Za-z0-9_.+:=,-]")
+"""What no label holds."""
+LAYERS = ".."
+"""Between the labels of layers that follow each other."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label, read.
+
+    Attributes:
+        encodings: Composed; where there are none, the model chooses.
+        mixers: Of the layers, one after the other; where there are none, attention.
+        layers: Of each layer its own, a pattern that is repeated; `encodings` and `mixers` are then all that they name.
+    """
+
+    encodings: list[Spec]
+    mixers: list[Spec]
+    layers: tuple["Label", ...] = ()
+
+    @property
+    def encoding(self) -> str:
+        """The names of the encodings, without options: those given, else what the models choose for the mixers."""
+        from longitude.attention.mixer import MIXERS
+
+        if self.layers:
+            return LAYERS.join(layer.encoding for layer in self.layers)
+        rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
+        return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "none")
+
+    def options(self, layers: int) -> dict[str, Any]:
+        """Arguments of LongitudeConfig for a model of this many layers. ValueError where they are too few for the mixers."""
+        given: dict[str, Any] = {}
+        if self.layers:
+            own = [layer.options(1) for layer in self.layers]
+            given["encodings"] = [each.get("encoding", layer.encoding) for each, layer in zip(own, self.layers)]
+            return given | {"mixers": [each.get("mixer", "attention") for each in own]}
+        if self.encodings:
+            given["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
+        if len(self.mixers) > layers:
+            raise ValueError(
+                f"expected a layer for each of the {len(self.mixers)} mixers, got {layers}; name fewer, or raise --layers"
+            )
+        if len(self.mixers) == 1:
+            given["mixer"] = self.mixers[0]
+        elif self.mixers:
+            given["mixers"] = [self.mixers[layer % len(self.mixers)] for layer in range(layers)]
+        return given
+
+
+def parse_label(label: str) -> Label:
+    """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in order.
+
+    Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
+    those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
+    written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and
+    repeated over a model's: rope..rope..rope..none. Raises ValueError for any other character, and
+    for an unknown name or option, with the nearest one.
+    """
+    from longitude.attention.mixer import MIXERS
+
+    require_characters(label)  # before it is taken apart, as the dots of a path stand between layers, too
+    if LAYERS in label:
+        layers = tuple(_of_layer(part, label) for part in label.split(LAYERS))
+        named = [[*layer.encodings, *layer.mixers] for layer in layers]
+        every = [
+            spec for n, specs in enumerate(named) for spec in specs if not any(spec in before for before in named[:n])
+        ]
+        encodings = [spec for spec in every if spec["name"] not in MIXERS]
+        return Label(encodings, [spec for spec in every if spec["name"] in MIXERS], layers)
+    specs = _specs(label, MIXERS)
+    encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
+    found = Label(encodings, mixers)
+    if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
+        raise ValueError(
+            f"expected none, or encodings, got {label!r}: together with another encoding 'none' means nothing"
+        )
+    return found
+
+
+def _of_layer(part: str, label: str) -> Label:
+    if not part:
+        raise ValueError(f"expected a label on both sides of {LAYERS}, such as rope..none, got {label!r}")
+    try:
+        found = parse_label(part)
+    except ValueError as error:
+        raise ValueError(f"{error}, in {label!r}, whose {LAYERS} stand between labels of layers") from None
+    if len(found.mixers) > 1:
+        names = " and ".join(mixer["name"] for mixer in found.mixers)
+        raise ValueError(f"expected one mixer for each layer, got {names} in {part!r} of {label!r}")
+    return found
+
+
+def parse_encoding(label: str) -> list[Spec]:
+    """Read "rope:base=500000+fox" as [{"name": "rope", "base": 500000}, {"name": "fox"}]: a label of encodings alone.
+
+    Values and errors as `parse_label`.
+    """
+    return _specs(label, {})
+
+
+def parse_mixer(label: str) -> Spec:
+    """Read "window:size=64" as {"name": "window", "size": 64}: a label of one mixer alone. Errors as `parse_label`."""
+    found = parse_label(label)
+    if len(found.mixers) != 1 or found.encodings or found.layers:
+        raise ValueError(f"expected one mixer, such as window:size=64, got {label!r}")
+    return found.mixers[0]
+
+
+def is_label(text: str) -> bool:
+    """Whether it says more than one name does."""
+    return "+" in text or ":" in text or LAYERS in text
+
+
+def require_characters(label: str) -> None:
+    """ValueError for a label with a character that is none of a label's."""
+    if (found := FOREIGN.search(label)) is not None:
+        raise ValueError(
+            f"{label!r} has {found[0]!r} at its character {found.start() + 1}; a label is made of letters, digits and "
+            f"_ . - + : = , which no shell changes: leave it out"
+        )
+
+
+def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
+    """The parts of a label; mixers: those that it may name."""
+    from longitude.positions.base import ENCODINGS
+
+    require_characters(label)
+    valid = {**ENCODINGS, **mixers}
+    for name in (part.partition(":")[0] for part in _parts(label)):
+        if name not in valid:
+            near = nearest(name, valid)
+            kind = "mixer" if near in mixers else "encoding" if near or not mixers else "encoding or mixer"
+            raise unknown(kind, name, valid, "`longitude list` lists them.")
+    return [_spec(part, valid) for part in _parts(label)]
+
+
+def _parts(label: str) -> list[str]:
+    """A "+" before a digit belongs to a number: 5e+5."""
+    return re.split(r"\+(?=[A-Za-z_])", label)
+
+
+def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
+    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; valid: name -> what has its options."""
+    from longitude.registry import options_of
+
+    name, colon, rest = part.partition(":")
+    if colon and not rest:
+        raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
+    options = parse_options(rest, f"{name}:option=value,option=value", part)
+    known = [option for option in options_of(valid[name]) if option != "encoding"]  # which a label names itself
+    if SCHEME in known and options.get(SCHEME) is not None:
+        known += _take_scheme(name, options, known)
+    for key in options:
+        if key not in known:
+            raise unknown(f"option of {name!r}", key, known, f"its options: {', '.join(known)}.")
+    return {"name": name} | options
+
+
+def _take_scheme(encoding: str, options: dict[str, Any], known: Collection[str]) -> list[str]:
+    """Put the scheme's own options into it. known: options of the encoding. Returns those that the scheme has."""
+    from longitude.positions.scaling import SCHEMES
+    from longitude.registry import options_of
+
+    name = options[SCHEME]
+    found, theirs = {"name": name}, [*options_of(SCHEMES[name])]
+    for key in [*options]:
+        own = key.removeprefix(f"{SCHEME}.")
+        if own not in theirs or (key in known and f"{SCHEME}.{key}" in options):
+            continue
+        if key in known:
+            raise ValueError(
+                f"expected {SCHEME}.{key}= for the option of the scheme {name!r}, got {key}=, which {encoding!r} has, too"
+            )
+        if own in found:
+            raise ValueError(f"expected each option once, got {own} and {key} of the scheme {name!r}")
+        found[own] = options.pop(key)
+    options[SCHEME] = found
+    return theirs
+
+
+def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
+    """Read "base=5e5,sections=2,1,1" as {"base": 5e5, "sections": [2, 1, 1]}."""
+    options: dict[str, list[Any]] = {}
+    for item in text.split(",") if text else ():
+        key, equals, value = item.rpartition("=")
+        if equals and key in options:
+            raise ValueError(f"expected each option once, got {key} twice in {got!r}")
+        if not value or "=" in key or not (key if equals else options):
+            raise ValueError(f"expected {expected}, got {got!r}")
+        if equals:
+            options[key] = []
+        options[[*options][-1]].append(_value(value))
+    for key, values in options.items():
+        if len(values) > 1 and any(type(value) not in (int, float) for value in values):
+            words = f"{values[0]} followed by {', '.join(map(str, values[1:]))}"
+            raise ValueError(f"expected {expected}, or a list of numbers 2,1,1, got {key} {words} in {got!r}")
+    return {key: values if len(values) > 1 else values[0] for key, values in options.items()}
+
+
+def safe(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.,=+-]", "_", label)
+
+
+def folder(label: str) -> tuple[str, str]:
+    """How the folders of a label begin and end: a hash keeps labels apart that differ in case, or after many letters."""
+    return safe(label)[:100], hashlib.sha256(label.encode()).hexdigest()[:6]
+
+
+def _value(text: str) -> Any:
+    if text.lower() in (words := {"true": True, "false": False, "none": None}):
+        return words[text.lower()]
+    number = _number(text)
+    return text if number is None else number
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return None

@@ -1,0 +1,144 @@
+"""docs/claims.md and its charts are what the committed results say; results are kept small, and what was changed is seen."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+import make_claims
+from claims import protocol
+from claims.__main__ import main
+from claims.base import list_claims
+from claims.evidence import KEPT, Evidence
+from claims.page import charts, page
+from longitude.cli import main as longitude
+from longitude.study.kept import is_kept, keep, read_kept
+from longitude.study.results import read_run
+from tests.study.conftest import write_run
+
+LARGE = 400_000
+"""Bytes of a committed study."""
+
+
+def test_the_page_and_its_charts_are_what_the_results_say():
+    assert make_claims.differing(*make_claims.made()) == []
+
+
+def test_committed_results_are_small():
+    for folder in KEPT.glob("*/"):
+        assert is_kept(folder) and sum(path.stat().st_size for path in folder.iterdir()) < LARGE
+
+
+# ---- results that were made up ---------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """The study `text`, run with 20 steps, where some labels hold."""
+    root = tmp_path_factory.mktemp("claims")
+    (root / "series.json").write_text(json.dumps({"schema": 1, "options": {"steps": 20, "documents": 5}}))
+    config = protocol.preset_of("text", {"steps": 20, "documents": 5})
+    fields = ("encodings", "seeds", "train_length", "test_lengths", "methods", "documents", "layers", "hidden", "steps")
+    bits = {label: (2.5, *(2.4 + 0.05 * (i % 3) * j for j in range(4))) for i, label in enumerate(config.encodings)}
+    write_run(root / "text", bits, **{name: getattr(config, name) for name in fields})
+    return root
+
+
+@pytest.fixture
+def kept(root, tmp_path):
+    """The same without models."""
+    (tmp_path / "series.json").write_text((root / "series.json").read_text())
+    keep(read_run(root / "text"), tmp_path / "text")
+    return tmp_path
+
+
+def judged(root):
+    found = Evidence(root)
+    return found, [claim.judged(found) for claim in list_claims()]
+
+
+def test_without_models_the_verdicts_are_the_same(root, kept):
+    (_, one), (_, other) = judged(root), judged(kept)
+    assert one == other
+    assert {path.name for path in (kept / "text").iterdir()} == {"study.json", "results.parquet", "documents.parquet"}
+
+
+@pytest.mark.slow
+def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbers(kept, tmp_path):
+    found, verdicts = judged(kept)
+    drawn = charts(verdicts, found)
+    text = page(verdicts, found, drawn)
+    for claim in list_claims():
+        assert text.count(f"\n## {claim.number} {claim.name}\n") == 1
+    assert text.count("### Study text\n") == text.count("### Study copy\n") == 1 and "20" in text
+    assert {"3-text", "8-text"} <= {*drawn} and all(text.count(f"claims/{name}.svg") == 1 for name in drawn)
+    path = tmp_path / "page.md"
+    make_claims.write(text, drawn, path)
+    assert make_claims.differing(text, drawn, path) == []
+    svg = tmp_path / "page" / "3-text.svg"
+    assert svg.stat().st_size < 100_000
+    svg.write_text(svg.read_text().replace("2.5", "2.6"))
+    assert make_claims.differing(text + " ", drawn, path) == ["page.md", "3-text.svg"]
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["results.parquet", "documents.parquet"])
+def test_results_that_were_half_copied_are_refused(kept, name):
+    path = kept / "text" / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=f"{name} is not the table that its study.json was written with"):
+        read_kept(kept / "text")
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        read_kept(kept / "text")
+    with pytest.raises(ValueError, match=f"{name} is missing"):  # not: it was not run
+        Evidence(kept).run("text")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"steps": 30}, "--steps 30, not 20"),
+        ({"test_lengths": [128, 256]}, None),
+        ({"train_length": 64}, "--train-length 64, not 128"),
+        ({"learning_rates": [0.1]}, "--learning-rates 0.1, not 0.005"),
+        ({"threads": 2}, None),
+    ],
+)
+def test_results_of_other_options_are_refused_by_name(kept, change, words):
+    path = kept / "text" / "study.json"
+    study = json.loads(path.read_text())
+    study["configuration"] |= change
+    path.write_text(json.dumps(study))
+    with pytest.raises(ValueError, match=words) if words else nullcontext() as error:
+        assert Evidence(kept).run("text").labels
+    assert error is None or ("another protocol" in str(error.value) and str(kept / "text") in str(error.value))
+
+
+def test_results_of_an_older_schema_or_recipe_are_refused_by_name(kept):
+    path = kept / "text" / "study.json"
+    study = json.loads(path.read_text())
+    for change, words in (
+        ({"schema": 2}, "of another release"),
+        ({"recipe": {"optim": "sgd"}}, "optim sgd, not adamw_torch_fused"),
+        ({"schema": 9}, "of another release"),
+    ):
+        path.write_text(json.dumps(study | change))
+        with pytest.raises(ValueError, match=words):
+            Evidence(kept).run("text")
+
+
+def test_a_line_for_each_statement(kept, capsys):
+    assert main([str(kept), "--csv"]) == 0
+    csv = capsys.readouterr().out
+    assert csv.startswith("claim,verdict,statement,") and "alibi-holds" in csv
+
+
+@pytest.mark.slow
+def test_reports_of_claims(kept, capsys):
+    assert main([str(kept), "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("# Claims of the literature")
+    assert main([str(kept), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == sum(len(claim.statements) + len(claim.varied) for claim in list_claims())
+    assert longitude(["report", str(kept / "text")]) == 0  # prints, and writes nothing
+    assert "report:" not in capsys.readouterr().out and len([*(kept / "text").iterdir()]) == 3

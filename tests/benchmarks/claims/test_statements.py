@@ -1,0 +1,211 @@
+"""How statements and claims are judged: laws of the verdicts, over estimates and over studies made without training."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from claims import statements
+from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
+from claims.evidence import Evidence, Measured
+from claims.verdicts import seeds_to_decide, verdict_of, what_decides
+from longitude.measure.intervals import Interval
+from longitude.study.config import StudyConfig
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, estimated
+from longitude.study.record import read_study
+from tests.study.conftest import write_answers, write_run
+
+BOUNDS = {"below": (-math.inf, 1.0), "above": (1.0, math.inf), "within": (-1.0, 1.0)}
+
+
+def of_seeds(*values, text=0.0):
+    """An estimate of values per seed, whose documents spread by `text`."""
+    mean = sum(values) / len(values)
+    return estimated(values, Interval(mean, mean - text, mean + text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "verdict"),
+    [
+        ("below", (0.5, 0.6, 0.7), HOLDS), ("below", (1.5, 1.6, 1.7), LOST), ("below", (0.5, 1.0, 1.5), UNCLEAR),
+        ("above", (1.5, 1.6, 1.7), HOLDS), ("above", (0.5, 0.6, 0.7), LOST), ("above", (0.5, 1.0, 1.6), UNCLEAR),
+        ("within", (-0.1, 0.0, 0.1), HOLDS), ("within", (1.5, 1.6, 1.7), LOST), ("within", (-1.7, -1.6, -1.5), LOST),
+        ("within", (-0.9, 0.0, 0.9), UNCLEAR),  # an interval wider than the margin shows no equivalence
+    ],
+)  # fmt: skip
+def test_every_interval_must_lie_on_one_side(kind, values, verdict):
+    assert verdict_of(of_seeds(*values), BOUNDS[kind]) == verdict
+    assert verdict_of(of_seeds(*values, text=5), BOUNDS[kind]) == UNCLEAR
+
+
+def test_one_seed_decides_nothing():
+    one = of_seeds(0.5, text=0.1)
+    assert verdict_of(one, BOUNDS["below"]) == UNCLEAR and "one seed" in what_decides(one, BOUNDS["below"])
+
+
+def test_the_seeds_that_decide_do_so_four_times_of_five():
+    """By drawing seeds of the same mean and spread, and by the t-interval of each draw."""
+    seeds = seeds_to_decide(of_seeds(0.5, 0.8, 1.1), BOUNDS["below"])
+    assert seeds and seeds > 3
+
+    def decided(number):
+        """The share of 20,000 draws of the mean 0.8 and the standard deviation 0.3 whose interval ends below the limit 1."""
+        draws = np.random.default_rng(0).normal(0.8, 0.3, (20_000, number))
+        half = stats.t.ppf(0.975, number - 1) * draws.std(1, ddof=1) / math.sqrt(number)
+        return (draws.mean(1) + half < 1).mean()
+
+    assert decided(seeds) > 0.79
+    assert decided(seeds - 1) < 0.81
+
+
+@pytest.mark.parametrize("estimate", [of_seeds(0.5, 1.0, 1.5), of_seeds(0.5, 0.8, 1.1, text=0.5)])
+def test_no_seeds_decide_where_the_mean_is_the_limit_or_the_text_decides(estimate):
+    assert seeds_to_decide(estimate, BOUNDS["below"]) is None
+    assert "more seeds alone do not" in what_decides(estimate, BOUNDS["below"])
+
+
+# ---- of studies ------------------------------------------------------------------------------------------------------
+class MadeUp(Evidence):
+    """Of studies that no preset has, as they were run."""
+
+    def _expected(self, study):
+        saved = read_study(self.root / study)
+        return StudyConfig.of(saved["configuration"]) if saved else StudyConfig()
+
+
+def at(label, length, study="text"):
+    return Measured(study, label, length)
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory):
+    """Two studies: of losses, where alibi holds and rope does not, and of answers."""
+    root = tmp_path_factory.mktemp("claims")
+    noise = ((-0.004, 0.0, 0.004), (0.0, 0.004, -0.004))
+    bits = {"alibi": (2.55, 2.53, 2.52, 2.52, 2.52), "rope": (2.60, 2.65, 2.90, 3.30, 3.70)}
+    text = {
+        label: tuple(tuple(bit + n for n in noise[i % 2]) for i, bit in enumerate(each)) for label, each in bits.items()
+    }
+    write_run(root / "text", text | {"learned": (2.66, None, None, None, None)}, seeds=(0, 1, 2))
+    shares = {"rope": ((1.0, 0.99, 1.0),) * 2 + ((0.0, 0.01, 0.02),) * 2, "t5": ((1.0, 1.0, 0.99),) * 4}
+    write_answers(root / "reverse", shares, seeds=(0, 1, 2))
+    return MadeUp(root)
+
+
+@pytest.mark.parametrize(
+    ("statement", "verdict"),
+    [
+        (statements.holds(at("alibi", 4096), at=256), HOLDS),
+        (statements.holds(at("rope", 4096), at=256), LOST),
+        (statements.breaks(at("rope", 1024), at=256), HOLDS),
+        (statements.breaks(at("alibi", 4096), at=256), LOST),
+        (statements.loss_below(at("alibi", 4096), at("rope", 4096)), HOLDS),
+        (statements.loss_below(at("alibi", 4096), at("rope", 4096), by=1.5), LOST),
+        (statements.loss_within(at("alibi", 1024), at("alibi", 2048)), HOLDS),
+        (statements.loss_within(at("alibi", 4096), at("rope", 4096)), LOST),
+        (statements.loss_at_most(at("alibi", 4096), at("rope", 4096)), HOLDS),
+        (statements.loss_at_most(at("rope", 4096), at("alibi", 4096)), LOST),
+        (statements.holds(at("learned", 512), at=256), None),
+        (statements.holds(at("fire", 512), at=256), None),
+        (statements.holds(at("alibi", 512, "another"), at=256), None),
+        (statements.accuracy_above(at("t5", 32, "reverse"), 0.9), HOLDS),
+        (statements.accuracy_above(at("rope", 32, "reverse"), 0.9), LOST),
+        (statements.accuracy_below(at("rope", 32, "reverse"), 0.2), HOLDS),
+        (statements.more_accurate(at("t5", 32, "reverse"), at("rope", 32, "reverse"), by=0.5), HOLDS),
+        (statements.more_accurate(at("rope", 32, "reverse"), at("t5", 32, "reverse")), LOST),
+        (statements.reaches(at("alibi", 4096)), HOLDS),
+        (statements.reaches(at("rope", 256)), HOLDS),
+        (statements.reaches(at("rope", 1024)), LOST),
+        (statements.reaches(at("t5", 20, "reverse")), HOLDS),
+        (statements.reaches(at("rope", 20, "reverse")), LOST),
+        (statements.reaches_further(at("t5", 32, "reverse"), at("rope", 32, "reverse")), HOLDS),
+        (statements.reaches_further(at("rope", 4096), at("alibi", 4096)), LOST),
+        (statements.reaches_further(at("alibi", 4096), at("alibi", 4096)), UNCLEAR),  # both may hold further
+        (statements.token_time("rwkv6", below=1.5), HOLDS),
+        (statements.token_time("rope+attention", above=2), HOLDS),
+        (statements.token_time("rope+attention", below=2), LOST),
+        (statements.token_time("no mixer", below=2), None),
+        (
+            statements.any_of(
+                "either", statements.token_time("rwkv6", above=2), statements.token_time("rwkv6", below=2)
+            ),
+            HOLDS,
+        ),
+        (statements.any_of("either", *[statements.token_time("rwkv6", above=2)] * 2), LOST),
+    ],
+    ids=lambda each: getattr(each, "words", str(each)),
+)
+def test_statements(evidence, statement, verdict):
+    outcome = statement.outcome(evidence)
+    assert outcome.verdict == verdict
+    assert outcome.number if verdict else outcome.remark
+
+
+def test_lengths_are_no_pairs_of_examples_nor_are_other_documents(evidence, tmp_path):
+    with pytest.raises(ValueError, match="one length"):
+        statements.more_accurate(at("t5", 8, "reverse"), at("t5", 16, "reverse"))
+    for source, digest in (("one", "ab"), ("other", "cd")):
+        path = write_answers(tmp_path / source, {"t5": (1.0,) * 4}, seeds=(0, 1))
+        (path / "study.json").write_text((path / "study.json").read_text().replace("ab" * 32, digest * 32))
+        for trial in path.glob("cells/*/trial.json"):
+            trial.write_text(trial.read_text().replace("ab" * 32, digest * 32))
+    outcome = statements.more_accurate(at("t5", 8, "one"), at("t5", 8, "other")).outcome(MadeUp(tmp_path))
+    assert outcome.verdict is None and "other documents" in outcome.remark
+
+
+def test_what_training_never_used_holds_nowhere(tmp_path):
+    states = {("fire", seed): {"untrained": "never used one part"} for seed in (0, 1, 2)}
+    write_run(tmp_path / "text", {"fire": (2.6,) * 5}, states, seeds=(0, 1, 2))
+    outcome = statements.holds(at("fire", 4096), at=256).outcome(MadeUp(tmp_path))
+    assert outcome.verdict == UNCLEAR and outcome.remark == "fire never used one part"
+
+
+def test_a_seed_that_is_missing_is_waited_for(tmp_path):
+    states = {("alibi", 2): {"status": "failed"}}
+    write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, states, seeds=(0, 1, 2))
+    outcome = statements.holds(at("alibi", 4096), at=256).outcome(MadeUp(tmp_path))
+    assert outcome.verdict is None and outcome.remark == "alibi of study text: 2 of 3 seeds were run"
+
+
+def test_a_diverged_seed_is_named_and_the_others_are_not_judged_alone(tmp_path):
+    states = {("alibi", 1): {"status": "diverged"}}
+    write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, states, seeds=(0, 1, 2))
+    outcome = statements.holds(at("alibi", 4096), at=256).outcome(MadeUp(tmp_path))
+    assert outcome.verdict is None and "seed 1 diverged" in outcome.remark
+
+
+def test_what_was_not_learned_says_nothing_of_longer_inputs(tmp_path):
+    shares = {"t5": ((1.0, 0.99, 1.0),) * 4, "none": ((0.9, 0.91, 0.92),) + ((0.1, 0.12, 0.11),) * 3}
+    write_answers(tmp_path / "reverse", shares, seeds=(0, 1, 2))
+    evidence = MadeUp(tmp_path)
+    longer = statements.more_accurate(at("t5", 32, "reverse"), at("none", 32, "reverse")).outcome(evidence)
+    assert longer.verdict == UNCLEAR and longer.remark.startswith("none did not learn")
+    trained = statements.more_accurate(at("t5", 16, "reverse"), at("none", 16, "reverse")).outcome(evidence)
+    assert trained.verdict == HOLDS
+
+
+def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
+    def verdict(*parts):
+        claim = Claim(name="x", number="1", claimed="", source="", link="", protocol="", statements=parts)
+        return claim.judged(evidence).verdict
+
+    good, bad = (statements.holds(at(label, 4096), at=256) for label in ("alibi", "rope"))
+    unclear = statements.loss_below(at("alibi", 1024), at("alibi", 2048))
+    missing = statements.holds(at("fire", 512), at=256)
+    assert unclear.outcome(evidence).verdict == UNCLEAR
+    assert verdict(good, good) == CONFIRMED
+    assert verdict(good, bad) == verdict(bad, unclear) == verdict(bad, missing) == REFUTED
+    assert verdict(good, unclear) == UNDECIDED
+    assert verdict() == verdict(good, missing) == verdict(unclear, missing) == NOT_RUN
+
+
+def test_claims_have_names():
+    numbers = [claim.number for claim in list_claims()]
+    assert [int(re.match(r"\d+", number)[0]) for number in numbers] == sorted(
+        int(re.match(r"\d+", n)[0]) for n in numbers
+    )
+    assert [claim.name for claim in claims_of(["alibi-holds"])] == ["alibi-holds"]
+    with pytest.raises(ValueError, match="unknown claim 'alibi-hold': did you mean 'alibi-holds'"):
+        claims_of(["alibi-hold"])

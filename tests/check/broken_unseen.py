@@ -1,0 +1,470 @@
+"""Models with one bug each that were written before the laws were read, by hand, as a copied modelling file has them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from transformers import BloomForCausalLM, Gemma3ForCausalLM, GPT2LMHeadModel, MistralForCausalLM
+from transformers.models.bloom import modeling_bloom
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
+
+from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
+
+
+# ---- attention, step by step ---------------------------------------------------------------------------------------------
+class Attention(LlamaAttention):
+    """Llama's attention in plain torch, in steps that a bug replaces."""
+
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return x * cos[:, None] + rotate_half(x) * sin[:, None]
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.rotated(q, cos, sin), self.rotated(k, cos, sin), v
+
+    def stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k, v
+
+    def read(self, k: Tensor, v: Tensor, new: int) -> tuple[Tensor, Tensor]:
+        return repeat_kv(k, self.num_key_value_groups), repeat_kv(v, self.num_key_value_groups)
+
+    def visible(self, rows: int, columns: int, mask: Tensor | None, device: torch.device) -> Tensor:
+        causal = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
+        if mask is None:
+            return causal
+        return mask if mask.dtype == torch.bool else mask == 0
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None, **kwargs: Any
+    ):  # type: ignore[override]
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (p(hidden_states).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.rotate(q, k, v, *position_embeddings)
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        k, v = self.stored(k, v)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        k, v = self.read(k, v, q.shape[2])
+        scores = q @ k.transpose(2, 3) * self.scaling
+        visible = self.visible(q.shape[2], k.shape[2], attention_mask, q.device)
+        weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
+        out = (weights @ v).transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)
+        return self.o_proj(out), weights
+
+
+def copied(attention: type[Attention] = Attention, layers: tuple[int, ...] = (0, 1), model: Any = None) -> Any:
+    """A Llama with this attention in those layers, with the same weights."""
+    model = llama(num_attention_heads=4, num_key_value_heads=2) if model is None else model
+    for index in layers:
+        old = model.model.layers[index].self_attn
+        new = attention(model.config, index)
+        new.load_state_dict(old.state_dict())
+        model.model.layers[index].self_attn = new.eval()
+    model.__class__ = type("Copied", (type(model),), {})
+    model.set_attn_implementation("eager")  # so that there is always a mask
+    return model
+
+
+class ValuesRotated(Attention):
+    def rotate(self, q, k, v, cos, sin):  # type: ignore[override]
+        return tuple(self.rotated(x, cos, sin) for x in (q, k, v))
+
+
+class Unscaled(Attention):
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.scaling = 1.0
+
+
+class Tiled(Attention):
+    """Query head h has key head h % 2, where the weights are those of h // 2."""
+
+    def read(self, k: Tensor, v: Tensor, new: int):  # type: ignore[override]
+        return k.repeat(1, self.num_key_value_groups, 1, 1), v.repeat(1, self.num_key_value_groups, 1, 1)
+
+
+class HeadsPermuted(Attention):
+    """Keys are stored in another order of heads than values."""
+
+    def stored(self, k: Tensor, v: Tensor):  # type: ignore[override]
+        return k.flip(1), v
+
+
+class Swapped(Attention):
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return super().rotated(x, sin, cos)
+
+
+class Opposite(Attention):
+    """Keys turn the other way."""
+
+    def rotate(self, q, k, v, cos, sin):  # type: ignore[override]
+        return self.rotated(q, cos, sin), self.rotated(k, cos, -sin), v
+
+
+class Twice(Attention):
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        once = super().rotated(x, cos, sin)
+        return super().rotated(once, cos, sin)
+
+
+class FirstHalf(Attention):
+    """Half of the channels are rotated, with the frequencies of the first pairs."""
+
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        first, rest = x[..., :half], x[..., half:]
+        table = [torch.cat([t[..., : half // 2]] * 2, -1) for t in (cos, sin)]
+        return torch.cat([super().rotated(first, *table), rest], -1)
+
+
+class CornerTopLeft(Attention):
+    """is_causal=True of a function that aligns to the upper left corner: behind a cache keys are lost."""
+
+    def visible(self, rows: int, columns: int, mask: Tensor | None, device: torch.device) -> Tensor:
+        right = super().visible(rows, columns, mask, device)
+        return right & torch.ones(rows, columns, dtype=torch.bool, device=device).tril() if rows > 1 else right
+
+
+class OneAhead(Attention):
+    """Each query sees the next key."""
+
+    def visible(self, rows: int, columns: int, mask: Tensor | None, device: torch.device) -> Tensor:
+        return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows + 1)
+
+
+class NotItself(Attention):
+    """No query but the first sees its own key."""
+
+    def visible(self, rows: int, columns: int, mask: Tensor | None, device: torch.device) -> Tensor:
+        right = super().visible(rows, columns, mask, device)
+        own = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows - 1)
+        own[:, 0] = True
+        return right & own
+
+
+class HiddenScale(Attention):
+    """The root of hidden_size, where head_dim is meant."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.scaling = self.config.hidden_size**-0.5
+
+
+# ---- positions -----------------------------------------------------------------------------------------------------------
+def with_positions(change: Callable[[Tensor, int], Tensor], model: Any = None) -> Any:
+    """change: of position_ids and the number of cached tokens, inside the model."""
+    model = changed(llama() if model is None else model)
+
+    def before(module: nn.Module, given: Any, named: dict[str, Any]) -> Any:
+        past = past_of(named.get("cache", named.get("past_key_values")))
+        tokens = named["input_ids"] if named.get("input_ids") is not None else named["inputs_embeds"]
+        positions = named.get("position_ids")
+        if positions is None:
+            positions = torch.arange(past, past + tokens.shape[1])[None]
+        named["position_ids"] = change(positions, past)
+        return given, named
+
+    model.model.register_forward_pre_hook(before, with_kwargs=True)
+    return model
+
+
+def late(positions: Tensor, past: int) -> Tensor:
+    """The only new token is one too far."""
+    return positions + 1 if past and positions.shape[1] == 1 else positions
+
+
+def anew(positions: Tensor, past: int) -> Tensor:
+    """A second chunk begins at 0."""
+    return positions - past if past and positions.shape[1] > 1 else positions
+
+
+def first_row(positions: Tensor, past: int) -> Tensor:
+    return positions[:1].expand_as(positions)
+
+
+def from_padding(positions: Tensor, past: int) -> Tensor:
+    """Positions count the padding."""
+    return torch.arange(past, past + positions.shape[1])[None].expand_as(positions)
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------------
+def short(right: Any, x: Tensor, positions: Tensor) -> Any:
+    return right(x, positions.to(torch.int16).long())
+
+
+def coarse(right: Any, x: Tensor, positions: Tensor) -> Any:
+    """Angles in bfloat16."""
+    owner = right.__self__
+    angles = (positions[..., None].bfloat16() * owner.inv_freq.bfloat16()).to(x.dtype)
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos(), angles.sin()
+
+
+class Stale:
+    """Tables of the first call, for each later one of that length."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Any] = {}
+
+    def __call__(self, right: Any, x: Tensor, positions: Tensor) -> Any:
+        if positions.shape[1] not in self.kept:
+            self.kept[positions.shape[1]] = right(x, positions[:1])
+        return tuple(t.to(x.dtype) for t in self.kept[positions.shape[1]])
+
+
+def with_frequencies(change: Callable[[Any], Tensor], model: Any) -> Any:
+    tables = model.model.rotary_emb
+    tables.inv_freq = change(tables).float()
+    if hasattr(tables, "original_inv_freq"):
+        tables.original_inv_freq = tables.inv_freq.clone()
+    return changed(model)
+
+
+def of_hidden_size(tables: Any) -> Tensor:
+    """Exponents over hidden_size in place of head_dim."""
+    pairs = len(tables.inv_freq)
+    return 1e4 ** -(torch.arange(0, 2 * pairs, 2) / tables.config.hidden_size)
+
+
+def reversed_ramp(tables: Any) -> Tensor:
+    """YaRN that divides the fast pairs and leaves the slow ones."""
+    plain = 1e4 ** -(torch.arange(0, 2 * len(tables.inv_freq), 2) / (2 * len(tables.inv_freq)))
+    share = (tables.inv_freq / plain - 0.25) / 0.75  # 1: as it was, 0: divided by 4
+    return plain * (1 - share) + plain / 4 * share
+
+
+def squared_factor() -> Any:
+    model = llama(YARN, max_position_embeddings=LENGTH)
+    model.model.rotary_emb.attention_scaling **= 2
+    return changed(model)
+
+
+def multiplied() -> Any:
+    """Linear scaling by 4 that multiplies."""
+    model = llama({"rope_type": "linear", "factor": 4.0})
+    return with_frequencies(lambda tables: tables.inv_freq * 16, model)
+
+
+def long_and_short() -> Any:
+    """The module has read LongRoPE's two lists in the other order."""
+    lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 2 * LENGTH, "factor": 4.0}
+    swapped = {"short_factor": lists["long_factor"], "long_factor": lists["short_factor"]}
+    wrong, right = (llama(rope | order, max_position_embeddings=8 * LENGTH) for order in (swapped, lists))
+    right.model.rotary_emb = wrong.model.rotary_emb
+    return changed(right)
+
+
+# ---- masks ---------------------------------------------------------------------------------------------------------------
+def with_masks(change: Callable[[Tensor, int], Tensor], model: Any) -> Any:
+    """change: of the keys that each query sees, and the number of cached tokens."""
+    model = changed(model)
+
+    def before(module: Any, given: Any, named: dict[str, Any]) -> Any:
+        cache = named.get("cache", named.get("past_key_values"))
+        hidden = given[0] if given else named["hidden_states"]
+        past, new = cache.get_seq_length(module.self_attn.layer_idx) if cache is not None else 0, hidden.shape[1]
+        mask = named.get("attention_mask")
+        if mask is None:
+            allowed = torch.ones(new, past + new, dtype=torch.bool).tril(past)[None, None]
+        else:
+            allowed = mask if mask.dtype == torch.bool else mask == 0
+        allowed = change(allowed, past)
+        if mask is not None and mask.dtype == torch.bool:
+            named["attention_mask"] = allowed
+        else:
+            low = torch.finfo(hidden.dtype).min
+            named["attention_mask"] = torch.zeros(allowed.shape, dtype=hidden.dtype).masked_fill(~allowed, low)
+        return given, named
+
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(before, with_kwargs=True)
+    return model
+
+
+def mistral(**options: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    shape = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "sliding_window": 8}
+    return built(MistralForCausalLM, **SHAPE | shape | options, rope_parameters=rope, head_dim=8)
+
+
+def wider(allowed: Tensor, past: int) -> Tensor:
+    """A window of one key more, in a whole pass."""
+    return allowed | (allowed.roll(-1, -1) & ~torch.ones_like(allowed).triu(past + 1)) if not past else allowed
+
+
+def narrower(allowed: Tensor, past: int) -> Tensor:
+    """A window of one key less, everywhere."""
+    rows = torch.arange(allowed.shape[-2])[:, None]
+    columns = torch.arange(allowed.shape[-1])[None]
+    last = allowed.shape[-1] - allowed.shape[-2] + rows
+    return allowed & (last - columns < 7)
+
+
+def with_no_documents() -> Any:
+    """Positions that begin again do not reach the mask."""
+    model = changed(llama())
+    right, inner = modeling_llama.create_causal_mask, model.model.forward
+
+    def forward(*args: Any, **named: Any) -> Any:
+        def mask(*given: Any, **options: Any) -> Any:
+            return right(*given, **options | {"position_ids": None})
+
+        with patch.object(modeling_llama, "create_causal_mask", mask):
+            return inner(*args, **named)
+
+    model.model.forward = forward
+    return model
+
+
+def full_behind_cache() -> Any:
+    """The window is in the whole pass; one new token sees all that the cache has, which keeps all."""
+    model = changed(mistral(sliding_window=None))
+
+    def mask(allowed: Tensor, past: int) -> Tensor:
+        return allowed if past and allowed.shape[-2] == 1 else allowed & torch.ones_like(allowed).triu(past - 7)
+
+    model = with_masks(mask, model)
+    model.config.sliding_window = 8
+    right = model.forward
+
+    def forward(*args: Any, **named: Any) -> Any:
+        model.config.sliding_window = None
+        try:
+            return right(*args, **named)
+        finally:
+            model.config.sliding_window = 8
+
+    model.forward = forward
+    return model
+
+
+# ---- other encodings -----------------------------------------------------------------------------------------------------
+def wrong_slopes() -> Any:
+    """Slopes of 6 heads as 2^(-8 h / 6), where the published ones are those of 4 heads and two in between."""
+    model = changed(built(BloomForCausalLM, vocab_size=96, hidden_size=48, n_layer=2, n_head=6, seq_length=LENGTH))
+    right = model.transformer.forward
+
+    def slopes(heads: int, device: Any) -> Tensor:
+        return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+
+    def forward(*given: Any, **named: Any) -> Any:
+        with patch.object(modeling_bloom, "_get_alibi_slopes", slopes):
+            return right(*given, **named)
+
+    model.transformer.forward = forward
+    return model
+
+
+def gpt2_late() -> Any:
+    """Learned positions that begin at the number of cached tokens + 1."""
+    model = changed(built(GPT2LMHeadModel, vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH + 2))
+
+    def before(module: nn.Module, given: Any, named: dict[str, Any]) -> Any:
+        past = past_of(named.get("cache", named.get("past_key_values")))
+        if past and named.get("position_ids") is not None:
+            named["position_ids"] = (named["position_ids"] + 1).clamp(max=LENGTH + 1)
+        elif past:
+            new = (given[0] if given else named["input_ids"]).shape[1]
+            named["position_ids"] = (torch.arange(new)[None] + past + 1).clamp(max=LENGTH + 1)
+        return given, named
+
+    model.transformer.register_forward_pre_hook(before, with_kwargs=True)
+    return model
+
+
+def gemma_swapped() -> Any:
+    """Local layers with the global base, global layers with the local one."""
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    kinds = ["sliding_attention", "full_attention"]
+    shape = {
+        "intermediate_size": 64,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": LENGTH,
+        "sliding_window": 8,
+    }
+    model = changed(built(Gemma3ForCausalLM, **SHAPE | shape, rope_parameters=rope, layer_types=kinds))
+    tables = model.model.rotary_emb
+    first, second = tables.sliding_attention_inv_freq, tables.full_attention_inv_freq
+    tables.sliding_attention_inv_freq, tables.full_attention_inv_freq = second, first
+    for name in ("sliding_attention_original_inv_freq", "full_attention_original_inv_freq"):
+        if hasattr(tables, name):
+            setattr(tables, name, second if name.startswith("sliding") else first)
+    return model
+
+
+UNSEEN: dict[str, Callable[[], Any]] = {
+    "position one too far behind a cache": partial(with_positions, late),
+    "second chunk begins at 0": partial(with_positions, anew),
+    "positions of the first row for all": partial(with_positions, first_row),
+    "positions count the padding": partial(with_positions, from_padding),
+    "window one key wider in a whole pass": lambda: with_masks(wider, mistral()),
+    "window one key narrower": lambda: with_masks(narrower, mistral()),
+    "window ignored behind a cache": full_behind_cache,
+    "values rotated": partial(copied, ValuesRotated),
+    "no scale": partial(copied, Unscaled),
+    "scale of hidden_size": partial(copied, HiddenScale),
+    "key heads tiled": partial(copied, Tiled),
+    "key heads permuted": partial(copied, HeadsPermuted),
+    "cos and sin swapped": partial(copied, Swapped),
+    "keys turn the other way": partial(copied, Opposite),
+    "rotated twice in one layer": partial(copied, Twice, (1,)),
+    "half of the channels rotated": partial(copied, FirstHalf),
+    "causal corner at the upper left": partial(copied, CornerTopLeft),
+    "one key ahead": partial(copied, OneAhead),
+    "no query sees itself": partial(copied, NotItself),
+    "positions in int16": partial(with_tables, short),
+    "angles in bfloat16": partial(with_tables, coarse),
+    "tables of the first call": lambda: with_tables(Stale()),
+    "exponents over hidden_size": lambda: with_frequencies(of_hidden_size, llama()),
+    "YaRN's ramp reversed": lambda: with_frequencies(reversed_ramp, llama(YARN)),
+    "attention factor squared": squared_factor,
+    "linear scaling multiplies": multiplied,
+    "long and short factors swapped": long_and_short,
+    "documents leak": with_no_documents,
+    "ALiBi's slopes of 6 heads": wrong_slopes,
+    "learned positions one too far behind a cache": gpt2_late,
+    "bases of local and global layers swapped": gemma_swapped,
+}
+CAUSES = {
+    "position one too far behind a cache": ("cached_decoding", "1 too large"),
+    "second chunk begins at 0": ("chunked_prefill", "begin at 0 again"),
+    "positions of the first row for all": ("layer_rotations", "positions of the first row"),
+    "positions count the padding": ("given_positions", "counted in the model"),
+    "window one key wider in a whole pass": ("layer_masks", "attends to 9 keys, expected 8"),
+    "window one key narrower": ("layer_masks", "attends to 7 keys, expected 8"),
+    "window ignored behind a cache": ("layer_masks", "behind its cache"),
+    "values rotated": ("attention_outputs", "values are rotated"),
+    "no scale": ("attention_outputs", "multiplied by 1, expected 0.353553"),
+    "scale of hidden_size": ("attention_outputs", "multiplied by 0.176777, expected 0.353553"),
+    "key heads tiled": ("attention_outputs", "tiled"),
+    "key heads permuted": ("attention_outputs", "another order of heads"),
+    "cos and sin swapped": ("attention_outputs", "cos and sin are swapped"),
+    "keys turn the other way": ("attention_outputs", "keys turn the other way"),
+    "rotated twice in one layer": ("attention_outputs", "layer 1"),
+    "half of the channels rotated": ("attention_outputs", "half of the channels"),
+    "causal corner at the upper left": ("chunked_prefill", "wrong corner"),
+    "one key ahead": ("causality", "tokens that come later"),
+    "no query sees itself": ("attention_outputs", "its own token"),
+    "positions in int16": ("far_positions", "wrapped"),
+    "angles in bfloat16": ("far_positions", "rounded"),
+    "tables of the first call": ("given_positions", "change nothing"),
+    "exponents over hidden_size": ("rotary_frequencies", "hidden_size = 32"),
+    "YaRN's ramp reversed": ("rotary_frequencies", "0.001 rad a position, expected 0.00025"),
+    "attention factor squared": ("rotary_frequencies", "1.2965, expected 1.1386"),
+    "linear scaling multiplies": ("rotary_frequencies", "0.4 rad a position, expected 0.025"),
+    "long and short factors swapped": ("rotary_frequencies", "lists are swapped"),
+    "documents leak": ("packed_documents", "do not reach the mask"),
+    "ALiBi's slopes of 6 heads": ("alibi_slopes", "0.0248, expected 0.003906"),
+    "learned positions one too far behind a cache": ("cached_decoding", "1 too large"),
+    "bases of local and global layers swapped": ("rotary_frequencies", "10000, expected 1e+06"),
+}
+"""The law that each breaks, alone, and words of its cause."""

@@ -1,0 +1,197 @@
+"""Every causal family of transformers: what is written rotates as meant in every layer, or a sentence says why nothing is."""
+
+import math
+import shutil
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as FAMILIES
+from transformers.utils import logging
+
+import longitude as lg
+from longitude.extend import extend
+from longitude.extend.recorded import NotShown, Recorded, Table, recorded
+from longitude.positions.scaling.base import Scaling
+from make_families import OPTIONS, OWN, SHAPE
+from tests.extend.test_extend import RootOfFactor
+
+LENGTH = 64
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+LATENT = {"num_key_value_heads": 4, "head_dim": 8}
+NESTED = {
+    "vision_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+}
+"""Small towers for images."""
+INDEXED = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}
+MORE: dict[str, dict[str, Any]] = {
+    "dots1": {"n_shared_experts": 1}, "zaya": {"num_experts_per_tok": 1, "num_hidden_layers": 4},
+    "phi3": {"original_max_position_embeddings": LENGTH, "sliding_window": None},
+    "phi4_multimodal": {"original_max_position_embeddings": LENGTH}, "gemma4_unified_text": {"global_head_dim": 32},
+    **{family: {"sliding_window": None} for family in ("mistral", "mixtral", "phimoe", "starcoder2", "doge")},
+    "gemma3": NESTED,
+    "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
+    "qwen4_exp_text": INDEXED, "qwen4_exp": INDEXED, "cohere_compass_text": {"rope_parameters": {"full_attention": PLAIN}},
+}  # fmt: skip
+"""Sizes of families that the page of families has not, or has others of."""
+LARGEST = 20_000_000
+"""Numbers of a model that the sweep writes."""
+S = 4.0
+METHODS: dict[str, Scaling] = {
+    "linear": lg.scaling.Linear(S),
+    "ntk": lg.scaling.NTK(S),
+    "dynamic": lg.scaling.DynamicNTK(S, LENGTH, follow="sequence"),
+    "yarn": lg.scaling.YaRN(S, LENGTH),
+    "llama3": lg.scaling.Llama3(S, LENGTH),
+    "root-of-factor": RootOfFactor(S),
+}
+"""The last has no rope_type, and is written as LongRoPE's factors."""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(lg.scaling.SCHEMES.factories, "root_of_factor", RootOfFactor)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def small(family: str, **keys: Any) -> Any:
+    """A config of a family, small in every way that it can be."""
+    default = AutoConfig.for_model(family)
+    text = default.get_text_config(decoder=True)
+    has = {*text.to_dict(), *type(text).attribute_map}
+    options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | OWN.get(family, {})
+    options |= (LATENT if "kv_lora_rank" in has else {}) | {
+        key: value for key, value in MORE.get(family, {}).items() if key not in NESTED
+    }
+    options = {key: value for key, value in (options | keys).items() if value is not None}
+    if text is default:
+        return AutoConfig.for_model(family, **options)
+    towers = {key: value for key, value in MORE.get(family, {}).items() if key in NESTED}
+    return AutoConfig.for_model(family, text_config=options, **towers)
+
+
+def checkpoint(family: str, folder: Path) -> Path | None:
+    """A random checkpoint with a rotation that nothing scaled; None where none is small."""
+    try:
+        config = small(family)
+        scaled = str(getattr(config.get_text_config(decoder=True), "rope_parameters", None))
+        if any(f"'{kind}'" in scaled for kind in ("yarn", "llama3", "longrope", "dynamic", "linear")):
+            config = small(family, rope_parameters=PLAIN, max_position_embeddings=LENGTH)
+        with torch.device("meta"):
+            size = sum(x.numel() for x in AutoModelForCausalLM.from_config(config).parameters())
+        if size > LARGEST:
+            return None
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    except Exception:  # whatever a class raises of sizes that do not fit together
+        return None
+    return folder
+
+
+def rotation(folder: Path) -> Recorded:
+    return recorded(AutoModelForCausalLM, AutoConfig.from_pretrained(folder))
+
+
+def scaled(plain: Table, scheme: Scaling, length: int) -> Table:
+    """What a scheme makes of a plain table, whose base is in its slowest pair."""
+    pairs = len(plain.inverse)
+    base = float(plain.inverse[-1]) ** (-pairs / (pairs - 1))
+    found = lg.rope_frequencies(2 * pairs, base, scheme, length=length)
+    return Table(found.inverse, found.attention_factor)
+
+
+def same(got: Table, want: Table) -> bool:
+    near = got.inverse.shape == want.inverse.shape and torch.allclose(
+        got.inverse.abs(), want.inverse, rtol=1e-4, atol=0
+    )
+    return near and math.isclose(got.factor, want.factor, rel_tol=1e-5)
+
+
+def outcome(family: str, source: Path, out: Path, method: str) -> str:
+    """What became of it: "written", with layers as meant, or "refused", in one line and with nothing left."""
+    before, length, reason = sorted(out.parent.iterdir()), int(S * LENGTH), ""
+    declared = AutoConfig.from_pretrained(source).get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+    try:
+        extend(source, out, to=length, method=method, original=None if declared else LENGTH, text=None)
+    except ValueError as refusal:
+        reason = str(refusal).strip()
+    if not out.exists():
+        assert reason and "\n" not in reason and sorted(out.parent.iterdir()) == before, (family, method)
+        return "refused"
+    was, now = rotation(source), rotation(out)
+    assert (was.places, was.windows) == (now.places, now.windows), (family, method)
+    growing = [layer for layer in was.calls if was.windows.get(layer, math.inf) > LENGTH]
+    assert growing, (family, method)
+    apart = {call.label for calls in was.calls.values() for call in calls} != {
+        None
+    }  # windows may keep their own tables
+    for at, layer in product((LENGTH, length), was.calls):
+        for old, new in zip(was.calls[layer], now.calls[layer], strict=True):
+            plain, found = old.at(at), new.at(at)
+            if layer not in growing and apart:
+                assert same(found, plain), (family, method, layer)
+            elif float(plain.inverse[-1]) == 0:  # p-RoPE, whose base is not in its last pair
+                assert method == "linear" and same(found, plain._replace(inverse=plain.inverse / S)), (family, layer)
+            else:
+                factor = {"factor": 1.0} if family == "deepseek_v4" else {}
+                want = scaled(plain, METHODS[method], at)._replace(**factor)
+                assert same(found, want), (family, method, layer, found, want)
+    return "written"
+
+
+QUICK = (
+    "llama",
+    "gemma3_text",
+    "deepseek_v4",
+    "granite_swa",
+    "olmo3",
+    "qwen3_next",
+    "cohere2",
+    "smollm3",
+    "mimo_v2_flash",
+)
+
+
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", QUICK)
+def test_a_family(family, method, tmp_path) -> None:
+    source = checkpoint(family, tmp_path / "model")
+    assert source is not None
+    found = outcome(family, source, tmp_path / "out", method)
+    refused = family == "cohere2" or (family, method) == ("granite_swa", "ntk")
+    assert found == ("refused" if refused else "written")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_family(method, tmp_path) -> None:
+    """Nothing else than right files and sentences; and most families that rotate are small enough to be tried."""
+    found: dict[str, str] = {}
+    for family in FAMILIES:
+        source = checkpoint(family, tmp_path / "model")
+        if source is not None:
+            try:
+                rotates = bool(rotation(source).calls)
+                found[family] = outcome(family, source, tmp_path / "out", method) if rotates else "does not rotate"
+            except NotShown:
+                found[family] = "not shown"
+            print(family, method, found[family], flush=True)
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+    counted = Counter(found.values())
+    print(method, dict(counted), "untried:", *({*FAMILIES} - found.keys()))
+    print("refused:", *(family for family, what in found.items() if what == "refused"))
+    assert counted["written"] >= 60 and counted["written"] + counted["refused"] >= 100
