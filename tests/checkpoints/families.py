@@ -1,6 +1,6 @@
 """Every causal family of the installed transformers at toy size: how it rotates, measured, against what is read of its config.
 
-python -m tests.checkpoints.families                # all families, the schemes of each: a table (forty minutes)
+python -m tests.checkpoints.families                # all, the schemes of each, and published configs: a table
 python -m tests.checkpoints.families llama olmo3    # these alone
 
 The measuring looks into no config and knows no family: attention is replaced by a recorder, and queries and keys at several
@@ -8,6 +8,9 @@ positions, and without rotation, give the angle by which each pair turns. PYTHON
 """
 
 import copy
+import gc
+import multiprocessing
+import resource
 import sys
 import warnings
 from collections import Counter
@@ -25,11 +28,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longitude.checkpoints.agreement import LayerRope
-from longitude.checkpoints.reading import class_of, read
+from longitude.checkpoints.reading import class_of, read, text_part
 from longitude.checkpoints.trace import skeleton
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.scaling import Follows, rope_frequencies
 from make_families import OPTIONS, OWN, SHAPE
+from tests.checkpoints.published import PUBLISHED
 
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"longitude"})
 NAME = "longitude_sweep"
@@ -242,6 +246,8 @@ def measured(config: Any, length: int = 0) -> list[Measured | None]:
             if abs(queries.factor - 1) < 1e-3:
                 queries = queries._replace(of_tables=tuple(factors))
         found.append(queries)
+    del model, before, after
+    gc.collect()  # of modules whose forward was replaced, which hold themselves
     return found
 
 
@@ -354,24 +360,87 @@ def swept(family: str, schemes: Iterable[str] | None = None) -> dict[str, tuple[
     return found
 
 
-def main(families: list[str]) -> None:
+# ---- published configs -----------------------------------------------------------------------------------------------
+SMALL = {
+    "vocab_size": 96, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "vocab_size_per_layer_input": 96, "shared_expert_intermediate_size": 32, "index_n_heads": 2,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_heads": 2, "linear_head_dim": 16, "o_lora_rank": 16, "n_shared_experts": 1,
+}  # fmt: skip
+POSITION = (
+    "head_dim",
+    "sliding_window",
+    "qk_rope_head_dim",
+    "num_layers",
+    "n_layers",
+    "n_layer",
+    "max_seq_len",
+    "n_positions",
+)
+
+
+def small(raw: dict[str, Any]) -> Any:
+    """The class's config of a published one, with its layers and its rotated widths, and everything else as small as a toy."""
+    theirs, given = class_of(raw), dict(text_part(raw))
+    has, heads = {*theirs.to_dict(), *type(theirs).attribute_map}, given.get("num_attention_heads")
+    more = {key: each for key, each in {**OPTIONS, **SMALL}.items() if key in has and key not in POSITION}
+    if heads and given.get("head_dim") is None and read(raw).ropes:  # then their width is that of the model over them
+        more["hidden_size"] = 2 * (given["hidden_size"] // heads)
+    if "num_key_value_heads" in has:
+        more["num_key_value_heads"] = (
+            2 if "kv_lora_rank" in has or given.get("num_key_value_heads") in (None, heads) else 1
+        )
+    if "mamba_d_head" in has:
+        more |= {"mamba_n_heads": 4, "mamba_d_head": more["hidden_size"] // 2, "mamba_d_ssm": 2 * more["hidden_size"]}
+    return type(theirs)(**{key: each for key, each in (given | more).items() if key != "model_type"})
+
+
+def of_published(name: str) -> tuple[str, str]:
+    """Read at its real size, as a dict of its file; measured in a toy of its class with its layers and its widths."""
+    raw = PUBLISHED[name]
+    try:
+        toy_of_it = None if class_of(raw) is None else small(raw)
+    except ValueError:  # then reading it is refused, too
+        toy_of_it = None
+    return compared(raw, toy_of_it)
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+def of_one(task: tuple[str, str]) -> tuple[dict[str, tuple[str, str]], float]:
+    """(what is found of a family or a published config, GB of memory that this process took at most)."""
+    what, name = task
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(50)
-    table: dict[str, dict[str, tuple[str, str]]] = {}
-    for family in families:
-        table[family] = swept(family)
-        for scheme, found in table[family].items():
-            if found[0] != "equal":
-                print(f"{family}, {scheme}: {': '.join(found)}", flush=True)
-    counts = Counter(kind for each in table.values() for kind, _ in each.values())
-    alone = Counter(each["default"][0] for each in table.values())
-    print(
-        f"transformers {transformers.__version__}: {len(table)} families, {sum(counts.values())} configs of them with schemes"
-    )
-    print(f"{'':10}{'families':>10}{'configs':>10}")
+    found = swept(name) if what == "family" else {"default": of_published(name)}
+    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def main(families: list[str]) -> None:
+    tasks = [("family", family) for family in families or FAMILIES]
+    tasks += [] if families else [("published", name) for name in PUBLISHED]
+    table: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    most = 0.0
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:  # whose memory ends with each family
+        for task, (found, memory) in zip(tasks, pool.imap(of_one, tasks)):
+            table[task], most = found, max(most, memory)
+            for scheme, (kind, why) in found.items():
+                if kind != "equal":
+                    print(f"{task[1]}, {scheme}: {kind}, {why}", flush=True)
+    of = {
+        "families": Counter(each["default"][0] for (what, _), each in table.items() if what == "family"),
+        "with schemes": Counter(
+            kind for (what, _), each in table.items() if what == "family" for kind, _ in each.values()
+        ),
+        "published": Counter(each["default"][0] for (what, _), each in table.items() if what == "published"),
+    }
+    print(f"transformers {transformers.__version__}, {most:.1f} GB at most")
+    print(f"{'':10}" + "".join(f"{name:>14}" for name in of))
     for kind in ("equal", "refused", "unknown", "unequal"):
-        print(f"{kind:10}{alone[kind]:>10}{counts[kind]:>10}")
+        print(f"{kind:10}" + "".join(f"{counts[kind]:>14}" for counts in of.values()))
+    print(f"{'all':10}" + "".join(f"{counts.total():>14}" for counts in of.values()))
+    none_of_these = [name for (_, name), each in table.items() if any(kind == "unequal" for kind, _ in each.values())]
+    print(f"neither equal, refused nor unknown: {', '.join(none_of_these) or 'none'}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or FAMILIES)
+    main(sys.argv[1:])

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from longitude.checkpoints.reading import class_of, read, text_part
-from tests.checkpoints.families import FAMILIES, OPTIONS, compared, swept
+from longitude.checkpoints.reading import read
+from tests.checkpoints.families import FAMILIES, of_published, swept
 from tests.checkpoints.published import PUBLISHED
 
 QUICK = ("llama", "gemma3_text", "cohere2", "lfm2")
@@ -44,46 +44,13 @@ UNKNOWN = (
     "RWKV 4 169M", "Kimi K2 by its own name", "InternLM2 7B",
 )  # fmt: skip
 """What else of position they have, or that transformers has no class of them, is said."""
-SMALL = {
-    "vocab_size": 96, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2, "vocab_size_per_layer_input": 96, "shared_expert_intermediate_size": 32, "index_n_heads": 2,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-    "linear_num_heads": 2, "linear_head_dim": 16, "o_lora_rank": 16, "n_shared_experts": 1,
-}  # fmt: skip
-POSITION = (
-    "head_dim",
-    "sliding_window",
-    "qk_rope_head_dim",
-    "num_layers",
-    "n_layers",
-    "n_layer",
-    "max_seq_len",
-    "n_positions",
-)
-
-
-def small(raw: dict[str, Any]) -> Any:
-    """The class's config of a published one, with its layers and its rotated widths, and everything else as small as a toy."""
-    theirs, given = class_of(raw), dict(text_part(raw))
-    has, heads = {*theirs.to_dict(), *type(theirs).attribute_map}, given.get("num_attention_heads")
-    more = {key: each for key, each in {**OPTIONS, **SMALL}.items() if key in has and key not in POSITION}
-    if heads and given.get("head_dim") is None and read(raw).ropes:  # then their width is that of the model over them
-        more["hidden_size"] = 2 * (given["hidden_size"] // heads)
-    if "num_key_value_heads" in has:
-        more["num_key_value_heads"] = (
-            2 if "kv_lora_rank" in has or given.get("num_key_value_heads") in (None, heads) else 1
-        )
-    if "mamba_d_head" in has:
-        more |= {"mamba_n_heads": 4, "mamba_d_head": more["hidden_size"] // 2, "mamba_d_ssm": 2 * more["hidden_size"]}
-    return type(theirs)(**{key: each for key, each in (given | more).items() if key != "model_type"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs(name):
     """Read at their real size, as a dict of their file; measured in a toy of their class with their layers and their widths."""
-    raw = PUBLISHED[name]
-    kind, why = compared(raw, None if name in REFUSED or name in UNKNOWN or class_of(raw) is None else small(raw))
+    kind, why = of_published(name)
     if name in REFUSED:
         assert kind == "refused" and REFUSED[name] in why
     else:
