@@ -1,6 +1,7 @@
-"""Twenty broken files, each refused or reported in one sentence that names the key."""
+"""Forty broken files, each refused or reported in one sentence that names the key."""
 
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from transformers import AutoConfig
 import longitude as lg
 from longitude.checkpoints.config import contradictions, remarks
 from longitude.checkpoints.load import config_of
+from longitude.cli import main
 from tests.checkpoints.published import ORIGINAL
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96,
-    "intermediate_size": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+    "intermediate_size": 64, "pad_token_id": 0, "max_position_embeddings": 4096, "rope_theta": 10000.0,
 }  # fmt: skip
+FLAT = {"rope_type": "default", "rope_theta": 10000.0}
 LINEAR = {"type": "linear", "factor": 2.0}
 LISTS = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, ORIGINAL: 2048}
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -51,6 +54,31 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a share above one": ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
     "an odd share": ({"rope_scaling": LINEAR, "partial_rotary_factor": 0.3125}, "partial_rotary_factor"),
+    "a base that is null, and a slip of it": ({"rope_theta": None, "rope_thet": 500000.0}, "rope_thet"),
+    "two bases": ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, "rope_theta"),
+    "two trained lengths": ({ORIGINAL: 1024, "rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 2048}}, ORIGINAL),
+    "a trained length below zero": ({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: -1024}}, ORIGINAL),
+    "no factor but null": ({"rope_scaling": LINEAR | {"factor": None}}, "factor"),
+    "a list for a factor": ({"rope_scaling": {"type": "yarn", "factor": [4.0], ORIGINAL: 1024}}, "factor"),
+    "lists of head_dim numbers": (
+        {"rope_scaling": LISTS | {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}}, "short_factor",
+    ),
+    "a share below zero": ({"model_type": "phi", "partial_rotary_factor": -0.5}, "partial_rotary_factor"),
+    "a share above one by another name": ({"model_type": "gpt_neox", "rotary_pct": 2.0}, "rotary_pct"),
+    "axes of too few pairs": (
+        {"model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}, "mrope_section",
+    ),
+    "a window below zero": ({"model_type": "gemma3_text", "head_dim": 16, "sliding_window": -4}, "sliding_window"),
+    "no layers between those without windows": ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "pattern"),
+    "no parameters of one layer type": (
+        {"model_type": "gemma3_text", "head_dim": 16, "rope_parameters": {"full_attention": FLAT}}, "sliding_attention",
+    ),
+    "a slip of a layer type": (
+        {"model_type": "gemma3_text", "head_dim": 16, "rope_parameters": {"full_attention": FLAT, "sliding_atention": FLAT}},
+        "sliding_atention",
+    ),
+    "a list for the part about text": ({"text_config": [1, 2]}, "text_config"),
+    "a largest bias below zero": ({"model_type": "mpt", "attn_config": {"alibi_bias_max": -8}}, "alibi_bias_max"),
     "layers that rotate, for some": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
 }  # fmt: skip
 
@@ -72,20 +100,25 @@ def test_broken_file(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.filterwarnings("ignore")
 def test_broken_dict(name):
-    """By from_hugging_face: refused with the key or by the class, or what is read is what the class does all the same."""
+    """By from_hugging_face: refused with the key, or read as the class reads it with a warning that names the key."""
     change, key = BROKEN[name]
-    try:
-        found = str(lg.from_hugging_face(LLAMA | change))
-    except ValueError as error:
-        found = str(error)
-    assert (
-        key in found
-        or found.startswith("RopeConfig")
-        or "its class in transformers refuses" in found
-        or "without weights" in found
-    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            lg.from_hugging_face(LLAMA | change)
+            said = [str(each.message) for each in found]
+        except ValueError as error:
+            said = [str(error)]
+    assert any(key in sentence for sentence in said), said
+
+
+@pytest.mark.parametrize("name", ["two bases", "a slip of a layer type"])
+def test_show_says_what_contradicts_itself(name, tmp_path, capsys):
+    change, key = BROKEN[name]
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | change))
+    assert main(["show", str(tmp_path / "config.json"), "--json"]) == 0
+    assert any(key in note for note in json.loads(capsys.readouterr().out)["about"][0]["notes"])
 
 
 def test_the_file_that_is_broken_is_right_without_its_change():

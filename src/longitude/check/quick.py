@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 
 from longitude.checkpoints.config import head_dim_of
-from longitude.checkpoints.load import config_of, in_one_line, require_causal
+from longitude.checkpoints.load import config_of, one_line_of, require_causal
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import rotary_fault
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 
@@ -77,9 +78,13 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
         return random_of(config, seed, make)
     except Exception:  # sizes that depend on each other
         make = make or maker_of(config)
-        with quiet(), in_one_line(f"{name_or_path}: no model can be built of its config.json"):
-            with torch.device("meta"):
-                size = 4 * sum(p.numel() for p in make(config).parameters())
+        with quiet():
+            try:
+                with torch.device("meta"):
+                    size = 4 * sum(p.numel() for p in make(config).parameters())
+            except Exception as error:
+                why = rotary_fault(config) or one_line_of(error)
+                raise ValueError(f"{name_or_path}: no model can be built of its config.json ({why})") from error
             require_memory(
                 size, available_memory(), "a random model of its own size takes", "check it with its weights"
             )

@@ -139,6 +139,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Each as a message with what to do. raw: config.json as it is written; config: what transformers read."""
     raw = text_part(raw)
     yield from unknown_keys(raw, config)
+    yield from other_types(raw, config)
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
         return
     if inside := list(unknown_inside(raw)):
@@ -172,12 +173,20 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     shares = any(each.get(key) is not None for key in SHARES for each in (raw, *(one for _, one in rope_dicts(raw))))
     if lost(ours, theirs, shares):
         yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
+    yield from _of_class(raw, config, ours)
+
+
+def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
+    """Where a config's class does not do what its keys say, or its lengths contradict one another."""
     try:
         read(config)
     except NotUnderstood as error:
         if {*error.keys} & {*SHARES}:  # its class does not read a key that others do
             yield str(error)
             return
+    except ValueError as error:
+        yield str(error)
+        return
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
             yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
@@ -200,6 +209,24 @@ def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     for key in _strangers(raw, keys_of(config)):
         if near := _slip_of(key, config):
             yield f"unknown key {key!r}: did you mean {near!r}?"
+
+
+def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Layer types of rope parameters that no layer has, and those for which transformers takes a default unasked."""
+    config = text_part(config)
+    try:
+        usual = getattr(type(config)(), SCHEMAS[0], None) or {}
+    except Exception:  # a config class with required arguments
+        return
+    types = getattr(config, "layer_types", None) or []
+    for name in SCHEMAS:
+        given = raw.get(name)
+        if not isinstance(given, Mapping) or not any(isinstance(one, Mapping) for one in given.values()):
+            continue
+        for label in given.keys() - {*usual, *types}:
+            yield f"unknown layer type {label!r} in {name}: its class has {', '.join(sorted({*usual, *types}))}"
+        for label in usual.keys() & {*(getattr(config, SCHEMAS[0], None) or {})} - given.keys():
+            yield f"{name} has nothing for {label!r}, and transformers takes its default without a warning: write it"
 
 
 def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
@@ -289,13 +316,11 @@ def rope_dicts(raw: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
     """Keys given twice, with two values: base and share at the top and inside; the type, or the original length."""
     for name in SCHEMAS:
-        parameters = raw.get(name) or {}
-        nested = parameters.get("full_attention")
-        given = nested if isinstance(nested, Mapping) else parameters
         for keys in (BASES, SHARES):
-            key, inside = next((key for key in keys if raw.get(key) is not None), None), given.get(keys[0])
-            if key is not None and inside is not None and raw[key] != inside:
-                both = f"{key} is {raw[key]} at the top and {inside} in {name}"
+            key = next((key for key in keys if raw.get(key) is not None), None)
+            inside = [given.get(keys[0]) for given in of_layers(raw.get(name))]
+            if key is not None and None not in inside and raw[key] not in inside:  # the top is for layer types without
+                both = f"{key} is {raw[key]} at the top and {inside[0]} in {name}"
                 yield f"{both}; transformers takes the latter; remove the wrong one"
     for name, given in rope_dicts(raw):
         old, new = (OLD_TYPES.get(str(kind), kind) for kind in (given.get("type"), given.get("rope_type")))

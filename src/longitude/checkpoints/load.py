@@ -26,10 +26,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.config import contradictions, raw_config
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import require_numbers, text_part
+from longitude.checkpoints.reading import require_numbers, rotary_fault
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
-from longitude.positions.hugging_face import read_ropes
 from longitude.runs.files import read_json
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -171,10 +170,9 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
     try:
         with quiet(), in_one_line(f"{path}: {problem}"):
             return AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except ValueError:
-        if raw:
-            with in_one_line(f"{path}: config.json"):
-                read_ropes(text_part(raw))  # which may name the key that is wrong
+    except ValueError as error:
+        if raw and (fault := rotary_fault(raw)) is not None:
+            raise ValueError(f"{error}; {fault}") from error
         raise
 
 

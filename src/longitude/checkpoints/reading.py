@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from longitude.checkpoints.agreement import Agreement, Reading, Ropes, refusal
@@ -46,15 +46,21 @@ def from_hugging_face(
 
     Returns:
         RopeConfig, or one per layer type (None: layers without rotation); empty for a model that rotates nothing. Which layers
-        of all rotate, and what multiplies queries, is in it, too. A warning says what about position was not understood.
+        of all rotate, and what multiplies queries, is in it, too. Warnings say what about position was not understood, and
+        which keys contradict each other.
 
     Raises:
         ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
         NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
     """
+    from longitude.checkpoints.config import contradictions, two_values  # which read configs by this module
+
     found = read(config, follow, max_length)
     unread = not_understood(text_part(config), found.layers is not None)
-    for words in [*([unread_words(unread)] if unread else []), *found.notes, *found.problems()]:
+    doubtful: Iterable[str] = ()
+    if isinstance(config, Mapping):
+        doubtful = two_values(text_part(config)) if found.layers is None else contradictions(config, class_of(config))
+    for words in [*doubtful, *([unread_words(unread)] if unread else []), *found.notes, *found.problems()]:
         warnings.warn(words, stacklevel=2)
     return found.ropes
 
@@ -100,7 +106,15 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
         return Reading(read_ropes(written, follow, max_length), notes=[] if kind is None else [alone])
     from longitude.checkpoints.trace import traced
 
-    seen, keys = traced(theirs), as_mapping(theirs)
+    keys = as_mapping(theirs)
+    if {*keys.get("layer_types", ())} & {*WINDOWED} and keys.get("sliding_window") is not None:
+        check_sizes("config", sliding_window=keys["sliding_window"])
+    try:
+        seen = traced(theirs)
+    except NotUnderstood as error:
+        if (fault := rotary_fault(theirs)) is not None:
+            raise ValueError(fault) from error
+        raise
     attends = [layer.attends or bool(layer.tables) for layer in seen]
     if not any(layer.tables for layer in seen):
         unexplained = {n: why for n, layer in enumerate(seen) if (why := layer.unexplained(None))}
@@ -137,26 +151,53 @@ def class_of(config: Mapping[str, Any] | Any) -> Any:
                 **copy.deepcopy({key: each for key, each in config.items() if key != "model_type"})
             )
     except Exception as error:
-        read_ropes(text_part(config))  # which may name the key that is wrong
-        reason = " ".join(str(error).split())[:200]
+        reason = "; ".join(filter(None, [" ".join(str(error).split())[:200], rotary_fault(config)]))
         raise ValueError(f"model_type {kind!r}: its class in transformers refuses this config ({reason})") from error
     return class_of(made)
 
 
+def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
+    """What is wrong with the rotary keys of a config that its class fails at, with an error that may name none of them.
+
+    A base that a file does not have is no fault: its class may have one of its own.
+    """
+    text = text_part(config)
+    keys = as_mapping({BASES[0]: 10_000.0} | dict(text) if isinstance(text, Mapping) else text)
+    size, heads = keys.get("hidden_size"), keys.get("num_attention_heads")
+    width = keys.get("qk_rope_head_dim") or keys.get("head_dim")
+    if width is None and isinstance(size, int) and isinstance(heads, int):
+        width = size // heads
+    try:
+        ropes = read_ropes(keys)
+        for rope in ropes.values() if isinstance(ropes, dict) else [ropes]:
+            if rope is not None and isinstance(width, int):
+                if rope.sections is not None and 2 * sum(rope.sections) != (rotated := rope.rotary_dim(width)):
+                    return f"mrope_section has {sum(rope.sections)} pairs, and heads rotate {rotated // 2}"
+                rope.encoding(width, "half")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def require_numbers(raw: Mapping[str, Any]) -> None:
-    """ValueError for a size or a base that is 0 or less, from which a model may be built all the same."""
+    """ValueError for a size, a base or a largest bias that is 0 or less, from which a model may be built all the same."""
     raw = text_part(raw)
     for key in SIZES:
         if type(raw.get(key)) is int:  # transformers itself refuses other types
             check_sizes("config", **{key: raw[key]})
     for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
         check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
+    if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:
+        check_positive("attn_config", alibi_bias_max=inner["alibi_bias_max"])
 
 
 def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
     """The part about text of a config of text and images, any other config as it is."""
     if isinstance(config, Mapping):
-        return config.get("text_config") or config
+        text = config.get("text_config") or config
+        if not isinstance(text, Mapping):
+            raise ValueError(f"expected text_config to be a mapping or None, got {text!r}")
+        return text
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
@@ -192,10 +193,9 @@ def rope_of(
     if not isinstance(kind, str) or kind not in TYPES:
         raise unknown("rope_type", kind, TYPES, f"all: {', '.join(TYPES)}.")
     if "rope_theta" not in given:
-        raise ValueError(
-            "expected rope_theta, the base of the frequencies, got none; it is never assumed. A config of text and images "
-            "has it in its text_config"
-        )
+        slips = get_close_matches(BASES[0], config, n=1, cutoff=0.8)
+        other = f"{slips[0]} is no such key" if slips else "A config of text and images has it in its text_config"
+        raise ValueError(f"expected rope_theta, the base of the frequencies, got none; it is never assumed. {other}")
     given = {key: value for key, value in given.items() if value != 0 or key not in ZERO_IS_NONE}
     _, needed, optional = TYPES[kind]
     names = needed | optional
@@ -210,7 +210,9 @@ def rope_of(
     check_positive("rope", rope_theta=given["rope_theta"])
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
-        raise ValueError(f"rope_type {kind!r}: expected partial_rotary_factor above 0 and at most 1, got {share!r}")
+        raise ValueError(
+            f"rope_type {kind!r}: expected {' or '.join(reversed(SHARES))} above 0 and at most 1, got {share!r}"
+        )
     options = {names[key]: value for key, value in given.items() if key in names}
     if stretched:
         check_positive("rope", alpha=given["alpha"])

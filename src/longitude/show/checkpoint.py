@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +13,11 @@ from transformers import AutoModel
 from longitude.checkpoints.agreement import Reading
 from longitude.checkpoints.config import (
     FREQUENCY,
+    contradictions,
     declared_length,
     head_dim_of,
     not_rotary,
+    remarks,
     ropes,
     trained_length,
     unrotated,
@@ -145,13 +147,19 @@ def rotations(config: Any) -> list[Rotation]:
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
-def facts(path: str, config: Any) -> dict[str, Any]:
-    """Plain data: kind, lengths, layers, and of each rotation its pairs and what longer contexts do to them."""
+def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Plain data: kind, lengths, layers, and of each rotation its pairs and what longer contexts do to them.
+
+    raw: config.json as it is written, whose contradictions are noted.
+    """
     rotating, theirs = rotations(config), _understood(config)
     kinds = [*encodings(config)] or (["rotary"] if rotating else ["learned"] if _table(path, config) else [])
     if not kinds and hasattr(config, "num_attention_heads"):
         kinds = ["unknown" if theirs is None or theirs.problems() else "none"]
     kinds = kinds or ["none, without attention"]
+    notes = [*_of_class(config), *(theirs.notes + theirs.problems() if rotating and theirs is not None else [])]
+    if raw is not None:
+        notes += [*contradictions(raw, config), *remarks(raw, config)]
     return {
         "label": path,
         "model_type": config.model_type,
@@ -167,7 +175,7 @@ def facts(path: str, config: Any) -> dict[str, Any]:
             for spec in (each.rope.temperature, each.rope.unrotated_temperature)
             if spec is not None
         ],
-        "notes": [*_of_class(config), *(theirs.notes + theirs.problems() if rotating and theirs is not None else [])],
+        "notes": list(dict.fromkeys(notes)),
     }
 
 
