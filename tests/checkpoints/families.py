@@ -1,7 +1,7 @@
 """Every causal family of the installed transformers at toy size: how it rotates, measured, against what is read of its config.
 
 python -m tests.checkpoints.families                # all, the schemes of each, and published configs: a table
-python -m tests.checkpoints.families llama olmo3    # these alone
+python -m tests.checkpoints.families llama "Kimi K2"    # these alone
 
 The measuring looks into no config and knows no family: attention is replaced by a recorder, and queries and keys at several
 positions, and without rotation, give the angle by which each pair turns. PYTHONPATH needs src, docs and this folder's root.
@@ -210,7 +210,7 @@ def queries_and_keys(model: Any, *positions: int) -> list[tuple[Tensor, Tensor]]
     try:
         with torch.no_grad(), InPlaceOfTorch():
             model(input_ids=ids, position_ids=torch.tensor(positions).expand(3, -1), use_cache=False)
-    except (TypeError, IndexError, RuntimeError) as error:
+    except (TypeError, IndexError, RuntimeError, ValueError) as error:
         raise Unseen(" ".join(str(error).split())[:160]) from error
     layers: dict[Any, tuple[Tensor, Tensor]] = {}
     for n, (module, query, key) in enumerate(_SEEN):  # some layers call attention more than once
@@ -411,13 +411,16 @@ def of_one(task: tuple[str, str]) -> tuple[dict[str, tuple[str, str]], float]:
     what, name = task
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(50)
-    found = swept(name) if what == "family" else {"default": of_published(name)}
+    try:
+        found = swept(name) if what == "family" else {"default": of_published(name)}
+    except Exception as error:
+        found = {"default": ("unequal", f"{type(error).__name__}: {error}")}
     return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def main(families: list[str]) -> None:
-    tasks = [("family", family) for family in families or FAMILIES]
-    tasks += [] if families else [("published", name) for name in PUBLISHED]
+def main(names: list[str]) -> None:
+    tasks = [("family", name) for name in FAMILIES if not names or name in names]
+    tasks += [("published", name) for name in PUBLISHED if not names or name in names]
     table: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
     most = 0.0
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:  # whose memory ends with each family

@@ -201,7 +201,7 @@ def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:
             "rope_scaling replaces rope_parameters, and the base that is in the latter is lost with them: transformers takes "
             "its default without a warning; keep one of the two, with rope_theta"
         )
-    return f"{error}; transformers takes 10000 without a warning: write the one of training"
+    return f"{error}; transformers takes a default of its class without a warning: write the one of training"
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:

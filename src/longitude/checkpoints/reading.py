@@ -163,6 +163,8 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
     """
     text = text_part(config)
     keys = as_mapping({BASES[0]: 10_000.0} | dict(text) if isinstance(text, Mapping) else text)
+    if not names_rotation(as_mapping(text)):
+        return None
     size, heads = keys.get("hidden_size"), keys.get("num_attention_heads")
     width = keys.get("qk_rope_head_dim") or keys.get("head_dim")
     if width is None and isinstance(size, int) and isinstance(heads, int):

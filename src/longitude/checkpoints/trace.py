@@ -166,6 +166,13 @@ def mark(values: Any, with_marks: frozenset[Mark]) -> None:
             each._made_from = with_marks  # type: ignore[attr-defined]
 
 
+def all_of(index: Any) -> Any:
+    """An index that keeps everything where a list of booleans would choose, which the meta device cannot count."""
+    if isinstance(index, tuple):
+        return tuple(map(all_of, index))
+    return slice(None) if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() == 1 else index
+
+
 class Following(TorchFunctionMode):
     """Gives what a function returns, or changes in place, the marks of all that it got."""
 
@@ -183,6 +190,8 @@ class Following(TorchFunctionMode):
                 return torch.zeros(args[0].shape, dtype=args[0].dtype).tolist()
             if name == "nonzero":
                 return torch.zeros(1, args[0].dim(), dtype=torch.long, device="meta")
+            if name == "__getitem__":
+                args = (args[0], all_of(args[1]))
         out = func(*args, **kwargs)
         found = marks(args, kwargs) | ({PLACES} if name == "arange" else frozenset())
         if found:
