@@ -39,15 +39,15 @@ FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"longitude"})
 NAME = "longitude_sweep"
 EQUAL = 1e-6
 """Relative: transformers makes its tables in float32."""
-ROUNDED = 5e-5
-"""Relative: of queries, in families that rotate them in float32."""
+ROUNDED = 3e-4
+"""Relative: of the lengths of queries, in families that rotate them in float32, or norm them behind the rotation."""
 FAR = (32, 1024, 32768)
 """Positions by which angles are refined."""
 MOST = 6e7
 """Numbers of a toy."""
 DECLARED, ORIGINAL = 256, "original_max_position_embeddings"
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
-KEPT = {"rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+KEPT = {"rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta"}
 """Keys of rope parameters that a scheme leaves as they are."""
 SCHEMES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -76,7 +76,7 @@ MORE: dict[str, dict[str, Any]] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
-    "zamba": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
+    "zamba": {"num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 3},
     "zaya": {"num_experts_per_tok": 1},
     "reformer": {"is_decoder": True},
@@ -103,7 +103,7 @@ def with_scheme(config: Any, scheme: dict[str, Any]) -> dict[str, Any]:
     """Rope parameters of a config with a scheme in each dict of them."""
     own = copy.deepcopy(config.rope_parameters)
     for inner in [each for each in own.values() if isinstance(each, dict)] or [own]:
-        for key in inner.keys() - KEPT:
+        for key in inner.keys() - KEPT - ({ORIGINAL} if "llama_4_scaling_beta" in inner else set()):
             del inner[key]
         inner |= scheme
         if inner.get("rope_type") == "longrope":
