@@ -371,6 +371,7 @@ POSITION = (
     "head_dim",
     "sliding_window",
     "qk_rope_head_dim",
+    "index_head_dim",
     "num_layers",
     "n_layers",
     "n_layer",

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from longitude.checkpoints.reading import read
+from longitude.checkpoints.config import contradictions
+from longitude.checkpoints.reading import class_of, read
 from tests.checkpoints.families import FAMILIES, of_published, swept
 from tests.checkpoints.published import PUBLISHED
 
@@ -55,6 +56,7 @@ def test_published_configs(name):
         assert kind == "refused" and REFUSED[name] in why
     else:
         assert kind == ("unknown" if name in UNKNOWN else "equal"), why
+        assert (theirs := class_of(PUBLISHED[name])) is None or [*contradictions(PUBLISHED[name], theirs)] == []
 
 
 def test_there_are_many_published_configs():

@@ -207,7 +207,7 @@ def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Keys that this kind of config does not have, and whose names are a slip of one about positions that it has."""
     for key in _strangers(raw, keys_of(config)):
-        if near := _slip_of(key, config):
+        if key not in LENGTH_KEYS and (near := _slip_of(key, config)):
             yield f"unknown key {key!r}: did you mean {near!r}?"
 
 

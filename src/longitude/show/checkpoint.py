@@ -157,7 +157,9 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
     if not kinds and hasattr(config, "num_attention_heads"):
         kinds = ["unknown" if theirs is None or theirs.problems() else "none"]
     kinds = kinds or ["none, without attention"]
-    notes = [*_of_class(config), *(theirs.notes + theirs.problems() if rotating and theirs is not None else [])]
+    notes = [*_of_class(config)]
+    if theirs is not None and (rotating or kinds == ["unknown"]):
+        notes += theirs.notes + theirs.problems()
     if raw is not None:
         notes += [*contradictions(raw, config), *remarks(raw, config)]
     return {
