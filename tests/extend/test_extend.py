@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import longitude as lg
+from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.keys import with_ropes
 from longitude.checkpoints.positions import rotary_of, table_of
-from longitude.checkpoints.reading import from_hugging_face
 from longitude.checkpoints.source import open_source
 from longitude.extend.methods import METHODS
 from longitude.positions.absolute import Learned

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from longitude.checkpoints.reading import lost, read, text_part, with_own_base
-from longitude.errors import nearest
+from longitude.checkpoints.agreement import Ropes
+from longitude.checkpoints.reading import class_of, lost, read, text_part, with_own_base
+from longitude.errors import check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
     ALL_KEYS,
@@ -26,8 +28,18 @@ from longitude.positions.config_keys import (
     is_foreign,
     of_layers,
 )
-from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood, read_ropes, unread_words
+from longitude.positions.hugging_face import (
+    NotUnderstood,
+    RopeConfig,
+    as_mapping,
+    not_understood,
+    read_ropes,
+    unread_words,
+)
+from longitude.positions.layers import LayerPositions, layers_of
+from longitude.positions.layouts import Layout
 from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_frequencies
+from longitude.positions.scaling.base import Follow
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
@@ -37,6 +49,72 @@ WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 ROTARY."""
 FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 """Options of a RopeConfig that its frequencies depend on."""
+
+
+# ---- for users -------------------------------------------------------------------------------------------------------
+def from_hugging_face(
+    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
+) -> Ropes:
+    """The rotary parameters of a config of transformers, read as the model's class there reads them.
+
+    A config without a model_type, or of one that the installed transformers does not have, is read by its keys alone, as of a
+    model whose layers all rotate. yarn, longrope and llama3 without an original length take max_position_embeddings for it, and
+    a config's own original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
+    max_position_embeddings / original length; dynamic's original length is max_position_embeddings.
+
+    Args:
+        config: a mapping, or an object with to_dict().
+        follow: the length that dynamic and longrope follow; default: "sequence", as in transformers.
+        max_length: the length that they declare, in tokens; with follow="declared", longrope takes max_position_embeddings by
+            default.
+
+    Returns:
+        RopeConfig, or one per layer type (None: layers without rotation); empty for a model that rotates nothing. Which layers
+        of all rotate, and what multiplies queries, is in it, too. Warnings say what about position was not understood, and
+        which keys contradict each other.
+
+    Raises:
+        ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
+        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
+    """
+    found = read(config, follow, max_length)
+    unread = not_understood(text_part(config), found.layers is not None)
+    doubtful: Iterable[str] = ()
+    if isinstance(config, Mapping):
+        doubtful = two_values(text_part(config)) if found.layers is None else contradictions(config, class_of(config))
+    for words in [*doubtful, *([unread_words(unread)] if unread else []), *found.notes, *found.problems()]:
+        warnings.warn(words, stacklevel=2)
+    return found.ropes
+
+
+def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
+    """What each layer of a config of transformers does with position.
+
+    Example: LongitudeConfig(encodings=[one.encoding for one in layers], mixers=[one.mixer for one in layers], ...).
+
+    Args:
+        config: a mapping, or an object with to_dict().
+        layout: which numbers of a head make a rotary pair, "half" or "interleaved"; no config has it.
+
+    Returns:
+        LayerPositions, one per layer.
+
+    Raises:
+        ValueError: what from_hugging_face refuses, no number of layers, or parameters by layer type without layer_types.
+        NotUnderstood: a ValueError, where positions reach attention in a way that no key of the config explains.
+    """
+    check_choice("layers_from_hugging_face", Layout, layout=layout)
+    found = read(config)
+    keys = as_mapping(text_part(config) if found.layers is None else class_of(config))
+    if problems := found.problems():
+        raise NotUnderstood("; ".join(problems), not_understood(keys) or ["model_type"])
+    for words in found.notes:
+        warnings.warn(words, stacklevel=2)
+    if found.layers is None:
+        return layers_of(keys, layout, found.ropes)
+    return layers_of(
+        keys, layout, found.ropes, [None if one is None else one[:2] for one in found.layers], found.attends
+    )
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

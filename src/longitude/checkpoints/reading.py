@@ -7,92 +7,20 @@ and has the last word on frequencies: where the two differ the config is not und
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from longitude.checkpoints.agreement import Agreement, Reading, Ropes, refusal
-from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.errors import check_positive, check_sizes
 from longitude.positions.config_keys import BASES, FULL, LOCAL_BASES, SCHEMAS, SIZES, WINDOWED, of_layers
 from longitude.positions.hugging_face import (
     NotUnderstood,
     RopeConfig,
     as_mapping,
     names_rotation,
-    not_understood,
     read_ropes,
-    unread_words,
 )
-from longitude.positions.layers import LayerPositions, layers_of
-from longitude.positions.layouts import Layout
 from longitude.positions.scaling.base import Follow
-
-
-def from_hugging_face(
-    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
-) -> Ropes:
-    """The rotary parameters of a config of transformers, read as the model's class there reads them.
-
-    A config without a model_type, or of one that the installed transformers does not have, is read by its keys alone, as of a
-    model whose layers all rotate. yarn, longrope and llama3 without an original length take max_position_embeddings for it, and
-    a config's own original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
-    max_position_embeddings / original length; dynamic's original length is max_position_embeddings.
-
-    Args:
-        config: a mapping, or an object with to_dict().
-        follow: the length that dynamic and longrope follow; default: "sequence", as in transformers.
-        max_length: the length that they declare, in tokens; with follow="declared", longrope takes max_position_embeddings by
-            default.
-
-    Returns:
-        RopeConfig, or one per layer type (None: layers without rotation); empty for a model that rotates nothing. Which layers
-        of all rotate, and what multiplies queries, is in it, too. Warnings say what about position was not understood, and
-        which keys contradict each other.
-
-    Raises:
-        ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
-        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
-    """
-    from longitude.checkpoints.config import contradictions, two_values  # which read configs by this module
-
-    found = read(config, follow, max_length)
-    unread = not_understood(text_part(config), found.layers is not None)
-    doubtful: Iterable[str] = ()
-    if isinstance(config, Mapping):
-        doubtful = two_values(text_part(config)) if found.layers is None else contradictions(config, class_of(config))
-    for words in [*doubtful, *([unread_words(unread)] if unread else []), *found.notes, *found.problems()]:
-        warnings.warn(words, stacklevel=2)
-    return found.ropes
-
-
-def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
-    """What each layer of a config of transformers does with position.
-
-    Example: LongitudeConfig(encodings=[one.encoding for one in layers], mixers=[one.mixer for one in layers], ...).
-
-    Args:
-        config: a mapping, or an object with to_dict().
-        layout: which numbers of a head make a rotary pair, "half" or "interleaved"; no config has it.
-
-    Returns:
-        LayerPositions, one per layer.
-
-    Raises:
-        ValueError: what from_hugging_face refuses, no number of layers, or parameters by layer type without layer_types.
-        NotUnderstood: a ValueError, where positions reach attention in a way that no key of the config explains.
-    """
-    check_choice("layers_from_hugging_face", Layout, layout=layout)
-    found = read(config)
-    keys = as_mapping(text_part(config) if found.layers is None else class_of(config))
-    if problems := found.problems():
-        raise NotUnderstood("; ".join(problems), not_understood(keys) or ["model_type"])
-    for words in found.notes:
-        warnings.warn(words, stacklevel=2)
-    if found.layers is None:
-        return layers_of(keys, layout, found.ropes)
-    return layers_of(
-        keys, layout, found.ropes, [None if one is None else one[:2] for one in found.layers], found.attends
-    )
 
 
 def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None) -> Reading:
