@@ -372,6 +372,7 @@ POSITION = (
     "sliding_window",
     "qk_rope_head_dim",
     "index_head_dim",
+    "attention_hidden_size",
     "num_layers",
     "n_layers",
     "n_layer",
