@@ -364,7 +364,7 @@ def keep(name: str, run: Path) -> Path:
     ]
     result = {
         "schema": 1,
-        "printed": [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith("report:")],
+        "printed": [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith(("Report", "Next"))],
         "seconds": round(sum(times)),
         "study": read.study,
         "rows": json.loads(summary(analysis).to_json(orient="records")),

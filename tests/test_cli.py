@@ -27,7 +27,7 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, command):
     code, out, err = command("study", *TINY, "--encodings", "rope", "alibi", "--data", text, "--out", run)
     assert code == 0
     assert re.search(r"rope.*\d\.\d\d", out) and re.search(r"alibi.*\d\.\d\d", out)
-    assert out.rstrip().endswith(f"report: {run}/report.html")
+    assert re.search(rf"^Report +{re.escape(run)}/report\.html$", out, re.MULTILINE)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert "rope seed 0 lr 0.005: done" in err and "alibi seed 0 lr 0.005: done" in err
 

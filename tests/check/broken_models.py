@@ -196,9 +196,9 @@ def interleaved_fused_weights() -> Any:
     return model
 
 
-def attention_factor_twice() -> Any:
+def attention_factor_to_the(power: float) -> Any:
     model = llama(rope=YARN)
-    model.model.rotary_emb.attention_scaling **= 2
+    model.model.rotary_emb.attention_scaling **= power
     return model
 
 
@@ -242,10 +242,12 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "config": {"theta lost in the config": theta_lost_in_the_config},
     "rotary_frequencies": {
         "theta lost in the model": theta_lost_in_the_model,
-        "attention factor twice": attention_factor_twice,
+        "attention factor twice": partial(attention_factor_to_the, 2),
+        "attention factor missing": partial(attention_factor_to_the, 0),
         "sin has the wrong sign": partial(with_tables, lambda right, x, at: (right(x, at)[0], -right(x, at)[1])),
     },
     "far_positions": {
+        "positions clamped": partial(with_tables, lambda right, x, at: right(x, at.clamp(max=2 * LENGTH))),
         "positions in bfloat16": partial(with_tables, lambda right, x, at: right(x, at.bfloat16())),
         "frequencies in bfloat16": lambda: llama().bfloat16(),  # from_pretrained(dtype=...) rounds none
         "ALiBi in bfloat16": lambda: bloom().bfloat16(),
@@ -253,6 +255,9 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "causality": {"no mask": partial(with_mask, lambda mask, everything: everything)},
     "given_positions": {
         "positions from the padding": lambda: changed(gpt2(), lambda named: named.update(position_ids=None)),
+        "tables of the first positions": partial(
+            with_tables, lambda right, x, at: right(x, torch.arange(at.shape[1]).expand_as(at))
+        ),
         "positions of its own": lambda: changed(llama(), lambda named: named.update(position_ids=None)),
     },
     "relative_positions": {"absolute positions, too": absolute_too},

@@ -18,9 +18,9 @@ NEW = 9
 def build(build):
     """Models that do not fall into repeating one token, which would hide anything: untied, and attention is loud."""
 
-    def make(encoding="auto", **options):
-        model = build(encoding, tie_word_embeddings=False, **options)
-        for layer in model.model.layers:
+    def make(encoding="auto", *kind, **options):
+        model = build(encoding, *kind, tie_word_embeddings=False, **options)
+        for layer in () if kind else model.model.layers:
             if isinstance(layer.mixer, lg.MultiHeadAttention):
                 layer.mixer.q_proj.weight.data *= 2
                 layer.mixer.o_proj.weight.data *= 8
@@ -88,6 +88,47 @@ def test_continuing_from_a_returned_cache(spec, build, ids):
     assert torch.equal(more.sequences, generate(model, x, new=8))
     longer = torch.cat([more.sequences, ids(2, 5, seed=9)], 1)
     assert torch.equal(generate(model, longer, cache=cache_in(more)), generate(model, longer))
+
+
+@pytest.mark.parametrize("new", [1, 21])
+def test_a_mask_is_of_all_tokens(new, build, ids):
+    """Of the cached ones and these, or of these where they are all: transformers takes any other for one of them."""
+    model, x = build("alibi"), ids(1, 21)
+    want, given = generate(model, x), x[:, -new:]
+
+    def masked(tokens):
+        cache = model(x[:, :20], use_cache=True).cache
+        return generate(model, given, cache=cache, attention_mask=None if tokens is None else x.new_ones(1, tokens))
+
+    assert torch.equal(masked(21)[:, -NEW:], want[:, -NEW:])
+    if new == 21:
+        assert torch.equal(masked(None), want)
+    for tokens in (1, 20, 22, 35, *[None] * (new == 1)):
+        with pytest.raises(ValueError, match=f"attention_mask.*{20 + new}.* 20 "):
+            masked(tokens)
+    with pytest.raises(ValueError, match=r"attention_mask.*21"):
+        generate(model, x, attention_mask=x.new_ones(1, 23))
+
+
+def test_a_mask_of_a_target_is_of_all_its_tokens(build, ids):
+    model = build("alibi", lg.LongitudeForSeq2SeqLM, bos_token_id=1)
+    options = {"decoder_input_ids": ids(1, 5), "do_sample": False, "max_new_tokens": 2}
+    with pytest.raises(ValueError, match=r"decoder_attention_mask.*5"):
+        model.generate(ids(1, 9), **options, decoder_attention_mask=torch.ones(1, 7))
+    assert model.generate(ids(1, 9), **options, decoder_attention_mask=torch.ones(1, 5)).shape == (1, 8)  # and BOS
+
+
+def test_what_equals_the_padding_inside_of_a_prompt_needs_a_mask(build, ids):
+    """transformers makes a mask of pad_token_id where none is given: right for padding at one side alone."""
+    model, x = build("alibi"), ids(1, 9)
+    x[0, 4] = 0
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    with pytest.raises(ValueError, match=r"pad_token_id: 0 .*attention_mask"):
+        model.generate(x, **options)
+    assert model.generate(x, attention_mask=torch.ones_like(x), **options) is not None
+    padded = torch.cat([x.new_zeros(1, 2), ids(1, 9)], 1)
+    wanted = model.generate(ids(1, 9), **options)
+    assert torch.equal(model.generate(padded, **options)[:, -3:], wanted[:, -3:])
 
 
 def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):

@@ -21,7 +21,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
 from longitude.study.plan import plan
 from longitude.study.record import measured_by, record_of
-from longitude.study.report import table
+from longitude.study.report import summary_lines, table
 from longitude.study.results import FIRST, LAST, read_run
 from longitude.study.tasks.base import of_task
 from longitude.study.train import recipe
@@ -121,8 +121,8 @@ def summary(run: Path, method: str | None = None) -> pd.DataFrame:
     return analysis.summary(analysis.analyse(run), method)
 
 
-def conclusion(run: Path) -> str:
-    return analysis.conclusion(analysis.analyse(run))
+def conclusion(run: Path) -> analysis.Conclusion:
+    return analysis.conclude(analysis.analyse(run))
 
 
 def line(frame: pd.DataFrame, label: str, length: int) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def line(frame: pd.DataFrame, label: str, length: int) -> dict[str, Any]:
 def printed(run: Path, width: int = 80) -> str:
     console = Console(width=width, record=True, force_terminal=False, file=None)
     with console.capture() as capture:
-        console.print(table(analysis.analyse(run)))
-    return capture.get()
+        console.print(table(analysis.analyse(run), width))
+    return capture.get() + summary_lines(analysis.analyse(run), width)
 
 
 def values(spec: dict[str, Any], mark: str, part: dict[str, Any] | None = None) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ def test_what_a_rule_without_positions_reaches_stands_beside_the_labels(tmp_path
 @pytest.mark.parametrize(
     ("data", "shares", "advice"),
     [
-        ({"ceiling": "rope"}, (0.5, 0.5), "; add rope, which learns reverse at the defaults of its task;"),
-        ({"ceiling": None}, (0.5, 0.5), "; no label is known that learns reverse at the defaults of its task;"),
+        ({"ceiling": "rope"}, (0.5, 0.5), "known to learn reverse at its defaults: rope"),
+        ({"ceiling": None}, (0.5, 0.5), "known to learn reverse at its defaults: no label"),
         ({"ceiling": "rope"}, (0.5, 1.0), None),
         ({"ceiling": "t5"}, (0.5, 0.5), None),
         ({}, (0.5, 0.5), None),
@@ -40,4 +40,5 @@ def test_where_no_label_learned_the_task_the_study_says_which_does(data, shares,
     study = json.loads((run / "study.json").read_text())
     study["data"] |= data
     (run / "study.json").write_text(json.dumps(study))
-    assert advice in conclusion(run) if advice else " its task" not in conclusion(run)
+    caution = conclusion(run).caution
+    assert advice in caution if advice else "known to learn" not in caution

@@ -15,7 +15,7 @@ import pytest
 from longitude.measure import read_rows, write_rows
 from longitude.measure.rows import from_frame
 from longitude.report import figure
-from longitude.study.analysis import analyse, clauses, summary, verdict
+from longitude.study.analysis import analyse, conclude, summary
 from longitude.study.pictures import figures
 from longitude.study.report import write_report
 from tests.study.conftest import BITS, values, write_answers, write_run
@@ -61,7 +61,8 @@ def run(tmp_path_factory):
     """A run with everything in it, its report written; tests read only."""
     path = tmp_path_factory.mktemp("run")
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117, "reason": EVIL}}
-    write_run(path, states=states, source=EVIL, methods=("non-overlapping", "sliding", "per-position"))
+    methods = ("non-overlapping", "sliding", "per-position")
+    write_run(path, states=states, source=EVIL, methods=methods, ngrams={"2": 3.4})
     training = {"learning_rate": 0.005, "train_steps": 200, "train_seconds": 43.2, "flops_per_token": 2_345_678.0}
     rows = from_frame(read_rows(path / "results.parquet"))
     write_rows([replace(row, **training) for row in rows], path / "results.parquet")
@@ -100,8 +101,7 @@ def test_the_page_needs_nothing_else_and_text_of_others_is_text(html):
 def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     page = Page(html)
     text = "".join(page.text)
-    assert verdict(analyse(run)) in text
-    assert all(clause[1:] in text for clause in clauses(analyse(run)))
+    assert all(line in text for line in conclude(analyse(run)))
     rows = {row[0]: row[1:] for row in page.rows[1:8]}
     took = next(i for i, row in enumerate(page.rows) if row[1] == "learning rate")
     assert page.rows[took] == ["encoding", "learning rate", "steps", "seconds", "MFLOPs per token"]
@@ -113,9 +113,7 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
             assert shown == "–"
         else:
             assert shown == f"{found['value']:.3f} {found['low']:.2f} to {found['high']:.2f}"
-    assert (
-        rows["rope"][0] == "does not holdfailed: holding" and rows["alibi"][0] == "holds" and rows["learned"][0] == ""
-    )
+    assert rows["rope"][0] == "rises" and rows["alibi"][0] == "holds" and rows["learned"][0] == ""
     comparisons = analyse(run).comparisons["non-overlapping"]
     shown = [
         row for row in page.rows if len(row) == 7 and row[3] in ("better", "cannot tell") and row[2] in ("256", "4096")
@@ -144,7 +142,7 @@ def test_little_was_measured(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures/by-position.svg").touch()
     text = words_of(tmp_path)
-    assert "one document only" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
+    assert "one document" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
     assert "longitude study --encodings rope:base=500000 rope+fox --train-length 256 --test-lengths 256" in text
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "throughput", "training"}
 
@@ -153,7 +151,7 @@ def test_little_was_measured(tmp_path):
 def test_nothing_was_measured(tmp_path):
     states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
     text = words_of(write_run(tmp_path, {"rope": BITS["rope"]}, states=states))
-    assert "No encoding was measured." in text and "rope failed." in text and "RuntimeError: no memory" in text
+    assert "No encoding was measured" in text and "failed: rope" in text and "RuntimeError: no memory" in text
     assert list((tmp_path / "figures").iterdir()) == []
 
 
@@ -161,7 +159,7 @@ def test_nothing_was_measured(tmp_path):
 def test_the_page_speaks_of_answers_alone(tmp_path):
     html = write_report(analyse(write_answers(tmp_path))).read_text(encoding="utf-8")
     text = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
-    assert all(clause[1:] in re.sub(r"\s+", " ", text) for clause in clauses(analyse(tmp_path)))
+    assert all(line in re.sub(r"\s+", " ", text) for line in conclude(analyse(tmp_path)))
     assert "Reverse: trained up to 16 symbols, asked up to 32" in text and "Exact answers by length" in text
     assert "99.0%" in text and text.count('class="verdict lost">not solved') == 2
     assert not re.search(
@@ -188,7 +186,7 @@ def test_twenty_labels_can_be_told_apart(tmp_path):
     labels = [f"rope:base={100 * i}" for i in range(1, 21)]
     analysis = analyse(write_run(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), test_lengths=(256, 512)))
     html = write_report(analysis).read_text(encoding="utf-8")
-    assert html.count('stroke-dasharray="7 3"') == 4 * 7 and html.count('stroke-dasharray="2 2"') == 4 * 6
+    assert html.count('stroke-dasharray="7 3"') / 7 == html.count('stroke-dasharray="2 2"') / 6 >= 4  # in each table
     drawn = json.dumps(figures(analysis)[0].chart.to_dict(), ensure_ascii=False)
     assert all(f'"{name}"' in drawn for name in ("— rope:base=100", "-- rope:base=800", "·· rope:base=2000"))
 
@@ -262,7 +260,7 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
     boxes = labels.evaluate_all(
         "e => e.map(e => e.getBoundingClientRect()).map(b => [b.left, b.right, b.top, b.bottom])"
     )
-    assert len(boxes) == 7  # six labels, and the name of the training length
+    assert len(boxes) == 8  # six labels, and the names of the training length and of the n-grams
     for i, (left, right, top, bottom) in enumerate(boxes):
         assert left >= 0 and right <= width
         for other in boxes[:i]:

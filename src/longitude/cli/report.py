@@ -47,12 +47,12 @@ def report(
 
 
 def show(run: Any, json: bool) -> int:
-    """Write the report of a study, a path or a `Run` with models; print its table and conclusion, or its rows."""
+    """Write the report of a study, a path or a `Run` with models; print its table and its three lines, or its rows."""
     from longitude.measure import to_frame
-    from longitude.report.table import show as display
-    from longitude.study.analysis import analyse, conclusion
+    from longitude.report.table import show as display, width
+    from longitude.study.analysis import analyse
     from longitude.study.kept import is_kept
-    from longitude.study.report import table, write_report
+    from longitude.study.report import HEADED, headed, summary_lines, table, write_report
 
     analysis = analyse(run)
     kept = is_kept(analysis.run.path)
@@ -60,7 +60,10 @@ def show(run: Any, json: bool) -> int:
     if json:
         print_json(to_frame(analysis.run.rows))
         return DONE
-    display(table(analysis), conclusion(analysis), *([] if kept else [f"report: {path}"]))
+    places = [] if kept else [f"{'Report':<{HEADED}}{path}"]
+    if analysis.run.config.data == ("stdlib",) and not kept:
+        places.append(headed("Next", "longitude study --data YOUR_TEXT/ --encodings rope alibi t5"))
+    display(table(analysis, width()), summary_lines(analysis), *places)
     return DONE
 
 

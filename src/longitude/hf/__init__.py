@@ -7,15 +7,18 @@ from longitude.errors import require_extra
 
 require_extra("longitude.hf", "models")
 
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from longitude.hf.attention import stock_attention
 from longitude.hf.masks import stock_mask
 from longitude.hf.stock import from_pretrained, set_positions
+from longitude.hf.support import refusing
 from longitude.hf.trainer import SequenceParallelTrainer, Trainer
 
 AttentionInterface.register("longitude", stock_attention)
 AttentionMaskInterface.register("longitude", stock_mask)
+for _name in ("get_correct_attn_implementation", "set_attn_implementation"):
+    setattr(PreTrainedModel, _name, refusing(getattr(PreTrainedModel, _name)))
 
 __all__ = ["SequenceParallelTrainer", "Trainer", "from_pretrained", "set_positions"]

@@ -99,8 +99,12 @@ def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: i
             Causal() if causal or causal is None and getattr(module, "is_causal", True) else NoMask(), attention_mask
         )
     if isinstance(attention_mask, StockMask):
-        if keys < attention_mask.keys:
-            raise ValueError(f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, got {keys}")
+        # More keys than the cache has room for are the model's own, such as summaries of those before them.
+        if not attention_mask.keys <= keys <= max(attention_mask.keys, attention_mask.slots):
+            raise ValueError(
+                f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, and {type(module).__name__} "
+                f"attends to {keys}; such a model cannot use it: load it with 'eager'"
+            )
         return attention_mask
     if attention_mask is not None:
         return dense_mask(attention_mask, len(query), query.shape[2], keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,23 +13,28 @@ from transformers import masking_utils as theirs
 
 from longitude.attention.documents import places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
-from longitude.attention.patterns import Chunks, from_tensor
+from longitude.attention.patterns import Ago, Chunks, from_tensor
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.models.streams import Packed, documents_of
+
+
+class NoTensorError(ValueError, AttributeError):
+    """For a model that takes a StockMask for a tensor; an AttributeError, too, so that hasattr() answers."""
 
 
 @dataclass(frozen=True, eq=False)
 class StockMask:
     """What the queries of one call may attend to. All layers of a type share this one object.
 
-    mask: over the first `keys` keys; those after them are empty slots of a static cache. streams [B, keys]: each key's
-    document, -1 for padding; None where all are one. dense: made of a tensor, which alone decides, windows included.
+    mask: over the first `keys` keys; those after them, up to `slots`, are empty slots of a static cache. streams [B, keys]: each
+    key's document, -1 for padding; None where all are one. dense: made of a tensor, which alone decides, windows included.
     """
 
     mask: Mask
     keys: int
     streams: Tensor | None = None
     dense: bool = False
+    slots: int = 0
 
     # generate() handles the masks of a static cache as tensors of four dimensions.
     ndim: ClassVar[int] = 4
@@ -37,13 +42,19 @@ class StockMask:
     def contiguous(self) -> StockMask:
         return self
 
-    def __radd__(self, scores: Any) -> Any:
-        raise ValueError(
-            "attn_implementation='longitude': the model adds the mask to scores of its own instead of calling the attention "
-            "it was given; such a model (Bloom, for one) cannot use it: load it with 'eager'"
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.read_as_tensor()
+
+    def read_as_tensor(self, *_: Any) -> Any:
+        raise NoTensorError(
+            "attn_implementation='longitude': the model computes with the mask itself instead of leaving it to the attention "
+            "that it was given; such a model (Doge, for one) cannot use it: load it with 'eager'"
         )
 
-    __add__ = __getitem__ = __radd__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = read_as_tensor
+    __getitem__ = __lt__ = __gt__ = read_as_tensor
 
 
 def stock_mask(
@@ -84,7 +95,7 @@ def stock_mask(
         if torch.compiler.is_compiling() or not bool(valid.all()):
             streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
             parts.append(Padding(valid))
-    return StockMask(AllOf(tuple(parts)), keys, streams)
+    return StockMask(AllOf(tuple(parts)), keys, streams, slots=kv_length)
 
 
 def sliced(mask: Mask, share: SequenceSlice) -> StockMask:
@@ -132,12 +143,12 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
         )
     ids = ids.expand(batch, -1)
     if stock_mask.streams is None:
-        return StockMask(within(stock_mask.mask, ids), stock_mask.keys, ids)
+        return replace(stock_mask, mask=within(stock_mask.mask, ids), streams=ids)
     padded = runs_of(ids.masked_fill(stock_mask.streams < 0, -1))
     if bool((stock_mask.streams < 0).any()) and not any(
         isinstance(part, Documents) for part in stock_mask.mask.parts()
     ):
-        return StockMask(within(stock_mask.mask, ids, padded), stock_mask.keys, padded)
+        return replace(stock_mask, mask=within(stock_mask.mask, ids, padded), streams=padded)
     if not torch.compiler.is_compiling() and not torch.equal(padded, runs_of(stock_mask.streams).expand(batch, -1)):
         raise ValueError(f"{next(iter(packed))}: it marks other documents than position_ids; expected the same")
     return stock_mask
@@ -166,7 +177,8 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
         case "and_masks":
             return [part for one in held["mask_functions"] for part in parts_of(one, places)]
         case "sliding_window_overlay":
-            return [Window(held["sliding_window"])]
+            # A window of 0 is of layers that the model does not have (Qwen2-MoE without windows makes their mask all the same).
+            return [Window(size) if (size := held["sliding_window"]) else Ago(1, 0)]
         case "packed_sequence_mask_function":
             return [Documents(held["packed_sequence_mask"])]
         case "chunked_overlay":

@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.generation.utils import GenerationMixin
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
 from longitude.attention.sequence_slice import SequenceSlice
-from longitude.models.cache_names import INSTALLED, CausalOutput, one_of, renamed
+from longitude.models.cache_names import INSTALLED, CausalOutput, one_of
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.inputs import require_assistant, require_known
+from longitude.models.generation import CheckedGenerationMixin
+from longitude.models.inputs import require_known
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
 
-class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
+class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
     """A causal language model with any registered encoding and mixers; works with Trainer, generate() and the Auto classes.
 
     Args:
@@ -154,12 +154,12 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             As in transformers.
 
         Raises:
-            ValueError: For an assistant whose cache cannot be cropped.
+            ValueError: For an assistant whose cache cannot be cropped, a mask that is not of all tokens, and padding between
+                them.
         """
-        require_assistant(options.get("assistant_model"))
         if position_ids is not None:
             options["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
-        return super().generate(*arguments, **renamed(options))  # pyright: ignore[reportAttributeAccessIssue]
+        return super().generate(*arguments, **options)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *arguments: Any, inputs_embeds: Tensor | None = None, **kwargs: Any

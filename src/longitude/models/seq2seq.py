@@ -9,15 +9,15 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation.utils import GenerationMixin
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from longitude.models.cache_names import INSTALLED, Seq2SeqOutput, Seq2SeqStackOutput, one_of, renamed
+from longitude.models.cache_names import INSTALLED, Seq2SeqOutput, Seq2SeqStackOutput, one_of
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
-from longitude.models.inputs import require_assistant, require_embeds, require_known
+from longitude.models.generation import CheckedGenerationMixin
+from longitude.models.inputs import require_embeds, require_known
 from longitude.models.loss import IGNORED, predicted
 
 logger = logging.get_logger(__name__)
@@ -177,7 +177,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         return given
 
 
-class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
+class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
     """An encoder-decoder transformer with any registered encoding.
 
     It works with Trainer, Seq2SeqTrainer, generate() and the Auto classes. `model` has the two stacks, also as `encoder` and
@@ -329,8 +329,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
         """As in transformers."""
-        require_assistant(options.get("assistant_model"))
-        return super().generate(*arguments, **renamed(options))  # pyright: ignore[reportAttributeAccessIssue]
+        return super().generate(*arguments, **options)
 
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:

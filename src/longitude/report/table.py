@@ -34,10 +34,14 @@ def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **m
     return made
 
 
+def width() -> int:
+    """Columns of standard output."""
+    console = Console()
+    return console.width if console.is_terminal else UNCUT
+
+
 def show(*parts: Any) -> None:
     """Print tables and sentences to standard output; words are taken as they are, brackets included."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=UNCUT)
+    console = Console(width=width())
     for part in parts:
         console.print(part, highlight=False, markup=False, soft_wrap=not isinstance(part, Table))

@@ -1,17 +1,19 @@
-"""The findings of a study, computed once: tables, figures and the one sentence about it read them."""
+"""The findings of a study, computed once: tables, figures and the three lines about it read them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
-from longitude.report.wording import and_, named
+from longitude.report.wording import named
 from longitude.study.answers import AnswerCriterion
 from longitude.study.comparisons import Comparison
 from longitude.study.criterion import Criterion, Finding
 from longitude.study.estimates import HOLDS, UNCLEAR
 from longitude.study.losses import LossCriterion
-from longitude.study.rates import words
+from longitude.study.rates import chosen_rates, edges
 from longitude.study.results import Run, TrialResult, read_run
 
 CRITERIA: dict[str, type[Criterion]] = {"losses": LossCriterion, "answers": AnswerCriterion}
@@ -89,90 +91,99 @@ def summary(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
     return pd.DataFrame(found, columns=pd.Index(Finding._fields), dtype=object)
 
 
-# ---- the sentence ----------------------------------------------------------------------------------------------------
-def verdict(analysis: Analysis) -> str:
-    """One short sentence: which encodings hold at the longest length, which do not, which learned nothing; often empty."""
-    found = [each for each in analysis.main if each.value is not None]
-    last = [each for each in found if each.length == analysis.run.lengths[-1]]
-    return _sentence(analysis.criterion.verdict(found, last)) if last else ""
+# ---- the three lines -------------------------------------------------------------------------------------------------
+class Conclusion(NamedTuple):
+    """What a study found, in three lines of fixed form; an empty one says nothing.
 
-
-def conclusion(analysis: Analysis) -> str:
-    """`clauses` as one sentence."""
-    return _sentence("; ".join(clauses(analysis)))
-
-
-def _sentence(words: str) -> str:
-    return words[0].upper() + words[1:] + "."
-
-
-def clauses(analysis: Analysis) -> list[str]:
-    """Which encodings hold at the longest length, which do not, for which the data cannot tell, with the numbers.
-
-    They claim nothing that the intervals do not carry: see the `Criterion` of the task.
+    Attributes:
+        result: Which labels hold at the longest length, which do not.
+        best: By how much the best label is ahead of the next.
+        caution: What limits this.
     """
+
+    result: str
+    best: str = ""
+    caution: str = ""
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """Head -> line, of those that say something."""
+        return {head.capitalize(): line for head, line in self._asdict().items() if line}
+
+
+def conclude(analysis: Analysis) -> Conclusion:
+    """The three lines of a study. They claim nothing that the intervals do not carry: see the `Criterion` of its task."""
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
-        return ["losses were measured by position only, so nothing is concluded about longer windows"]
+        return Conclusion("Losses were measured by position only", caution=_joined(undone(run)))
     found = [each for each in analysis.main if each.value is not None]
-    last = [each for each in found if each.length == run.lengths[-1]]
-    if not found:
-        parts = ["no encoding was measured"]
-    elif not last:
-        parts = [f"no encoding was measured at {run.lengths[-1]} {run.task.unit}"]
-    else:
-        parts = criterion.clauses(found, last)
-        parts += winner(analysis, last)
-        here = {each.label for each in last}
-        if absent := [named(label) for label in dict.fromkeys(each.label for each in found) if label not in here]:
-            parts.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
-    parts += remarks(run)
-    if run.sampled_positions:
-        parts.append(f"training windows had {run.sampled_positions}")
-    if found:
-        parts.append(_scope(criterion, found))
-    return parts
-
-
-def winner(analysis: Analysis, last: list[Finding]) -> list[str]:
-    """By how much the best label at the longest length beats the next, or that they cannot be distinguished."""
-    ranked = sorted(last, key=lambda each: each.value or 0, reverse=not analysis.criterion.less_is_better)
-    first = {each.label for each in ranked[:2]}
+    last = [each for each in ranked(analysis) if each.value is not None]
+    if not last:
+        where = f" at {run.lengths[-1]} {run.task.unit}" if found else ""
+        return Conclusion(f"No encoding was measured{where}", caution=_joined(undone(run)))
+    sign = 1 if criterion.less_is_better else -1
+    first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
-    return [analysis.criterion.beats(each) for each in pairs]
+    absent = [named(label) for label in run.labels if label not in {each.label for each in last}]
+    cautions = [
+        *criterion.cautions(last),
+        *([f"no value at {last[0].length}: {', '.join(absent)}"] if absent else []),
+        *undone(run),
+        *(f"{named(label)} {never}" for label in run.labels if (never := run.untrained(label))),
+        *edges(run.choices),
+        *_scope(criterion, last),
+    ]
+    return Conclusion(criterion.result(last), "".join(map(criterion.best, pairs[:1])), _joined(cautions))
 
 
-def remarks(run: Run) -> list[str]:
-    """Of which labels training never used a part, which trials are not done, and what of training differs between labels."""
+def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
+    """What was found of each label at the longest length, the best first; those that learned too little come last."""
+    criterion, sign = analysis.criterion, 1 if analysis.criterion.less_is_better else -1
+    longest = analysis.run.lengths[-1]
+    last = [each for label in analysis.run.labels for each in analysis.of(label, method) if each.length == longest]
+
+    def place(found: Finding) -> tuple[bool, bool, float]:
+        return found.value is None, criterion.learned_too_little(found.label), sign * (found.value or 0.0)
+
+    return sorted(last, key=place)
+
+
+def notes(run: Run) -> list[str]:
+    """What of training differs between labels, or is not as usual."""
+    steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
+    sampled = run.sampled_positions
+    return [
+        *([f"steps, matched by compute: {', '.join(steps)}"] if steps else []),
+        *([f"training windows had {sampled}"] if sampled else []),
+        *chosen_rates(run.choices),
+    ]
+
+
+def undone(run: Run) -> list[str]:
+    """Which models are not done, by how they ended."""
     by_state: dict[str, list[str]] = {}
     for trial in run.undone:
-        name = named(trial.label) + (f" (seed {trial.seed})" if len(run.of(trial.label)) > 1 else "")
-        by_state.setdefault(state(trial), []).append(name)
-    untrained = [f"{named(label)} {never}" for label in run.labels if (never := run.untrained(label))]
-    undone = [f"{and_(names)} {state}" for state, names in by_state.items()]
-    steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
-    matched = [f"steps, matched by compute: {', '.join(steps)}"] if steps else []
-    return [*untrained, *undone, *matched, *words(run.choices)]
+        seed = f" (seed {trial.seed})" if len(run.of(trial.label)) > 1 else ""
+        by_state.setdefault(state(trial), []).append(named(trial.label) + seed)
+    return [f"{state}: {', '.join(names)}" for state, names in by_state.items()]
 
 
-def _scope(criterion: Criterion, found: list[Finding]) -> str:
-    """What the intervals cover, and what they do not."""
-    things, seeds = found[0].documents, sorted({each.seeds for each in found})
-    if things < 2:
-        return f"there is one {criterion.things.removesuffix('s')} only, so no interval could be computed"
-    if seeds == [1]:
-        return f"intervals are over {things} {criterion.things} with one seed, so they do not cover training again"
-    several = sorted({seeds[-1], next(each for each in seeds if each > 1)})
-    alone = [named(label) for label in dict.fromkeys(each.label for each in found if each.seeds == 1)]
-    rest = f", those of {and_(alone)}, with one seed, over {criterion.things}" if alone else ""
-    number = " to ".join(map(str, several))
-    return f"intervals are over {number} seeds, which were measured on the same {things} {criterion.things}{rest}"
+def _scope(criterion: Criterion, last: list[Finding]) -> list[str]:
+    """What the intervals do not cover."""
+    if last[0].documents < 2:
+        return [f"one {criterion.things.removesuffix('s')}, so no interval"]
+    alone = [named(each.label) for each in last if each.seeds == 1]
+    if len(alone) == len(last):
+        return ["one seed: intervals are over " + criterion.things + ", and do not cover training again"]
+    return [f"one seed, interval over {criterion.things}: {', '.join(alone)}"] if alone else []
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "; ".join(parts)
 
 
 def state(trial: TrialResult) -> str:
-    """How a trial ended, in words after its name."""
+    """How a trial ended."""
     if trial.status == "diverged":
         return f"diverged at step {trial.step}"
-    return {"done": "is done", "trained": "was not measured", "failed": "failed", "not run": "was not run"}.get(
-        trial.status, "did not finish"
-    )
+    return {"trained": "not measured", "failed": "failed", "not run": "not run"}.get(trial.status, "not finished")

@@ -7,17 +7,17 @@ Over the examples intervals are Wilson's, 95 %, which has a width for 200 right 
 t-intervals, within 0 and 1. Examples of two lengths are different ones: their values are not paired.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from longitude.measure.intervals import Interval
 from longitude.measure.retrieval import scoring
 from longitude.measure.seeds import t_interval
-from longitude.report.wording import and_, named
+from longitude.report.wording import named
 from longitude.study.criterion import HOLDING, Criterion, Finding
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, estimated
-from longitude.study.results import Sums
+from longitude.study.results import RULE, Sums
 
 SOLVED = 0.9
 """A length is solved when at least 90 % of its answers are right."""
@@ -29,12 +29,7 @@ class AnswerCriterion(Criterion):
     """`HOLDS` where low >= `SOLVED`, `LOST` where high < `SOLVED`, else `UNCLEAR`, at every length."""
 
     things, metric, less_is_better = "examples", "mean", False
-    verdicts = {HOLDS: "solved", LOST: "not solved", UNCLEAR: UNCLEAR}
-    verb = "solve"
-
-    @property
-    def object(self) -> str:
-        return self.task.name
+    verdicts = {HOLDS: "solved", LOST: "not solved", UNCLEAR: "unclear"}
 
     def finding(self, label: str, length: int, method: str) -> Finding:
         sums = self.sums(label, length, method)
@@ -58,53 +53,33 @@ class AnswerCriterion(Criterion):
     def within(self, found: Finding) -> tuple[bool, str | None]:
         return found.value is not None and found.value >= SOLVED, found.verdict
 
-    def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        what = f"{self.object} (at least {SOLVED:.0%} of the {self.right})"
-        return self.by_verdict(last, what, self.also(found, last))
+    def learned_too_little(self, label: str) -> bool:
+        return not self.learned(label, next(iter(self.run.methods), ""))
 
-    def also(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        clauses = []
-        solved = {each.label for each in last if each.verdict == HOLDS}
-        others = [label for label in dict.fromkeys(each.label for each in found) if label not in solved]
-        if others and len(self.run.lengths) > 1:
-            clauses.append(self.solved_lengths(found, others))
-        start = [each for each in found if each.length == self.run.train_length and each.failed]
-        if start:
-            floor = self.run.guessing.get(self.run.train_length)
-            guess = f", where a rule without positions reaches {floor:.0%}" if floor else ""
-            names = and_([f"{named(each.label)} ({each.value:.0%})" for each in start])
-            it = "it" if len(start) == 1 else "them"
-            clauses.append(
-                f"{names} did not learn the task at {self.run.train_length}{guess}, so longer lengths say nothing about {it}"
-            )
-            clauses += self.advice({each.label for each in start})
-        return clauses
+    def cautions(self, last: Sequence[Finding]) -> list[str]:
+        run, at = self.run, self.run.train_length
+        failed = [label for label in run.labels if self.learned_too_little(label)]
+        if not failed:
+            return []
+        shares = {label: self.sums(label, at, run.methods[0]) for label in failed}
+        names = [f"{named(label)} ({sums.of.mean():.0%})" for label, sums in shares.items() if sums is not None]
+        floor = f" ({RULE}: {run.guessing[at]:.0%})" if run.guessing.get(at) else ""
+        return [
+            f"* task not learned at {at}{floor}, so longer lengths say nothing: {', '.join(names)}",
+            *self.advice(failed),
+        ]
 
-    def advice(self, failed: set[str]) -> list[str]:
+    def advice(self, failed: Sequence[str]) -> list[str]:
         """What to add where every label failed to learn the task; nothing where the study has what solves it."""
         data, labels = self.run.study["data"], self.run.labels
-        if "ceiling" not in data or failed != {*labels} or data["ceiling"] in labels:
+        if "ceiling" not in data or {*failed} != {*labels} or data["ceiling"] in labels:
             return []
-        if data["ceiling"] is None:
-            return [f"no label is known that learns {self.object} at the defaults of its task"]
-        return [f"add {named(data['ceiling'])}, which learns {self.object} at the defaults of its task"]
+        return [f"known to learn {self.task.name} at its defaults: {data['ceiling'] or 'no label'}"]
 
     @property
     def right(self) -> str:
         """What is counted, after "90 % of the"."""
         return "answers exact" if self.task.metric == "exact_match" else "symbols right"
-
-    def solved_lengths(self, found: list[Finding], labels: list[str]) -> str:
-        """t5 solves up to 20, rope up to 16 and alibi no length."""
-        groups: dict[int | None, list[str]] = {}
-        for label in labels:
-            longest = longest_solved([each for each in found if each.label == label])
-            groups.setdefault(longest, []).append(named(label))
-        words = []
-        for length in sorted(groups, key=lambda length: -(length or 0)):
-            verb = "" if words else " solves" if len(groups[length]) == 1 else " solve"
-            words.append(f"{and_(groups[length])}{verb} {'no length' if length is None else f'up to {length}'}")
-        return and_(words)
 
     @property
     def points(self) -> str:
@@ -113,9 +88,6 @@ class AnswerCriterion(Criterion):
     def amount(self, value: float) -> str:
         return f"{100 * value:.0f}".replace("-", "−")
 
-    def headline(self, found: Finding) -> tuple[str, str]:
-        return f"{found.value:.0%}", between(found)
-
     def number(self, found: Finding) -> str:
         return "" if found.value is None else f"{found.value:.1%}"
 
@@ -123,21 +95,31 @@ class AnswerCriterion(Criterion):
         return "" if found.low is None else between(found)
 
     def short(self, found: Finding) -> str:
-        """97 ±2, in per cent."""
-        assert found.value is not None and found.low is not None and found.high is not None
-        return f"{100 * found.value:.0f} ±{50 * (found.high - found.low):.0f}"
+        """97, in per cent."""
+        assert found.value is not None
+        return f"{100 * found.value:.0f}"
+
+    def half(self, found: Finding) -> str:
+        return "" if found.low is None or found.high is None else f"±{50 * (found.high - found.low):.0f}"
 
     def title(self) -> str:
         run = self.run
-        trained = f"1 to {run.train_length}" + (f" at {run.sampled_positions}" if run.sampled_positions else "")
-        return f"{self.task.name}: % of {self.right} by length in {self.task.unit}, trained on {trained}"
+        positions = f" at {run.sampled_positions}" if run.sampled_positions else ""
+        trained = (
+            f"Trained on 1 to {run.train_length} {self.task.unit}{positions}, evaluated at up to {run.lengths[-1]}."
+        )
+        return f"{trained}\nTask {self.task.name}: % of {self.right}, higher is better."
 
-    def last_column(self) -> tuple[str, str] | None:
-        least = f"at least {SOLVED:.0%} of the {self.right}, with all of the 95% interval"
-        return "solved to", f"solved: {least}, there and at every shorter length"
+    def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
+        def reached(lines: Sequence[Finding]) -> str:
+            return "" if all(each.value is None for each in lines) else str(longest_solved(lines) or "-")
 
-    def last_cell(self, lines: Sequence[Finding]) -> str:
-        return "" if all(each.value is None for each in lines) else str(longest_solved(lines) or "-")
+        return [("solved to", reached)]
+
+    def key(self) -> list[str]:
+        return [
+            f"solved   at least {SOLVED:.0%} of the {self.right}, with the whole 95% interval, at every length up to it"
+        ]
 
 
 def share(right: np.ndarray) -> Estimate:

@@ -11,6 +11,7 @@ from longitude.report.wording import and_
 from longitude.study.analysis import Analysis, analyse
 from longitude.study.comparisons import Comparison, compared
 from longitude.study.config import StudyConfig, listed, option
+from longitude.study.criterion import Criterion, Finding
 from longitude.study.results import Run
 from longitude.study.tables import findings, reach
 
@@ -70,7 +71,7 @@ class SideBySide:
             options = [_word(values[i]) for values in self.options.values()]
             for label in analysis.run.labels:
                 found = [each for each in analysis.of(label) if each.length in self.lengths]
-                cells = ["-" if each.value is None else analysis.criterion.short(each) for each in found]
+                cells = [_cell(analysis.criterion, each) for each in found]
                 lines.append([name, label, *options, *cells, reach(analysis.criterion.effective(analysis.of(label)))])
         return lines
 
@@ -81,7 +82,7 @@ class SideBySide:
 
     @property
     def sentence(self) -> str:
-        """Which of all is best at the longest common length, or why that is unknown."""
+        """By how much the best of all is ahead at the longest common length, or why that is unknown."""
         if self.unpaired:
             differ = and_([option(name) for name in self.unpaired])
             return f"Seeds of these studies did not see the same data ({differ}), so no differences are tested."
@@ -92,8 +93,8 @@ class SideBySide:
             reverse=not first.criterion.less_is_better,
         )  # fmt: skip
         two = {name for _, name in ranked[:2]}
-        words = [first.criterion.beats(each) for each in self.comparisons if {each.better, each.worse} == two]
-        return f"At {self.lengths[-1]} {first.run.task.unit}, {words[0]}." if words else ""
+        words = [first.criterion.best(each) for each in self.comparisons if {each.better, each.worse} == two]
+        return f"Best at {self.lengths[-1]} {first.run.task.unit}: {words[0]}." if words else ""
 
 
 def side_by_side(paths: Sequence[Path | str]) -> SideBySide:
@@ -173,6 +174,10 @@ def _names(paths: Sequence[Path | str]) -> list[str]:
 
 def _named(run: str, label: str) -> str:
     return f"{label} of {run}"
+
+
+def _cell(criterion: Criterion, found: Finding) -> str:
+    return "-" if found.value is None else f"{criterion.short(found)} {criterion.half(found)}".rstrip()
 
 
 def _word(value: Any) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import ClassVar, NamedTuple
 
-from longitude.report.wording import and_, far, named
+from longitude.report.wording import count, far, named
 from longitude.study.comparisons import Comparison, compared
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
+from longitude.study.estimates import HOLDS, LOST, Estimate
 from longitude.study.results import Run, Sums
 
-LISTED = 6
-"""Encodings that the sentence lists with their numbers; beyond that it gives ranges."""
+LISTED = 8
+"""Labels that a line names; of more it gives the number."""
 LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
 """What an encoding is judged on."""
 
@@ -77,15 +77,13 @@ class Criterion(ABC):
         things: What intervals are over, with one seed.
         metric: Of `longitude.measure.intervals.METRICS`.
         less_is_better: Of two values.
-        verdicts: Verdict -> its word on the page.
-        verb: What an encoding does that holds; the plural form.
+        verdicts: Verdict -> its word for readers.
     """
 
     things: ClassVar[str]
     metric: ClassVar[str]
     less_is_better: ClassVar[bool] = True
     verdicts: ClassVar[dict[str, str]]
-    verb: ClassVar[str]
 
     def __init__(self, run: Run):
         self.run, self.task = run, run.task
@@ -121,15 +119,47 @@ class Criterion(ABC):
             reach(lambda by_mean, verdict: verdict != LOST),
         )
 
-    # ---- in a sentence ----
+    # ---- the three lines ----
+
+    def result(self, last: Sequence[Finding]) -> str:
+        """Which labels hold at the longest length, which do not, of which the data cannot tell.
+
+        Args:
+            last: What was found at that length, of labels with a value, the best first.
+        """
+        groups: dict[str, list[str]] = {word: [] for word in self.verdicts.values()}
+        for each in last:
+            if each.verdict:
+                groups[self.verdicts[each.verdict]].append(self.marked(each.label))
+        listed = len(last) <= LISTED
+        parts = [f"at {last[0].length} {self.task.unit}, {far(last[0].length, self.run.train_length)}"]
+        parts += [f"{word}: {', '.join(each) if listed else len(each)}" for word, each in groups.items() if each]
+        return ". ".join(part[0].upper() + part[1:] for part in parts)
+
+    def best(self, pair: Comparison) -> str:
+        """By how much the best label is ahead of the next: only where that is no noise of seeds is one called better."""
+        better, worse = named(pair.better), named(pair.worse)
+        side = "below" if self.less_is_better else "above"
+        ends = "" if pair.low is None or pair.high is None else f" [{self.amount(pair.low)}, {self.amount(pair.high)}]"
+        by = f"{self.amount(pair.value)} {self.points}{ends}"
+        if pair.decided:
+            return f"{better}: {by} {side} {worse}, the next best ({count(pair.seeds, 'seed')})"
+        if pair.over != "seeds" and pair.low is not None and pair.low > 0:
+            return f"{better}: {by} {side} {worse} in one seed ({pair.documents} {self.things}); another training may differ"
+        over = count(pair.seeds, "seed") if pair.over == "seeds" else f"one seed, {pair.documents} {self.things}"
+        return f"unclear between {better} and {worse}: {by} ({over})"
 
     @abstractmethod
-    def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        """The conclusion, in parts. found: all that was measured; last: at the longest length."""
+    def cautions(self, last: Sequence[Finding]) -> list[str]:
+        """What a reader must know of the labels: who learned too little to be judged, and in which numbers that shows."""
 
     @abstractmethod
-    def headline(self, found: Finding) -> tuple[str, str]:
-        """The number that a verdict is drawn from, and its interval, empty where there is none."""
+    def learned_too_little(self, label: str) -> bool:
+        """Whether a label learned too little at the training length to be judged."""
+
+    def marked(self, label: str) -> str:
+        """A label with an asterisk where it learned too little to be judged."""
+        return f"{named(label)} *" if self.learned_too_little(label) else named(label)
 
     @property
     def points(self) -> str:
@@ -139,97 +169,6 @@ class Criterion(ABC):
     @abstractmethod
     def amount(self, value: float) -> str:
         """A difference, in its unit."""
-
-    def beats(self, pair: Comparison) -> str:
-        """Alibi beats rope, the next best, by 0.31 [0.28, 0.35] bits per byte (3 seeds): only where that is no noise of seeds."""
-        better, worse = named(pair.better), named(pair.worse)
-        by = self.amount(pair.value)
-        if pair.low is not None and pair.high is not None:
-            by += f" [{self.amount(pair.low)}, {self.amount(pair.high)}]"
-        by += f" {self.points}"
-        over = f"{pair.seeds} seeds" if pair.over == "seeds" else f"one seed, {pair.documents} {self.things}"
-        if pair.decided:
-            return f"{better} beats {worse}, the next best, by {by} ({over})"
-        if pair.seeds == 1 and pair.low is not None and pair.low > 0:
-            side, of = "below" if self.less_is_better else "above", f"in one seed ({pair.documents} {self.things})"
-            return f"{better} is {by} {side} {worse}, the next best, {of}, which says nothing of training again"
-        return f"{better} and {worse} cannot be distinguished ({by}; {over})"
-
-    @property
-    def object(self) -> str:
-        """Of the verb, in the verdict."""
-        return ""
-
-    def verdict(self, found: list[Finding], last: list[Finding]) -> str:
-        """The conclusion in a few words: names, and no numbers."""
-
-        def names(group: list[Finding], first: bool) -> str:
-            return and_([named(each.label) for each in group])
-
-        return "; ".join(self.by_verdict(last, self.object, self.also(found, last), names))
-
-    @abstractmethod
-    def also(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        """What else stands in the verdict."""
-
-    def by_verdict(
-        self,
-        last: list[Finding],
-        what: str,
-        others: Sequence[str] = (),
-        listed: Callable[[list[Finding], bool], str] | None = None,
-    ) -> list[str]:
-        """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.
-
-        Those that learned too little to judge are a group of their own, and so are those of which only that is unclear.
-
-        what: the object of the verb. listed: the words for a group, and whether it is the first; by default with its numbers.
-        """
-        groups = {
-            verdict: [each for each in last if each.verdict == verdict] for verdict in (HOLDS, WEAK, LOST, UNCLEAR)
-        }
-        hold, weak, lost, unclear = groups.values()
-        listed = listed or (self._listed if len(last) <= LISTED else self._ranged)
-        what = f" {what}" if what else ""
-        clauses = []
-        if hold:
-            clauses.append(f"{listed(hold, True)} {self.verb}{'s' * (len(hold) == 1)}{what}")
-        if lost:
-            do_not = "does not" if len(lost) == 1 else "do not"
-            clauses.append(f"{listed(lost, not clauses)} {do_not}" + ("" if clauses else f" {self.verb}{what}"))
-        if weak:
-            clauses.append(f"{listed(weak, not clauses)} learned too little to judge")
-        stable = [each for each in unclear if each.holding == HOLDS]
-        moving = [each for each in unclear if each.holding != HOLDS]
-        if moving:
-            they = f"they {self.verb}" if len(moving) > 1 else f"it {self.verb}s"
-            clauses.append(
-                f"for {listed(moving, not clauses)} the data cannot tell whether {they}"
-                + ("" if hold or lost else what)
-            )
-        if stable:
-            learned = f"keep{'s' * (len(stable) == 1)} the loss, but the data cannot tell whether"
-            clauses.append(
-                f"{listed(stable, not clauses)} {learned} {'they' if len(stable) > 1 else 'it'} learned from context"
-            )
-        first, *rest = [*clauses, *others]
-        longest = self.run.lengths[-1]
-        return [f"at {longest} {self.task.unit}, {far(longest, self.run.train_length)}, {first}", *rest]
-
-    def _listed(self, group: list[Finding], first: bool) -> str:
-        """Rope (+42%, 95% interval +41 to +43%) and t5 (+3.1%, +2.7 to +3.5%); the words stand once in a sentence."""
-        words = []
-        for each in group:
-            value, span = self.headline(each)
-            explained = "95% interval " if first and not words else ""
-            words.append(f"{named(each.label)} ({value}{f', {explained}{span}' if span else ''})")
-        return and_(words)
-
-    def _ranged(self, group: list[Finding], first: bool) -> str:
-        """Rope and t5 (+3.1% to +42%)."""
-        ordered = sorted(group, key=lambda each: (each.value if each.change is None else each.change) or 0)
-        ends = dict.fromkeys(self.headline(each)[0] for each in (ordered[0], ordered[-1]))
-        return f"{and_([named(each.label) for each in group])} ({' to '.join(ends)})"
 
     # ---- in tables ----
 
@@ -243,16 +182,20 @@ class Criterion(ABC):
 
     @abstractmethod
     def short(self, found: Finding) -> str:
-        """The value with half its interval, for the terminal."""
+        """The value, for the terminal."""
+
+    @abstractmethod
+    def half(self, found: Finding) -> str:
+        """Half its interval, with ±; empty where there is none."""
 
     @abstractmethod
     def title(self) -> str:
-        """Of the table in the terminal."""
+        """Of the table in the terminal: what was trained, and what the numbers are."""
 
     @abstractmethod
-    def last_column(self) -> tuple[str, str] | None:
-        """The head of the table's last column in the terminal, and a note that explains it; None: there is no such column."""
+    def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
+        """The last columns of the table in the terminal: a head, and a cell of the findings of a label by length."""
 
     @abstractmethod
-    def last_cell(self, lines: Sequence[Finding]) -> str:
-        """The last column of a label, whose findings are given in the order of lengths."""
+    def key(self) -> list[str]:
+        """What the words of the table mean."""

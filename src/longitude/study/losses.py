@@ -8,11 +8,11 @@
 Every comparison is paired, by seed and by document, and must hold over both (`longitude.study.estimates`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from longitude.report.wording import and_, named, percent
+from longitude.report.wording import named, percent
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, change, difference, level
 from longitude.study.results import FIRST, LAST, Sums
@@ -23,27 +23,11 @@ LOSS_MARGIN = 0.20
 """At the training length an encoding has learned as the best has when its loss is at most 20 % above: an order of n-grams."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
-SHORT = {HOLDS: "yes", WEAK: "-", LOST: "no", UNCLEAR: "?"}
 LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
 """How loss and context are judged, in words."""
 
 FLOOR = "n-grams"
-BEYOND = "{margin} above the best loss, that of {best}"
-SHORTFALLS = {
-    FLOOR: {
-        LOST: ("does not beat {n} of the same text ({bits})", "do not beat {n} of the same text ({bits})"),
-        UNCLEAR: ("may not beat {n} of the same text ({bits})",) * 2,
-    },
-    CONTEXT: {
-        LOST: ("takes no context", "take no context"),
-        UNCLEAR: ("may take no context",) * 2,
-    },
-    LOSS: {
-        LOST: ("is more than " + BEYOND, "are more than " + BEYOND),
-        UNCLEAR: ("may be more than " + BEYOND,) * 2,
-    },
-}  # fmt: skip
-"""What a label lacks, in words that follow it: of one, of several."""
+"""The check of a loss against counts of n-grams, beside `LOSS` and `CONTEXT`."""
 
 
 class Learned(NamedTuple):
@@ -78,8 +62,7 @@ class LossCriterion(Criterion):
     """
 
     things, metric = "documents", "bits_per_byte"
-    verdicts = {HOLDS: HOLDS, WEAK: WEAK, LOST: LOST, UNCLEAR: UNCLEAR}
-    verb = "hold"
+    verdicts = {HOLDS: "holds", LOST: "rises", WEAK: "unclear", UNCLEAR: "unclear"}
 
     def finding(self, label: str, length: int, method: str) -> Finding:
         run, sums = self.run, self.sums(label, length, method)
@@ -146,70 +129,45 @@ class LossCriterion(Criterion):
             return True, HOLDS
         return found.change is not None and found.change < TOLERANCE, found.holding
 
-    def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        if not self.run.beyond:
-            return self.values(last)
-        start = self.run.reference
-        criterion = f"{self.task.words} within {TOLERANCE:.0%} of those at {start}"
-        criterion += "" if start == self.run.train_length else ", the nearest length measured"
-        alone = [named(each.label) for each in last if each.change is None]
-        others = [f"{and_(alone)} cannot be compared with the value at {start}"] if alone else []
-        return self.by_verdict(last, f"({criterion})", [*self.shortfalls(last), *others])
+    def result(self, last: Sequence[Finding]) -> str:
+        if self.run.beyond:
+            return super().result(last)
+        if self.run.lengths[-1] > self.run.train_length:
+            return "Nothing is known about length: one length was measured"
+        return "Nothing is known about length: no length beyond the training length was measured"
 
-    def verdict(self, found: list[Finding], last: list[Finding]) -> str:
-        return super().verdict(found, last) if self.run.beyond else self.values(last)[1]
+    def learned_too_little(self, label: str) -> bool:
+        return any(verdict == LOST for verdict, _ in self.learned[label].checks.values())
 
-    def also(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        """Which labels learned nothing."""
-        lost = {check: [each.label for each in last if self.learned[each.label].checks.get(check, ("",))[0] == LOST]
-                for check in (FLOOR, CONTEXT)}  # fmt: skip
-        ngrams, _ = self.run.best_ngrams or ("", None)
-        words = {
-            FLOOR: f"learned less than {ngrams}",
-            CONTEXT: "learned nothing from context",
+    def cautions(self, last: Sequence[Finding]) -> list[str]:
+        labels = [each.label for each in last]
+        little = [label for label in labels if self.learned_too_little(label)]
+        unsure = [label for label in labels if label not in little and self._shown(label, UNCLEAR)]
+        alone = [named(each.label) for each in last if each.change is None] if self.run.beyond else []
+        at = f"at {self.run.reference}"
+        groups = {
+            f"* too little learned {at} to judge": [f"{named(label)} ({self._shown(label, LOST)})" for label in little],
+            f"unclear {at} whether enough was learned": [
+                f"{named(label)} ({self._shown(label, UNCLEAR)})" for label in unsure
+            ],
+            f"no value {at} to compare with": alone,
         }
-        return [
-            f"{and_([named(label) for label in labels])} {words[check]}" for check, labels in lost.items() if labels
-        ]
+        return [f"{words}: {', '.join(each)}" for words, each in groups.items() if each]
 
-    def shortfalls(self, last: list[Finding]) -> Iterator[str]:
-        """Which labels did not learn enough at the training length, and what they lack."""
-        run, learned = self.run, [self.learned[each.label] for each in last]
-        start, (ngrams, bits) = f"at {run.reference} ", run.best_ngrams or ("", 0)
-        for check, words in SHORTFALLS.items():
-            for verdict, (one, several) in words.items():
-                lacking = [each for each in learned if check in each.checks and each.checks[check][0] == verdict]
-                if lacking:
-                    names = and_([f"{named(each.label)} ({each.checks[check][1]})" for each in lacking])
-                    what = (one if len(lacking) == 1 else several).format(
-                        n=ngrams,
-                        bits=f"{bits:.2f}",
-                        margin=f"{LOSS_MARGIN:.0%}",
-                        best=named(lacking[0].best or ""),
-                    )
-                    yield f"{start}{names} {what}"
-                    start = ""
-
-    def values(self, last: list[Finding]) -> list[str]:
-        """No length beyond the training length, or none to compare with: values, and no claim about length."""
-        words, run = [], self.run
-        for each in sorted(last, key=lambda each: each.value or 0):
-            explained = "" if words else "95% interval "
-            bounds = "" if each.low is None else f" ({explained}{each.low:.2f} to {each.high:.2f})"
-            words.append(f"{each.value:.2f}{bounds} for {named(each.label)}")
-        beyond = run.lengths[-1] > run.train_length
-        why = "it was measured at one length only" if beyond else "no length beyond the training length was measured"
-        where = f"at {run.lengths[-1]} {self.task.unit}, after training on {run.train_length}"
-        return [
-            f"{where}, {self.task.words} are {and_(words)}",
-            f"{why}, so nothing is known about how loss changes with length",
-        ]
+    def _shown(self, label: str, verdict: str) -> str:
+        """The numbers of the checks that ended so; empty where none did."""
+        learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
+        words = {
+            FLOOR: f"{{}} against {bits:.2f} of {ngrams}",
+            CONTEXT: "{} from context",
+            LOSS: f"{{}} above {named(learned.best or '')}",
+        }
+        return "; ".join(
+            words[check].format(number) for check, (own, number) in learned.checks.items() if own == verdict
+        )
 
     def amount(self, value: float) -> str:
         return f"{value:.2f}".replace("-", "−")
-
-    def headline(self, found: Finding) -> tuple[str, str]:
-        return percent(found.change), span(found)
 
     def number(self, found: Finding) -> str:
         return "" if found.value is None else f"{found.value:.3f}"
@@ -218,41 +176,52 @@ class LossCriterion(Criterion):
         return "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
 
     def short(self, found: Finding) -> str:
-        """2.60 ±.04."""
+        return f"{found.value:.2f}"
+
+    def half(self, found: Finding) -> str:
+        """±.04."""
         if found.low is None or found.high is None:
-            return f"{found.value:.2f}"
-        half = f"{(found.high - found.low) / 2:.2f}".removeprefix("0")
-        return f"{found.value:.2f} ±{half}"
+            return ""
+        return "±" + f"{(found.high - found.low) / 2:.2f}".removeprefix("0")
 
     def title(self) -> str:
-        run = self.run
-        trained = f"trained on {run.train_length}" + (f" at {run.sampled_positions}" if run.sampled_positions else "")
-        return f"{self.task.words}, {run.methods[0]} windows by length in {self.task.unit}, {trained}"
+        run, unit = self.run, self.task.unit
+        positions = f" at {run.sampled_positions}" if run.sampled_positions else ""
+        words = f"{self.task.words[0].upper()}{self.task.words[1:]}, lower is better, {run.methods[0]} windows."
+        return f"Trained on windows of {run.train_length} {unit}{positions}, evaluated at up to {run.lengths[-1]}.\n{words}"
 
-    def last_column(self) -> tuple[str, str] | None:
-        run = self.run
-        if not run.beyond:
-            return None
-        within = f"at {run.lengths[-1]} within {TOLERANCE:.0%} of {run.reference}, with all of the paired 95% interval"
-        learned = f"not loss: at {run.reference} more than {LOSS_MARGIN:.0%} above the best; not context: gains less than {GAIN} "
-        learned += "bits from the first to the last quarter of a window" + (
-            " or n-grams of the same text are better" if run.floor else ""
+    def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
+        if not self.run.beyond:
+            return []
+
+        def change_of(lines: Sequence[Finding]) -> str:
+            ends = span(lines[-1], ", ", "")
+            return percent(lines[-1].change) + (f" [{ends}]" if ends else "")
+
+        heads = f"change, {self.run.reference} to {self.run.lengths[-1]}", "loss"
+        return [(heads[0], change_of), (heads[1], lambda lines: self.verdicts.get(lines[-1].verdict or "", ""))]
+
+    def key(self) -> list[str]:
+        run, checks = self.run, {check for each in self.learned.values() for check in each.checks}
+        floor = f", or not below {run.best_ngrams[0]} of the same text" if run.best_ngrams and FLOOR in checks else ""
+        gain = (
+            f", or less than {GAIN} bits gained from the first to the last quarter of a window"
+            if CONTEXT in checks
+            else ""
         )
-        return "holds?", f"holds: {within}\n{learned}"
-
-    def last_cell(self, lines: Sequence[Finding]) -> str:
-        last = lines[-1]
-        if not last.verdict:
-            return ""
-        also = [name for name in last.failed if name != HOLDING]
-        return f"{percent(last.change)} {SHORT[last.verdict]}" + (f", not {' '.join(also)}" if also else "")
+        starred = f"*        more than {LOSS_MARGIN:.0%} above the best loss at {run.reference}{floor}{gain}"
+        little = [starred] if any(map(self.learned_too_little, run.labels)) else []
+        if not run.beyond:
+            return little
+        within = f"within {TOLERANCE:.0%} of the loss at {run.reference}, with the whole 95% interval (paired)"
+        return [f"holds    {within}; rises: above, all of it; unclear: neither, or * too little learned", *little]
 
 
-def span(found: Finding) -> str:
+def span(found: Finding, to: str = " to ", unit: str = "%") -> str:
     """The interval of the change: +41 to +43%; empty where there is none."""
     if found.change_low is None:
         return ""
-    return f"{percent(found.change_low, '')} to {percent(found.change_high)}"
+    return f"{percent(found.change_low, '')}{to}{percent(found.change_high, unit)}"
 
 
 def judged(found: Finding) -> Finding:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from longitude.report.wording import and_, named
+from longitude.report.wording import named
 from longitude.study.trial import Status, Trial
 
 Losses = dict[float, dict[int, float | None]]
@@ -74,18 +74,24 @@ def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
     }
 
 
-def words(found: Mapping[str, Choice]) -> list[str]:
-    """What was chosen, and of which labels the rate is at an end of the sweep; none of a study with one rate."""
-    if not found:
-        return []
+def chosen_rates(found: Mapping[str, Choice]) -> list[str]:
+    """What was chosen; nothing of a study with one rate."""
     each = [f"{named(label)} {choice.rate:g}" for label, choice in found.items() if choice.rate is not None]
-    sentences = [f"learning rates, by the loss on text held out for this choice: {', '.join(each)}"] if each else []
-    if none := [named(label) for label, choice in found.items() if choice.rate is None]:
-        sentences.append(f"at every learning rate a seed of {and_(none)} diverged")
-    for end in ("lowest", "highest"):
-        if labels := [named(label) for label, choice in found.items() if choice.edge == end]:
-            sentences.append(f"the learning rate of {and_(labels)} is the {end} tried: widen the sweep")
-    return sentences
+    return [f"learning rates, by the loss on text held out for this choice: {', '.join(each)}"] if each else []
+
+
+def edges(found: Mapping[str, Choice]) -> list[str]:
+    """Of which labels no rate was chosen, and of which it is at an end of the sweep."""
+    groups = {
+        "a seed diverged at every learning rate": [label for label, choice in found.items() if choice.rate is None],
+        **{
+            f"widen the sweep, the {end} learning rate is the best": [
+                label for label, choice in found.items() if choice.edge == end
+            ]
+            for end in ("lowest", "highest")
+        },
+    }
+    return [f"{words}: {', '.join(map(named, labels))}" for words, labels in groups.items() if labels]
 
 
 def choices(statuses: Mapping[Trial, Status]) -> dict[str, Choice]:

@@ -6,6 +6,7 @@ Everything comes from saved results; the text and the models are not needed.
 import inspect
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +20,9 @@ from rich.text import Text
 from longitude.labels import parse_label
 from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
-from longitude.report.table import table as empty_table
-from longitude.report.wording import count, legible, percent
-from longitude.study.analysis import Analysis, clauses, remarks, state, summary, verdict
+from longitude.report.table import UNCUT, table as empty_table
+from longitude.report.wording import legible, percent
+from longitude.study.analysis import Analysis, conclude, notes, ranked, state, summary
 from longitude.study.answers import SOLVED
 from longitude.study.compare import SideBySide
 from longitude.study.config import option
@@ -56,8 +57,8 @@ def write_report(analysis: Analysis) -> Path:
         run=run,
         config=asdict(run.config),
         task=run.task,
-        verdict=verdict(analysis),
-        clauses=[_capital(clause, run.labels) for clause in clauses(analysis)],
+        conclusion=conclude(analysis).lines,
+        notes=notes(run),
         facts=_facts(run),
         legend=[
             {"label": label, "colour": colour_of(i), "dark": DARK[colour_of(i)], "dash": dash_of(i)}
@@ -84,41 +85,85 @@ def write_report(analysis: Analysis) -> Path:
 
 
 # ---- the terminal ----------------------------------------------------------------------------------------------------
-def table(analysis: Analysis) -> Table:
-    """Encodings by lengths: values ± half the 95 % interval; green is good, red is not."""
+HEADED = 9
+"""Columns before the text of a line: the width of its head."""
+
+
+def table(analysis: Analysis, width: int = UNCUT) -> Table:
+    """Encodings by lengths, the best first: values, with half the 95 % interval where the width has room for it.
+
+    Args:
+        analysis: Of `analyse`.
+        width: Of the terminal, in columns.
+    """
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
         return Table(title="measured by position only: the report shows it", title_justify="left", box=None)
-    found = [each for each in analysis.main if each.value is not None]
-    over = "nothing: no encoding was measured"
-    if found:
-        things, seeds = count(found[0].documents, criterion.things.removesuffix("s")), max(each.seeds for each in found)
-        over = f"{things}, of one seed" if seeds == 1 else f"{seeds} seeds (Student's t)"
-    notes, last_column = [f"±  half the 95% interval over {over}"], criterion.last_column()
-    columns = ["encoding", *map(str, run.lengths)]
-    if last_column is not None:
-        columns.append(last_column[0])
-        notes.append(last_column[1])
-    words: dict[str, Any] = {"title": criterion.title(), "caption": "\n".join(notes + remarks(run))}
-    made = folding(*columns, **words)
-    made.columns[0].min_width = min(16, max(len(label) for label in run.labels))
-    for label in run.labels:
-        made.add_row(*_row(analysis, label))
+    last_columns, labels = criterion.last_columns(), [each.label for each in ranked(analysis)]
+    lengths = [f"{length} (trained)" if length == run.train_length else str(length) for length in run.lengths]
+    heads = ["encoding", *lengths, *(head for head, _ in last_columns)]
+
+    def rows(halves: bool) -> list[list[str]]:
+        return [[_marked(analysis, label), *_cells(analysis, label, halves)] for label in labels]
+
+    needed = sum(max(map(len, column)) for column in zip(heads, *rows(True), strict=True))
+    gap = 2 if needed + 2 * (len(heads) - 1) <= width else 1
+    halves = needed + gap * (len(heads) - 1) <= width
+    title = f"{criterion.title()} {_over(analysis, halves)}"
+    made = folding(*heads, title=title, padding=(0, gap - 1 if halves else 1, 0, 0))
+    made.columns[0].min_width = min(16, max(map(len, labels)))
+    for label, row in zip(labels, rows(halves), strict=True):
+        verdicts = [each.verdict for each in analysis.of(label)]
+        styles = [None, *verdicts, *verdicts[-1:] * len(last_columns)]
+        made.add_row(*(Text(cell, STYLES[style]) for cell, style in zip(row, styles, strict=True)))
     for line in floor_lines(run):
         made.add_row(*(Text(words, "dim") for words in line))
     return made
 
 
-def _row(analysis: Analysis, label: str) -> list[Text]:
-    cells, lines, criterion = [Text(label)], analysis.of(label), analysis.criterion
+def summary_lines(analysis: Analysis, width: int = 80) -> str:
+    """What stands below the table: result, best, caution, notes, and what the words mean."""
+    heads = [*conclude(analysis).lines.items(), *(("Note", words) for words in notes(analysis.run))]
+    if analysis.criterion.less_is_better and analysis.run.beyond:
+        heads.append(("Note", f"A stable loss does not show that distant {analysis.run.task.unit} are used"))
+    text = [headed(head, f"{words}.", width) for head, words in heads]
+    key = [headed(line[:HEADED].strip(), line[HEADED:], width) for line in analysis.criterion.key()]
+    return "\n".join(["", *text, *([""] if key else []), *key])
+
+
+def headed(head: str, words: str, width: int = 80) -> str:
+    """A line with its head, broken at the width."""
+    indent = " " * HEADED
+    return textwrap.fill(f"{head:<{HEADED}}{words}", width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _over(analysis: Analysis, halves: bool) -> str:
+    """What values are means of, and what the intervals beside them are over."""
+    found = [each for each in analysis.main if each.value is not None]
+    if not found:
+        return "Nothing was measured."
+    seeds, things = max(each.seeds for each in found), f"{found[0].documents} {analysis.criterion.things}"
+    half = " ± half the 95% interval" if halves else ""
+    if seeds == 1:
+        return f"One seed{half}, on {things}."
+    return f"Mean of {seeds} seeds{half}, on the same {things}."
+
+
+def _marked(analysis: Analysis, label: str) -> str:
+    return f"{label} *" if analysis.criterion.learned_too_little(label) else label
+
+
+def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
+    """The cells of a label after its name."""
+    lines, criterion = analysis.of(label), analysis.criterion
+    cells = []
     for each in lines:
-        cells.append(Text("-", "dim") if each.value is None else Text(criterion.short(each), STYLES[each.verdict]))
+        parts = () if each.value is None else (criterion.short(each), criterion.half(each) if halves else "")
+        cells.append(" ".join(filter(None, parts)) or "-")
     states = [trial.status for trial in analysis.run.of(label)]
     if "done" not in states and all(each.value is None for each in lines):
-        cells[1] = Text("diverged" if "diverged" in states else states[0], "red")
-    if last := criterion.last_cell(lines):
-        cells.append(Text(last, STYLES[lines[-1].verdict]))
-    return cells
+        cells[0] = "diverged" if "diverged" in states else states[0]
+    return cells + [cell(lines) for _, cell in criterion.last_columns()]
 
 
 def studies_table(found: SideBySide) -> Table:
@@ -145,18 +190,13 @@ def differences_table(found: SideBySide) -> Table:
 
 def folding(*heads: str, **more: Any) -> Table:
     """A table whose words are broken where the terminal is too narrow for them."""
-    made = empty_table(*heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **more)
+    made = empty_table(*heads, **{"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, **more})
     for column in made.columns:
         column.no_wrap, column.overflow = False, "fold"
     return made
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-def _capital(words: str, labels: list[str]) -> str:
-    """The beginning of a sentence, where that is no label."""
-    return words if words.startswith(tuple(labels)) else words[0].upper() + words[1:]
-
-
 def _amount(run: Run) -> tuple[str, str]:
     """What a model was trained on, and how much of it."""
     if run.task.generated:
@@ -197,7 +237,7 @@ def _table(analysis: Analysis, method: str) -> dict[str, Any]:
 def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
     """The table of numbers below a figure: lines of cells, ready to be shown."""
     run, criterion, lines = analysis.run, analysis.criterion, []
-    for label in run.labels:
+    for label in (each.label for each in ranked(analysis, method)):
         part = analysis.of(label, method)
         last = part[-1]
         notes = [state(trial) for trial in run.of(label) if trial.status != "done"]
@@ -213,10 +253,10 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
                 "order": "" if last.change is None else last.change,
                 "change": percent(last.change),
                 "span": span(last),
-                "reach": criterion.last_cell(part),
+                "reach": criterion.last_columns()[-1][1](part) if criterion.last_columns() else "",
                 "verdict": criterion.verdicts.get(last.verdict or "", ""),
                 "effective": criterion.effective(part),
-                "failed": ", ".join(last.failed),
+                "little": criterion.learned_too_little(label),
                 "kind": KINDS.get(last.verdict, ""),
             }
         )

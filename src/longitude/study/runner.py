@@ -142,7 +142,7 @@ def _run_trials(planned: StudyPlan, executor: Executor, on_progress: Watch, note
     if sweeps:
         complete(trials, is_candidate, train_only=True)
     study = _choose(planned)
-    for words in rates.words(recorded(study)):
+    for words in (*rates.chosen_rates(recorded(study)), *rates.edges(recorded(study))):
         note(words)
     final = chosen(trials, recorded(study))
     for trial in final:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from longitude.measure.rows import TRAINING
-from longitude.study.analysis import Analysis, conclusion, summary
+from longitude.study.analysis import Analysis, conclude, ranked, summary
 from longitude.study.comparisons import Comparison
 from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
 from longitude.study.losses import LEARNED
@@ -56,17 +56,18 @@ def training(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def markdown(analysis: Analysis) -> str:
-    """The conclusion, the values by length, what training took, and the comparisons at the longest length, as Markdown."""
+    """The three lines, the values by length, what training took, and the comparisons at the longest length, as Markdown."""
     run, criterion = analysis.run, analysis.criterion
     heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
     lines = []
-    for label in run.labels:
+    for label in (each.label for each in ranked(analysis)) if analysis.findings else ():
         part = analysis.of(label)
         cells = [" ".join(filter(None, (criterion.number(each), _ends(criterion.bounds(each))))) for each in part]
         lines.append([label, *cells, _verdict(part[-1], criterion) if part else None, reach(criterion.effective(part))])
     lines += [[name, *cells, "", ""] for name, *cells in floor_lines(run, 3)]
     longest = run.lengths[-1]
-    parts = [conclusion(analysis), as_markdown(heads, lines)]
+    conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
+    parts = [conclusion, as_markdown(heads, lines)]
     if columns := {name: values for name, values in training(run).items() if any(values.values())}:
         cells = [[label, *(number(values[label]) for values in columns.values())] for label in run.labels]
         parts.append(as_markdown(["encoding", *(name.replace("_", " ") for name in columns)], cells))
@@ -122,9 +123,9 @@ def number(value: float | None) -> str | None:
 
 
 def _verdict(found: Finding, criterion: Criterion) -> str:
-    """Learned too little (failed: loss, context)."""
-    failed = f" (failed: {', '.join(found.failed)})" if found.failed else ""
-    return criterion.verdicts.get(found.verdict or "", "") + failed
+    """Unclear (learned too little)."""
+    little = " (learned too little)" if criterion.learned_too_little(found.label) else ""
+    return criterion.verdicts.get(found.verdict or "", "") + little
 
 
 def _ends(words: str) -> str:

@@ -141,4 +141,4 @@ def test_reports_of_claims(kept, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == sum(len(claim.statements) + len(claim.varied) for claim in list_claims())
     assert longitude(["report", str(kept / "text")]) == 0  # prints, and writes nothing
-    assert "report:" not in capsys.readouterr().out and len([*(kept / "text").iterdir()]) == 3
+    assert "Report" not in capsys.readouterr().out and len([*(kept / "text").iterdir()]) == 3

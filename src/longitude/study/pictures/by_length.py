@@ -62,10 +62,6 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         laid += f", by the model extended to this length beyond {run.train_length}, without training, by the scheme {method}"
     spread = "Rings are single seeds, bands 95% intervals of their mean" if seeds else "There is one seed"
     floor = f" Dotted lines are what {and_(list(floors))} counted on the training text reach." if floors else ""
-    failed = and_(
-        [f"{each.label} ({', '.join(each.failed)})" for each in found if each.failed and each.length == lengths[-1]]
-    )
-    floor += f" At {lengths[-1]} these failed: {failed}." if failed else ""
     return Figure(
         name=name_of(run, method),
         title="Loss by window length"

@@ -1,0 +1,57 @@
+"""generate() with the checks of forward: transformers drops a mask of ones before, and makes one where none is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.generation.utils import GenerationMixin
+
+from longitude.models.cache_names import INSTALLED, renamed
+from longitude.models.inputs import require_assistant
+from longitude.models.streams import streams_of
+
+
+class CheckedGenerationMixin(GenerationMixin):
+    """transformers' generate(), with a cache by either name, for models whose padding is at one side of a sequence."""
+
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        require_assistant(options.get("assistant_model"))
+        options = renamed(options)
+        inputs = arguments[0] if arguments else options.get("inputs")
+        require_mask(self.config.is_encoder_decoder, inputs, options)  # pyright: ignore[reportAttributeAccessIssue]
+        return super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _prepare_attention_mask_for_generation(
+        self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> Any:
+        """Transformers' guess: what equals pad_token_id is padding. ValueError where that is between tokens."""
+        mask: Any = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
+        batch, length = mask.shape
+        try:
+            streams_of(mask, None, batch, length, mask.device)
+        except ValueError:
+            pad = generation_config.pad_token_id
+            raise ValueError(
+                f"pad_token_id: {pad} is between tokens of the prompt, and without an attention_mask it is taken for padding; "
+                "expected attention_mask=torch.ones_like(input_ids) if it is a token, or padding at one side"
+            ) from None
+        return mask
+
+
+def require_mask(is_encoder_decoder: bool, inputs: Tensor | None, options: dict[str, Any]) -> None:
+    """ValueError unless a mask is of all tokens: those in a cache, and those of this call, which may be all of them again."""
+    prefix = "decoder_" if is_encoder_decoder else ""
+    ids, embeds = options.get(f"{prefix}input_ids"), options.get(f"{prefix}inputs_embeds")
+    given = embeds if embeds is not None else ids if is_encoder_decoder or ids is not None else inputs
+    mask, cache = options.get(f"{prefix}attention_mask"), options.get(INSTALLED)
+    if given is None or (mask is not None and mask.dim() != 2):
+        return
+    tokens, past = given.shape[1], 0 if cache is None else cache.get_seq_length()
+    masked = tokens if mask is None else mask.shape[1]
+    if masked not in (tokens, past + tokens) or (masked == tokens and past >= tokens):
+        got = "none" if mask is None else list(mask.shape)
+        raise ValueError(
+            f"{prefix}attention_mask: expected [{given.shape[0]}, {past + tokens}] for {tokens} tokens behind {past} cached "
+            f"ones, or all tokens, those in the cache included, and a mask of as many or none; got {got}"
+        )

@@ -1,0 +1,89 @@
+"""Every causal family of the installed transformers with our attention: the logits of its own, or one sentence."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import longitude.hf  # noqa: F401  (registers attn_implementation="longitude")
+import make_families
+
+PADDING_IN_STATES = {"recurrent_gemma"}
+"""Its recurrences read padding, whose tokens attend to nothing: zeros here, a mean of all values there."""
+LARGEST = 20e6
+"""Parameters of a toy; families with images whose towers stay large are left out."""
+
+
+def toy(family):
+    """A small model in eager attention, and its logits whole and padded; None where it cannot be made, or run, here."""
+    default = make_families.AutoModelForCausalLM.from_config
+
+    def small(config):
+        with torch.device("meta"):
+            if sum(p.numel() for p in default(config).parameters()) > LARGEST:
+                raise MemoryError
+        return default(config, attn_implementation="eager")
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(make_families.AutoModelForCausalLM, "from_config", small)
+            model = make_families.toy(family)
+        return model, logits(model)
+    except Exception:  # configs whose sizes depend on each other, kernels that want a GPU
+        return None
+
+
+@torch.no_grad()
+def logits(model):
+    ids = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(12) >= torch.tensor([[3], [0]])).long()
+    padded = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    return model(ids, use_cache=False).logits, padded
+
+
+def outcome(family, model, want):
+    """ "equal", "refused", or what is wrong."""
+    try:
+        ours = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="longitude").eval()
+        ours.load_state_dict(model.state_dict())
+        got = logits(ours)
+    except ValueError as refused:
+        return "refused" if str(refused).startswith("attn_implementation='longitude'") else repr(refused)
+    except Exception as error:
+        return repr(error)
+    gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want)][
+        : 1 + (family not in PADDING_IN_STATES)
+    ]
+    return "equal" if max(gaps) < 1e-4 else f"differs by {gaps}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_family_is_right_or_refused():
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    found = {}
+    for family in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        if (made := toy(family)) is not None:
+            found[family] = outcome(family, *made)
+    assert {family: what for family, what in found.items() if what not in ("equal", "refused")} == {}
+    refused = {family for family, what in found.items() if what == "refused"}
+    assert {"bloom", "falcon", "gpt_neo", "doge", "deepseek_v4", "gemma2", "mpt"} <= refused
+    assert len(found) - len(refused) > 80
+
+
+REFUSED = {"falcon": "classes of its own", "bloom": "computes attention itself"}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_family_that_cannot_is_refused_when_it_is_made(family):
+    config = make_families.AutoConfig.for_model(
+        family, hidden_size=16, num_attention_heads=2, n_head=2, num_hidden_layers=1
+    )
+    with pytest.raises(ValueError, match=f"attn_implementation='longitude'.*{REFUSED[family]}"):
+        AutoModelForCausalLM.from_config(config, attn_implementation="longitude")
+    with pytest.raises(ValueError, match=f"attn_implementation='longitude'.*{REFUSED[family]}"):
+        AutoModelForCausalLM.from_config(config).set_attn_implementation("longitude")
