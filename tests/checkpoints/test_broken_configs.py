@@ -77,6 +77,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "gemma3_text", "head_dim": 16, "rope_parameters": {"full_attention": FLAT, "sliding_atention": FLAT}},
         "sliding_atention",
     ),
+    "bases of too few layers": ({"model_type": "granite_swa", "layer_rope_theta": [10000.0]}, "layer_rope_theta"),
     "a list for the part about text": ({"text_config": [1, 2]}, "text_config"),
     "a largest bias below zero": ({"model_type": "mpt", "attn_config": {"alibi_bias_max": -8}}, "alibi_bias_max"),
     "layers that rotate, for some": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from longitude.checkpoints.agreement import Agreement, Reading, Ropes, refusal
 from longitude.errors import check_positive, check_sizes
-from longitude.positions.config_keys import BASES, FULL, LOCAL_BASES, SCHEMAS, SIZES, WINDOWED, of_layers
+from longitude.positions.config_keys import BASES, BY_LAYER, FULL, LOCAL_BASES, SCHEMAS, SIZES, WINDOWED, of_layers
 from longitude.positions.hugging_face import (
     NotUnderstood,
     RopeConfig,
@@ -110,11 +110,18 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
 
 
 def require_numbers(raw: Mapping[str, Any]) -> None:
-    """ValueError for a size, a base or a largest bias that is 0 or less, from which a model may be built all the same."""
+    """ValueError for a size, a base or a largest bias that is 0 or less, or a list that ends before the layers do.
+
+    A model may be built of them all the same.
+    """
     raw = text_part(raw)
     for key in SIZES:
         if type(raw.get(key)) is int:  # transformers itself refuses other types
             check_sizes("config", **{key: raw[key]})
+    layers = raw.get("num_hidden_layers")
+    for key in BY_LAYER:
+        if isinstance(given := raw.get(key), list) and given and type(layers) is int and len(given) < layers:
+            raise ValueError(f"config: expected {key} to have one entry for each of {layers} layers, got {len(given)}")
     for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
         check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
     if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:

@@ -37,6 +37,8 @@ ABOUT_POSITION = re.compile(
     r"(^|_)(rope|nope|rotary|theta|llama_4|alibi|logn|log_n)(_|$)|(attn|query|position)_temperature|log_scaling|dual_chunk|"
     r"self_extend|position_embedding_type"
 )
+BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
+"""Keys with an entry for each layer."""
 PLAIN = ("rope", "rotary", "default")
 """Values that say no more than that a model rotates."""
 FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "main")  # "main": windows of DeepSeek V4
