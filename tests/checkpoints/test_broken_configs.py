@@ -78,6 +78,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "sliding_atention",
     ),
     "bases of too few layers": ({"model_type": "granite_swa", "layer_rope_theta": [10000.0]}, "layer_rope_theta"),
+    "a mapping for a list": ({"rope_scaling": LISTS | {"long_factor": {"a": 1}}}, "long_factor"),
+    "an odd width": ({"model_type": "gptj", "rotary_dim": 7, "n_embd": 64, "n_head": 4, "n_layer": 2}, "rotary_dim"),
     "a list for the part about text": ({"text_config": [1, 2]}, "text_config"),
     "a largest bias below zero": ({"model_type": "mpt", "attn_config": {"alibi_bias_max": -8}}, "alibi_bias_max"),
     "layers that rotate, for some": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),

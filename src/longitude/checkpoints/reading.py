@@ -18,6 +18,7 @@ from longitude.positions.hugging_face import (
     RopeConfig,
     as_mapping,
     names_rotation,
+    not_understood,
     read_ropes,
 )
 from longitude.positions.scaling.base import Follow
@@ -42,6 +43,8 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     except NotUnderstood as error:
         if (fault := rotary_fault(theirs)) is not None:
             raise ValueError(fault) from error
+        if unread := not_understood(keys, by_class=True):
+            raise NotUnderstood(f"not understood: {', '.join(unread)}: {error}", unread) from error
         raise
     attends = [layer.attends or bool(layer.tables) for layer in seen]
     if not any(layer.tables for layer in seen):

@@ -164,10 +164,11 @@ def read_ropes(
         given = {key: value for key, value in outside.items() if value is not None} | given
         return rope_of(given, config, follow, max_length)
 
-    if any(isinstance(value, Mapping) for value in parameters.values()):
+    if typed := [layer for layer, value in parameters.items() if isinstance(value, Mapping)]:
         for layer, inner in parameters.items():
             if inner is not None and not isinstance(inner, Mapping):
-                raise ValueError(f"expected a mapping for each layer type, got {layer}={inner!r} among them")
+                beside = f"{layer}={inner!r} beside the mapping {typed[0]}"
+                raise ValueError(f"expected a mapping for each layer type, got {beside}")
         inside = {key: value for key, value in config.items() if key != ORIGINAL}  # of flat parameters only
         return {layer: None if inner is None else read(inner, inside, **outside) for layer, inner in parameters.items()}
     if local is not None:  # Gemma 3 and ModernBERT before transformers 5: scaling is for full attention
