@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
     from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
-    from longitude.checkpoints.reading import (
+    from longitude.checkpoints.config import (
         from_hugging_face as from_hugging_face,
         layers_from_hugging_face as layers_from_hugging_face,
     )
@@ -132,7 +132,7 @@ _NAMES = {
     "positions.scaling": "rope_frequencies",
     "positions.hugging_face": "RopeConfig to_hugging_face",
     "positions.layers": "LayerPositions",
-    "checkpoints.reading": "from_hugging_face layers_from_hugging_face",
+    "checkpoints.config": "from_hugging_face layers_from_hugging_face",
     "positions.layouts": "convert_layout",
     "positions.multimodal": "multimodal_positions",
     "positions.bias": "ALiBi Kerple Sandwich Fire",

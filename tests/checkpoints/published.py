@@ -118,7 +118,7 @@ PUBLISHED: dict[str, Config] = {
     # ---- Qwen ----
     "Qwen1.5 7B": of("qwen2", 32, 32, 32768, 1000000.0, use_sliding_window=False, sliding_window=32768, max_window_layers=28),
     "Qwen2 7B": of("qwen2", 28, 28, 131072, 1000000.0, num_key_value_heads=4, use_sliding_window=False, sliding_window=131072),
-    "Qwen2.5 7B, YaRN": of("qwen2", 28, 28, 32768, 1000000.0, num_key_value_heads=4, use_sliding_window=False, **yarn(4.0, 32768)),
+    "Qwen2.5 7B, YaRN": of("qwen2", 28, 28, 32768, 1000000.0, num_key_value_heads=4, **yarn(4.0, 32768)),
     "Qwen2.5 7B 1M": of(
         "qwen2", 28, 28, 1010000, 10000000.0, num_key_value_heads=4, use_sliding_window=False,
         dual_chunk_attention_config={"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144},
@@ -131,10 +131,13 @@ PUBLISHED: dict[str, Config] = {
         "qwen3_next", 16, 48, 262144, 10000000, head_dim=256, num_key_value_heads=2, partial_rotary_factor=0.25,
         full_attention_interval=4,
     ),
-    "Qwen3.5": of("qwen3_5_text", 16, 32, 262144, head_dim=256, num_key_value_heads=4, layer_types=THREE_LINEAR * 8, rope_parameters={
-        "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
-        "mrope_section": [11, 11, 10],
-    }),
+    "Qwen3.5": of(
+        "qwen3_5_text", 16, 32, 262144, head_dim=256, num_key_value_heads=4, layer_types=THREE_LINEAR * 8,
+        rope_parameters={
+            "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+        },
+    ),
     "Qwen2-VL 7B": of("qwen2_vl_text", 28, 28, 32768, 1000000.0, num_key_value_heads=4, use_sliding_window=False, **VISION),
     "Qwen2.5-VL 7B": of("qwen2_5_vl_text", 28, 28, 128000, 1000000.0, num_key_value_heads=4, use_sliding_window=False, **VISION),
     "Qwen3-VL 8B": QWEN3_VL | {
@@ -166,10 +169,10 @@ PUBLISHED: dict[str, Config] = {
     # ---- Phi ----
     "Phi-1.5": of("phi", 32, 24, 2048, 10000.0, 64, partial_rotary_factor=0.5),
     "Phi-2": of("phi", 32, 32, 2048, 10000.0, 80, partial_rotary_factor=0.4),
-    "Phi-3 mini 4k": of("phi3", 32, 32, 4096, 10000.0, 96, sliding_window=2047, original_max_position_embeddings=4096, rope_scaling=None),
+    "Phi-3 mini 4k": of("phi3", 32, 32, 4096, 10000.0, 96, sliding_window=2047, original_max_position_embeddings=4096),
     "Phi-3 mini 128k": of("phi3", 32, 32, 131072, 10000.0, 96, original_max_position_embeddings=4096, **longrope(48, 60.0)),
     "Phi-3 medium 128k": of(
-        "phi3", 40, 40, 131072, 10000.0, num_key_value_heads=10, original_max_position_embeddings=4096, **longrope(64, 30.0, type="su"),
+        "phi3", 40, 40, 131072, 10000.0, num_key_value_heads=10, original_max_position_embeddings=4096, **longrope(64, 30.0),
     ),
     "Phi-3.5 MoE": PHI_35_MOE,
     "Phi-4": of("phi3", 40, 40, 16384, 250000, num_key_value_heads=10, original_max_position_embeddings=16384, rope_scaling=None),
@@ -196,13 +199,13 @@ PUBLISHED: dict[str, Config] = {
     "gpt-oss 20B": of(
         "gpt_oss", 64, 24, 131072, 150000, 45, head_dim=64, num_key_value_heads=8, sliding_window=128,
         layer_types=["sliding_attention", "full_attention"] * 12, initial_context_length=4096,
-        rope_scaling={"rope_type": "yarn", "factor": 32.0, ORIGINAL: 4096, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        **yarn(32.0, 4096, beta_fast=32.0, beta_slow=1.0, truncate=False),
     ),
     "OLMo 7B": of("olmo", 32, 32, 2048, 10000.0),
     "OLMo 2 7B": of("olmo2", 32, 32, 4096, 500000),
     "OLMo 3 7B": OLMO_3,
     "OLMoE 1B-7B": of("olmoe", 16, 16, 4096, 10000.0),
-    "Falcon 7B": {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32, "alibi": False},
+    "Falcon 7B": of("falcon", 71, 32, 2048, None, 64, alibi=False),
     "Falcon-H1 1.5B": of("falcon_h1", 8, 24, 131072, 100000000000.0, 256, head_dim=128, num_key_value_heads=2),
     "GPT-NeoX 20B": of("gpt_neox", 64, 44, 2048, None, 96, rotary_pct=0.25, rotary_emb_base=10000),
     "Pythia 1.4B": of("gpt_neox", 16, 24, 2048, None, 128, rotary_pct=0.25, rotary_emb_base=10000),
@@ -216,9 +219,12 @@ PUBLISHED: dict[str, Config] = {
     ),
     "StableLM 2 1.6B": of("stablelm", 32, 24, 4096, 10000, 64, partial_rotary_factor=0.25),
     "StarCoder2 7B": of("starcoder2", 36, 32, 16384, 1000000, num_key_value_heads=4, **WINDOW),
-    "InternLM2 7B": of("internlm2", 32, 32, 32768, 1000000, num_key_value_heads=8, rope_scaling={"type": "dynamic", "factor": 2.0}),
+    "InternLM2 7B": of(
+        "internlm2", 32, 32, 32768, 1000000, num_key_value_heads=8, rope_scaling={"type": "dynamic", "factor": 2.0},
+    ),
     "InternLM3 8B": of(
-        "internlm3", 32, 48, 32768, 50000000, head_dim=128, num_key_value_heads=2, rope_scaling={"rope_type": "dynamic", "factor": 6.0},
+        "internlm3", 32, 48, 32768, 50000000, head_dim=128, num_key_value_heads=2,
+        rope_scaling={"rope_type": "dynamic", "factor": 6.0},
     ),
     "Baichuan 2 13B": {"model_type": "baichuan", "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 40},
     "MiniCPM3 4B": of(
@@ -239,13 +245,19 @@ PUBLISHED: dict[str, Config] = {
     "Bamba 9B": of(
         "bamba", 32, 32, 4096, 10000.0, num_key_value_heads=8, partial_rotary_factor=0.5, attn_layer_indices=[9, 18, 27],
     ),
-    "Zamba2 1.2B": of("zamba2", 32, 38, 4096, 10000, 64, use_mem_rope=True, hybrid_layer_ids=[5, 11, 17, 23, 29, 35]),
+    "Zamba2 1.2B": of(
+        "zamba2", 32, 38, 4096, 10000, 64, use_mem_rope=True,
+        layers_block_type=["hybrid" if n in (5, 11, 17, 23, 29, 35) else "linear_attention" for n in range(38)],
+    ),
     "Persimmon 8B": of("persimmon", 64, 36, 16384, 25000.0, 64, partial_rotary_factor=0.5),
     "Seed-OSS 36B": of("seed_oss", 80, 64, 524288, 10000000.0, 64, head_dim=128, num_key_value_heads=8),
     "MiniMax M2": of("minimax_m2", 48, 62, 196608, 5000000, 64, head_dim=128, num_key_value_heads=8, rotary_dim=64),
     "Apertus 8B": of("apertus", 32, 32, 65536, 12000000, num_key_value_heads=8, **llama3(8.0)),
     "AFM 4.5B": of("arcee", 20, 36, 65536, 10000.0, num_key_value_heads=4, **yarn(20.0, 4096, **BETAS, mscale=1.0)),
-    "dots.llm1": of("dots1", 32, 62, 32768, 10000000, head_dim=128, num_key_value_heads=32),
+    "dots.llm1": of(
+        "dots1", 32, 62, 32768, 10000000, head_dim=128, num_key_value_heads=32, n_routed_experts=128, n_shared_experts=2,
+        num_experts_per_tok=6, n_group=1, topk_group=1,
+    ),
     "LFM2 1.2B": of(
         "lfm2", 32, 16, 128000, 1000000.0, 64, num_key_value_heads=8,
         layer_types=["full_attention" if n in (2, 5, 8, 10, 12, 14) else "conv" for n in range(16)],
@@ -256,10 +268,10 @@ PUBLISHED: dict[str, Config] = {
     "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024},
     "StarCoder": {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40, "n_positions": 8192},
     "OPT 1.3B": of("opt", 32, 24, 2048, None, 64),
-    "XGLM 564M": {"model_type": "xglm", "d_model": 1024, "attention_heads": 16, "num_layers": 24, "max_position_embeddings": 2048},
+    "XGLM 564M": {"model_type": "xglm", "d_model": 1024, "attention_heads": 16, "num_layers": 24},
     "BLOOM 560M": {"model_type": "bloom", "hidden_size": 1024, "n_head": 16, "n_layer": 24},
     "Falcon RW 1B": of("falcon", 32, 24, 2048, None, 64, alibi=True),
-    "MPT 7B": {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "attn_config": {"alibi": True, "alibi_bias_max": 8}},
+    "MPT 7B": {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "attn_config": {"alibi": True}},
     "MPT with alibi_bias_max 16": MPT_16,
     "Jamba": of("jamba", 32, 32, 262144, num_key_value_heads=8),
     "Zamba 7B": {"model_type": "zamba", "hidden_size": 3712, "num_attention_heads": 16, "num_hidden_layers": 76},

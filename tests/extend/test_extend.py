@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import longitude as lg
+from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.keys import with_ropes
 from longitude.checkpoints.positions import rotary_of, table_of
-from longitude.checkpoints.reading import from_hugging_face
 from longitude.checkpoints.source import open_source
 from longitude.extend.methods import METHODS
 from longitude.positions.absolute import Learned
@@ -113,12 +113,12 @@ def test_what_stays_is_said(kind, words, tmp_path, write) -> None:
     """Layers without rotation, temperatures, and keys that nothing reads, which stay in the file."""
     given = saved(kind, tmp_path / "model")
     inside = config(given)["rope_parameters"] | {"warmth": 0.3}
-    saved(kind, given, rope_parameters=inside, rope_heat=[2.0])
+    saved(kind, given, rope_parameters=inside, rope_warmth=[2.0])
     out, printed = write(given, *by("yarn"))
     assert words in printed
-    assert "not understood: rope_heat, rope_parameters.warmth; understood are model_type" in printed
+    assert "not understood: rope_warmth, rope_parameters.warmth; understood are model_type" in printed
     after = config(out)
-    assert after["rope_parameters"]["warmth"] == 0.3 and after["rope_heat"] == [2.0]
+    assert after["rope_parameters"]["warmth"] == 0.3 and after["rope_warmth"] == [2.0]
     assert after["rope_parameters"].get("llama_4_scaling_beta") == inside.get("llama_4_scaling_beta")
     before, ropes = from_hugging_face_quietly(given), from_hugging_face_quietly(out)
     assert (ropes.rotates, ropes.temperature) == (before.rotates, before.temperature)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
-from longitude.checkpoints.reading import from_hugging_face
+from longitude.checkpoints.config import from_hugging_face
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import cache_in, named
 

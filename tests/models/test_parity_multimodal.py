@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 import longitude as lg
-from longitude.checkpoints.reading import from_hugging_face
+from longitude.checkpoints.config import from_hugging_face
 from longitude.models.cache_names import cache_in, named
 from longitude.positions.multimodal import multimodal_positions
 from longitude.positions.rotary import AxialRotary, MultimodalRotary

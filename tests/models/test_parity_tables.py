@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 import longitude as lg
-from longitude.checkpoints.reading import from_hugging_face
+from longitude.checkpoints.config import from_hugging_face
 from longitude.positions.hugging_face import RopeConfig
 
 ORIGINAL = "original_max_position_embeddings"

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 
 import longitude as lg
-from longitude.checkpoints.reading import from_hugging_face
+from longitude.checkpoints.config import from_hugging_face
 from longitude.positions.hugging_face import RopeConfig, to_hugging_face
 from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, Scaling, YaRN
@@ -36,7 +36,6 @@ def parameters(**given) -> RopeConfig:
         ({"rope_type": "default"}, None),
         ({"rope_type": None}, None),
         ({"type": "linear", "factor": 2}, Linear(2)),
-        ({"rope_type": "linear", "factor": 2.0, "type": "yarn"}, Linear(2.0)),  # the new name counts
         ({"rope_type": "dynamic", "factor": 2.0}, DynamicNTK(2.0, 8192, follow="sequence")),
         (YARN, YaRN(4.0, 2048)),
         ({"rope_type": "yarn", "factor": 4.0}, YaRN(4.0, 8192)),
@@ -94,10 +93,22 @@ def test_partial_and_legacy_names() -> None:
     assert from_hugging_face({"rope_theta": 1e4, "rope_scaling": {}, "rope_parameters": None}) == RopeConfig(1e4)
     assert from_hugging_face({"rotary_emb_base": 10_000, "rotary_pct": 0.25}) == RopeConfig(10_000, None, 0.25)
     assert parameters(partial_rotary_factor=0.25) == RopeConfig(1e4, None, 0.25)
-    nearer = {"rope_theta": 1.0, "partial_rotary_factor": 0.1, "rope_parameters": {"rope_theta": 2.0}}
-    assert from_hugging_face(nearer) == RopeConfig(2.0, None, 0.1)
     same = {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}}
     assert from_hugging_face(same | {"rope_parameters": same["rope_scaling"]}) == RopeConfig(1e4, Linear(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "want"),
+    [
+        ({"rope_parameters": {"rope_theta": 2.0}, "partial_rotary_factor": 0.1}, "rope_theta", RopeConfig(2.0, None, 0.1)),
+        ({"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2}}, "rope_type", RopeConfig(1e4, Linear(2))),
+        ({ORIGINAL: 64, "rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 32}}, ORIGINAL, RopeConfig(1e4, YaRN(4.0, 64))),
+    ],
+)  # fmt: skip
+def test_two_values(given: dict, key: str, want: RopeConfig) -> None:
+    """The one that transformers takes, with a warning."""
+    with pytest.warns(UserWarning, match=key):
+        assert from_hugging_face({"rope_theta": 1e4, "max_position_embeddings": 256} | given) == want
 
 
 def test_layer_types() -> None:
@@ -142,16 +153,16 @@ def test_no_sections_is_plain_rope() -> None:
 def test_original_length_outside_comes_first() -> None:
     """Phi-3 keeps it next to max_position_embeddings; transformers reads it first for flat parameters of every type."""
     outside = {"rope_theta": 1e4, "max_position_embeddings": 131_072, ORIGINAL: 4096}
-    yarn = {"type": "yarn", "factor": 4.0, ORIGINAL: 2048}
+    yarn = {"type": "yarn", "factor": 4.0}
     for inside, want in (
-        ({"type": "longrope"} | LISTS | {ORIGINAL: 1}, LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")),
+        ({"type": "longrope"} | LISTS, LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")),
         (yarn, YaRN(4.0, 4096)),
         (yarn | {"max_position_embeddings": 131_072}, YaRN(4.0, 4096)),  # a copy of what stands outside
         ({"type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 3}, Llama3(8, 4096, 2, 3)),
         ({"type": "dynamic", "factor": 2.0}, DynamicNTK(2.0, 131_072, follow="sequence")),  # which has no such key
     ):
         assert scaling_of(outside | {"rope_scaling": inside}) == want
-    nested = {"rope_theta": 1e4, ORIGINAL: 4096, "rope_parameters": {"full_attention": yarn}}
+    nested = {"rope_theta": 1e4, ORIGINAL: 4096, "rope_parameters": {"full_attention": yarn | {ORIGINAL: 2048}}}
     assert from_hugging_face(nested) == {"full_attention": RopeConfig(1e4, YaRN(4.0, 2048))}
 
 
@@ -287,7 +298,7 @@ test_wrong_configs = refused_calls(
         (config(rope_parameters=YARN | {ORIGINAL: None}), "or max_position_embeddings, got neither"),
         (config(rope_parameters=YARN | {ORIGINAL: "32"}), f"'yarn': expected {ORIGINAL} to be an int .*, got '32'"),
         (config(rope_parameters=YARN, max_position_embeddings="64"), "max_position_embeddings to be an int .*'64'"),
-        (read(rope_theta=-1.0), "rope: expected rope_theta above 0, got -1.0"),
+        (read(rope_theta=-1.0), "rope_theta above 0, got -1.0"),
         (read(partial_rotary_factor=1.5), SHARE + "1.5"),
         (read(partial_rotary_factor=0), SHARE + "0"),
         (read(partial_rotary_factor="all"), SHARE + "'all'"),

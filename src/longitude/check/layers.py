@@ -19,8 +19,7 @@ from longitude.check.passes import SOUND
 from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unrotated
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.config import border_of
-from longitude.checkpoints.reading import layers_from_hugging_face
+from longitude.checkpoints.config import border_of, layers_from_hugging_face
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.hugging_face import as_mapping
 from longitude.positions.layers import LayerPositions

@@ -16,11 +16,11 @@ from longitude.checkpoints.config import (
     contradictions,
     head_dim_of,
     remarks,
-    require_numbers,
     ropes as config_ropes,
     unread,
 )
 from longitude.checkpoints.positions import last_position, table_of
+from longitude.checkpoints.reading import require_numbers
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, LongRoPE, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from longitude.checkpoints.reading import lost, read, text_part, with_own_base
-from longitude.errors import check_positive, check_sizes, nearest
+from longitude.checkpoints.agreement import Ropes
+from longitude.checkpoints.reading import class_of, lost, read, text_part, with_own_base
+from longitude.errors import check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
     ALL_KEYS,
@@ -26,13 +28,21 @@ from longitude.positions.config_keys import (
     is_foreign,
     of_layers,
 )
-from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood, read_ropes, unread_words
+from longitude.positions.hugging_face import (
+    NotUnderstood,
+    RopeConfig,
+    as_mapping,
+    not_understood,
+    read_ropes,
+    unread_words,
+)
+from longitude.positions.layers import LayerPositions, layers_of
+from longitude.positions.layouts import Layout
 from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_frequencies
+from longitude.positions.scaling.base import Follow
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", *LENGTH_KEYS)
-"""Keys whose values are whole numbers of 1 or more, or null. (head_dim is 0 where nothing rotates: GLM-5-Next.)"""
 ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
@@ -41,24 +51,78 @@ FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 """Options of a RopeConfig that its frequencies depend on."""
 
 
+# ---- for users -------------------------------------------------------------------------------------------------------
+def from_hugging_face(
+    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
+) -> Ropes:
+    """The rotary parameters of a config of transformers, read as the model's class there reads them.
+
+    A config without a model_type, or of one that the installed transformers does not have, is read by its keys alone, as of a
+    model whose layers all rotate. yarn, longrope and llama3 without an original length take max_position_embeddings for it, and
+    a config's own original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
+    max_position_embeddings / original length; dynamic's original length is max_position_embeddings.
+
+    Args:
+        config: a mapping, or an object with to_dict().
+        follow: the length that dynamic and longrope follow; default: "sequence", as in transformers.
+        max_length: the length that they declare, in tokens; with follow="declared", longrope takes max_position_embeddings by
+            default.
+
+    Returns:
+        RopeConfig, or one per layer type (None: layers without rotation); empty for a model that rotates nothing. Which layers
+        of all rotate, and what multiplies queries, is in it, too. Warnings say what about position was not understood, and
+        which keys contradict each other.
+
+    Raises:
+        ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
+        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
+    """
+    found = read(config, follow, max_length)
+    unread = not_understood(text_part(config), found.layers is not None)
+    doubtful: Iterable[str] = ()
+    if isinstance(config, Mapping):
+        doubtful = two_values(text_part(config)) if found.layers is None else contradictions(config, class_of(config))
+    for words in [*doubtful, *([unread_words(unread)] if unread else []), *found.notes, *found.problems()]:
+        warnings.warn(words, stacklevel=2)
+    return found.ropes
+
+
+def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
+    """What each layer of a config of transformers does with position.
+
+    Example: LongitudeConfig(encodings=[one.encoding for one in layers], mixers=[one.mixer for one in layers], ...).
+
+    Args:
+        config: a mapping, or an object with to_dict().
+        layout: which numbers of a head make a rotary pair, "half" or "interleaved"; no config has it.
+
+    Returns:
+        LayerPositions, one per layer.
+
+    Raises:
+        ValueError: what from_hugging_face refuses, no number of layers, or parameters by layer type without layer_types.
+        NotUnderstood: a ValueError, where positions reach attention in a way that no key of the config explains.
+    """
+    check_choice("layers_from_hugging_face", Layout, layout=layout)
+    found = read(config)
+    keys = as_mapping(text_part(config) if found.layers is None else class_of(config))
+    if problems := found.problems():
+        raise NotUnderstood("; ".join(problems), not_understood(keys) or ["model_type"])
+    for words in found.notes:
+        warnings.warn(words, stacklevel=2)
+    if found.layers is None:
+        return layers_of(keys, layout, found.ropes)
+    return layers_of(
+        keys, layout, found.ropes, [None if one is None else one[:2] for one in found.layers], found.attends
+    )
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def raw_config(path: str | Path) -> dict[str, Any]:
     """config.json of a folder or a name of the hub, as it is written."""
     from transformers import PreTrainedConfig
 
     return PreTrainedConfig.get_config_dict(path)[0]
-
-
-def require_numbers(raw: Mapping[str, Any]) -> None:
-    """ValueError for a size or a base that is 0 or less, from which a model may be built all the same."""
-    raw = text_part(raw)
-    for key in SIZES:
-        if type(raw.get(key)) is int:  # transformers itself refuses other types
-            check_sizes("config.json", **{key: raw[key]})
-    for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
-        check_positive(
-            "config.json", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None}
-        )
 
 
 def head_dim_of(config: Any, layer_type: str | None = None) -> int:
@@ -153,6 +217,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Each as a message with what to do. raw: config.json as it is written; config: what transformers read."""
     raw = text_part(raw)
     yield from unknown_keys(raw, config)
+    yield from other_types(raw, config)
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
         return
     if inside := list(unknown_inside(raw)):
@@ -186,12 +251,20 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     shares = any(each.get(key) is not None for key in SHARES for each in (raw, *(one for _, one in rope_dicts(raw))))
     if lost(ours, theirs, shares):
         yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
+    yield from _of_class(raw, config, ours)
+
+
+def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
+    """Where a config's class does not do what its keys say, or its lengths contradict one another."""
     try:
         read(config)
     except NotUnderstood as error:
         if {*error.keys} & {*SHARES}:  # its class does not read a key that others do
             yield str(error)
             return
+    except ValueError as error:
+        yield str(error)
+        return
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
             yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
@@ -206,14 +279,32 @@ def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:
             "rope_scaling replaces rope_parameters, and the base that is in the latter is lost with them: transformers takes "
             "its default without a warning; keep one of the two, with rope_theta"
         )
-    return f"{error}; transformers takes 10000 without a warning: write the one of training"
+    return f"{error}; transformers takes a default of its class without a warning: write the one of training"
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Keys that this kind of config does not have, and whose names are a slip of one about positions that it has."""
     for key in _strangers(raw, keys_of(config)):
-        if near := _slip_of(key, config):
+        if key not in LENGTH_KEYS and (near := _slip_of(key, config)):
             yield f"unknown key {key!r}: did you mean {near!r}?"
+
+
+def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Layer types of rope parameters that no layer has, and those for which transformers takes a default unasked."""
+    config = text_part(config)
+    try:
+        usual = getattr(type(config)(), SCHEMAS[0], None) or {}
+    except Exception:  # a config class with required arguments
+        return
+    types = getattr(config, "layer_types", None) or []
+    for name in SCHEMAS:
+        given = raw.get(name)
+        if not isinstance(given, Mapping) or not any(isinstance(one, Mapping) for one in given.values()):
+            continue
+        for label in given.keys() - {*usual, *types}:
+            yield f"unknown layer type {label!r} in {name}: its class has {', '.join(sorted({*usual, *types}))}"
+        for label in usual.keys() & {*(getattr(config, SCHEMAS[0], None) or {})} - given.keys():
+            yield f"{name} has nothing for {label!r}, and transformers takes its default without a warning: write it"
 
 
 def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
@@ -303,13 +394,11 @@ def rope_dicts(raw: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
     """Keys given twice, with two values: base and share at the top and inside; the type, or the original length."""
     for name in SCHEMAS:
-        parameters = raw.get(name) or {}
-        nested = parameters.get("full_attention")
-        given = nested if isinstance(nested, Mapping) else parameters
         for keys in (BASES, SHARES):
-            key, inside = next((key for key in keys if raw.get(key) is not None), None), given.get(keys[0])
-            if key is not None and inside is not None and raw[key] != inside:
-                both = f"{key} is {raw[key]} at the top and {inside} in {name}"
+            key = next((key for key in keys if raw.get(key) is not None), None)
+            inside = [given.get(keys[0]) for given in of_layers(raw.get(name))]
+            if key is not None and None not in inside and raw[key] not in inside:  # the top is for layer types without
+                both = f"{key} is {raw[key]} at the top and {inside[0]} in {name}"
                 yield f"{both}; transformers takes the latter; remove the wrong one"
     for name, given in rope_dicts(raw):
         old, new = (OLD_TYPES.get(str(kind), kind) for kind in (given.get("type"), given.get("rope_type")))

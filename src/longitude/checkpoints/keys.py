@@ -11,8 +11,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from longitude.checkpoints.agreement import Ropes
 from longitude.checkpoints.config import rope_dicts, two_values
-from longitude.checkpoints.reading import Ropes, lost, read
+from longitude.checkpoints.reading import lost, read
 from longitude.checkpoints.source import Source
 from longitude.positions.config_keys import BASES, LAYERS, LENGTHS, SHARES, WINDOWED, is_foreign
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes, to_hugging_face

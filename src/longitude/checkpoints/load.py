@@ -24,8 +24,9 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
-from longitude.checkpoints.config import contradictions, raw_config, require_numbers
+from longitude.checkpoints.config import contradictions, raw_config
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import require_numbers, rotary_fault
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.files import read_json
@@ -160,20 +161,19 @@ def require_causal(path: str, config: PreTrainedConfig, images: bool = False) ->
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
     """The configuration of a checkpoint or of a config.json, without weights. ValueError, in one line, where there is none."""
-    path = str(name_or_path)
+    path, raw = str(name_or_path), None
     if path.endswith(".json"):
-        _require_configuration(Path(path).expanduser())
-        where = Path(path)
+        raw = _require_configuration(Path(path).expanduser())
     elif (where := local_folder(path)) is not None:
-        _require_config(where)
-    problem = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
-    with quiet(), in_one_line(f"{path}: {problem}"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        raw = _require_config(where)
+    problem = "its configuration cannot be read" if raw else "there is no such folder, and no such name on the hub"
     try:
-        require_numbers(raw_config(path))
+        with quiet(), in_one_line(f"{path}: {problem}"):
+            return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return config
+        if raw and (fault := rotary_fault(raw)) is not None:
+            raise ValueError(f"{error}; {fault}") from error
+        raise
 
 
 def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
@@ -249,17 +249,17 @@ def require_own_files(folder: Path) -> None:
             raise ValueError(f"{path} is {what}; remove it, or put the file in its place")
 
 
-def _require_config(folder: Path) -> None:
+def _require_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file() and (folder / ADAPTER).is_file():
         _refuse_adapter(folder)
     if not file.is_file():
         raise ValueError(f"{folder}: there is no config.json; expected the folder of a Hugging Face checkpoint")
-    _require_configuration(file)
+    return _require_configuration(file)
 
 
-def _require_configuration(file: Path) -> None:
-    """ValueError for a file that is no configuration of an architecture that transformers has."""
+def _require_configuration(file: Path) -> dict[str, Any]:
+    """What is in a file. ValueError for one that is no configuration of an architecture that transformers has."""
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
     try:
@@ -279,6 +279,11 @@ def _require_configuration(file: Path) -> None:
                 f"never run; take a checkpoint of an architecture that transformers has"
             )
         raise unknown("model_type", plain["model_type"], list(CONFIG_MAPPING.keys()), f"It is in {file}.")
+    try:
+        require_numbers(plain)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return plain
 
 
 def depth_of(value: Any) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -34,7 +35,6 @@ NAME = "longitude_trace"
 TOKENS = 3
 POSITIONS, PLACES = "positions", "places"
 """Marks: of position_ids, and of what arange made. Other marks are numbers of calls of rotary modules."""
-UNUSED = ("weight", "scaling", "dropout")
 RELEASED = {"item": int, "__int__": int, "__index__": int, "__bool__": bool, "__contains__": bool, "__float__": float}
 """What asks a tensor for its number, which one of the meta device does not have."""
 
@@ -69,7 +69,7 @@ class Tables:
 
     def at(self, *positions: int, axis: int | None = None) -> tuple[Tensor, Tensor]:
         """Cos and sin [..., positions, width], float64, made on the CPU. axis: the one whose positions they are; others are 0."""
-        steps = torch.tensor(positions)
+        steps = torch.tensor(positions, device="cpu")
 
         def real(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -81,8 +81,8 @@ class Tables:
                 own[[other for other in range(len(own)) if other != axis]] = 0
             return own
 
-        module = type(self.module)(config=self.module.config)
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("cpu"):
+            module = type(self.module)(config=self.module.config)
             out = module(*map(real, self.given), **{name: real(value) for name, value in self.named.items()})
         cos, sin = (out.real, out.imag) if isinstance(out, Tensor) else out
         return cos.double(), sin.double()
@@ -166,6 +166,13 @@ def mark(values: Any, with_marks: frozenset[Mark]) -> None:
             each._made_from = with_marks  # type: ignore[attr-defined]
 
 
+def all_of(index: Any) -> Any:
+    """An index that keeps everything where a list of booleans would choose, which the meta device cannot count."""
+    if isinstance(index, tuple):
+        return tuple(map(all_of, index))
+    return slice(None) if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() == 1 else index
+
+
 class Following(TorchFunctionMode):
     """Gives what a function returns, or changes in place, the marks of all that it got."""
 
@@ -183,6 +190,8 @@ class Following(TorchFunctionMode):
                 return torch.zeros(args[0].shape, dtype=args[0].dtype).tolist()
             if name == "nonzero":
                 return torch.zeros(1, args[0].dim(), dtype=torch.long, device="meta")
+            if name == "__getitem__":
+                args = (args[0], all_of(args[1]))
         out = func(*args, **kwargs)
         found = marks(args, kwargs) | ({PLACES} if name == "arange" else frozenset())
         if found:
@@ -267,11 +276,10 @@ class Pass:
     def attended(self, query: Tensor, key: Tensor, others: Any) -> None:
         if not self.inside:
             return
-        at = self.inside[-1][0]
+        at, before = self.inside[-1]
         layer, mine = self.layers[at], marks(query) | marks(key)
         layer.attends, layer.width = True, query.shape[-1]
         self.rotated[at] = (self.rotated[at] or set()) | {each for each in mine if isinstance(each, int)}
-        before = self.inside[-1][1]
         layer.warm |= bool((marks(query) - marks(key)) & {POSITIONS, PLACES})
         layer.turned |= bool(((marks(query) & marks(key)) - before) & {POSITIONS, PLACES})
         floats = [each for each in tree_iter(others) if isinstance(each, Tensor) and each.is_floating_point()]
@@ -281,6 +289,8 @@ class Pass:
 def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
     """The layers of a model: of the lists of `count` modules, else of all, that of the most parts."""
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    if not lists:
+        raise NotUnderstood(f"{type(model).__name__} has no list of layers", ["model_type"])
     return max(lists, key=lambda each: (len(each) == count, sum(1 for _ in each.modules())))
 
 
@@ -309,8 +319,7 @@ _LOOK: list[Callable[[Tensor, Tensor, Any], None]] = []
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
     _LOOK[-1](query, key, (given, named))
-    width = value.shape[-1]
-    return torch.zeros(query.shape[0], query.shape[2], query.shape[1], width, dtype=query.dtype, device="meta"), None
+    return torch.zeros(*query.transpose(1, 2).shape[:3], value.shape[-1], dtype=query.dtype, device="meta"), None
 
 
 def _mask(*given: Any, **named: Any) -> Any:
@@ -384,26 +393,17 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
             break
     else:
         model = _by_module(config)(config)
-    try:
+    with suppress(AttributeError, ValueError):  # attention or experts of its own
         model.set_attn_implementation(NAME)
         model.set_experts_implementation("batched_mm")
-    except (AttributeError, ValueError):
-        pass  # attention or experts of its own
     return model.eval()
 
 
 def _by_module(config: PreTrainedConfig) -> Any:
     """The model of a text part, which no Auto class knows, beside its config."""
-    try:
-        room = import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    except ImportError:
-        room = None
-    models = (
-        [each for each in vars(room).values() if getattr(each, "config_class", None) is type(config)] if room else []
-    )
-    models = [each for each in models if each.__name__.endswith("Model") and "PreTrained" not in each.__name__]
-    if not models:
-        raise NotUnderstood(
-            f"transformers has no model for a config of model_type {config.model_type!r}", ["model_type"]
-        )
-    return models[0]
+    room = type(config).__module__.replace("configuration_", "modeling_")
+    with suppress(ImportError):
+        for name, each in vars(import_module(room)).items():
+            if getattr(each, "config_class", None) is type(config) and re.fullmatch(r"(?!.*PreTrained)\w+Model", name):
+                return each
+    raise NotUnderstood(f"transformers has no model for a config of model_type {config.model_type!r}", ["model_type"])

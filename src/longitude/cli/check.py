@@ -121,6 +121,8 @@ def check_model(
         subject = subject_of(random_model(model, seed).to(device), length=length, **options)
         laws = laws or QUICK
     else:
+        if model.endswith(".json"):
+            raise ValueError(f"{model}: a config.json has no weights; --quick tries the laws that need none")
         checkpoint = loaded(model)
         other = None if reference is None else loaded(reference)
         subject = subject_of(checkpoint, length=length, reference=other, seed=seed)

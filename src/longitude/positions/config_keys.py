@@ -19,6 +19,10 @@ SHARES = ("partial_rotary_factor", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
 LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
 """What configurations call the length that a model takes."""
+SIZES = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "sliding_window_pattern", *LENGTHS,
+)  # fmt: skip
+"""Keys whose values are whole numbers of 1 or more, or null. (head_dim is 0 where nothing rotates: GLM-5-Next.)"""
 LAYERS = (
     "num_hidden_layers", "layer_types", "no_rope_layers", "no_rope_layer_interval", "sliding_window", "sliding_window_pattern",
     "attn_temperature_tuning", "attn_scale", "floor_scale",
@@ -33,6 +37,8 @@ ABOUT_POSITION = re.compile(
     r"(^|_)(rope|nope|rotary|theta|llama_4|alibi|logn|log_n)(_|$)|(attn|query|position)_temperature|log_scaling|dual_chunk|"
     r"self_extend|position_embedding_type"
 )
+BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
+"""Keys with an entry for each layer."""
 PLAIN = ("rope", "rotary", "default")
 """Values that say no more than that a model rotates."""
 FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "main")  # "main": windows of DeepSeek V4

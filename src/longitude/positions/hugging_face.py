@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
@@ -163,10 +164,11 @@ def read_ropes(
         given = {key: value for key, value in outside.items() if value is not None} | given
         return rope_of(given, config, follow, max_length)
 
-    if any(isinstance(value, Mapping) for value in parameters.values()):
+    if typed := [layer for layer, value in parameters.items() if isinstance(value, Mapping)]:
         for layer, inner in parameters.items():
             if inner is not None and not isinstance(inner, Mapping):
-                raise ValueError(f"expected a mapping for each layer type, got {layer}={inner!r} among them")
+                beside = f"{layer}={inner!r} beside the mapping {typed[0]}"
+                raise ValueError(f"expected a mapping for each layer type, got {beside}")
         inside = {key: value for key, value in config.items() if key != ORIGINAL}  # of flat parameters only
         return {layer: None if inner is None else read(inner, inside, **outside) for layer, inner in parameters.items()}
     if local is not None:  # Gemma 3 and ModernBERT before transformers 5: scaling is for full attention
@@ -192,10 +194,9 @@ def rope_of(
     if not isinstance(kind, str) or kind not in TYPES:
         raise unknown("rope_type", kind, TYPES, f"all: {', '.join(TYPES)}.")
     if "rope_theta" not in given:
-        raise ValueError(
-            "expected rope_theta, the base of the frequencies, got none; it is never assumed. A config of text and images "
-            "has it in its text_config"
-        )
+        slips = get_close_matches(BASES[0], config, n=1, cutoff=0.8)
+        other = f"{slips[0]} is no such key" if slips else "A config of text and images has it in its text_config"
+        raise ValueError(f"expected rope_theta, the base of the frequencies, got none; it is never assumed. {other}")
     given = {key: value for key, value in given.items() if value != 0 or key not in ZERO_IS_NONE}
     _, needed, optional = TYPES[kind]
     names = needed | optional
@@ -210,7 +211,9 @@ def rope_of(
     check_positive("rope", rope_theta=given["rope_theta"])
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
-        raise ValueError(f"rope_type {kind!r}: expected partial_rotary_factor above 0 and at most 1, got {share!r}")
+        raise ValueError(
+            f"rope_type {kind!r}: expected {' or '.join(reversed(SHARES))} above 0 and at most 1, got {share!r}"
+        )
     options = {names[key]: value for key, value in given.items() if key in names}
     if stretched:
         check_positive("rope", alpha=given["alpha"])

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,18 +10,22 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
+from longitude.checkpoints.agreement import Reading
 from longitude.checkpoints.config import (
     FREQUENCY,
+    contradictions,
     declared_length,
     head_dim_of,
     not_rotary,
+    remarks,
     ropes,
     trained_length,
     unrotated,
 )
 from longitude.checkpoints.load import config_of, in_one_line
-from longitude.checkpoints.positions import has_alibi, table_of
+from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import read as reading
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding
 from longitude.positions.bias import ALiBi
@@ -110,7 +114,7 @@ def encodings(config: Any) -> dict[str, Encoding]:
         specs = {str(spec): spec for layer in config.layer_specs() for spec in layer}
         return {spec["name"]: encoding(**spec) for spec in specs.values()}
     if has_alibi(config):
-        return {"alibi": ALiBi(heads_of(config)["num_heads"])}
+        return {"alibi": ALiBi(heads_of(config)["num_heads"], slopes=alibi_of(config))}
     if (buckets := getattr(config, "relative_attention_num_buckets", None)) is not None:
         heads = heads_of(config)["num_heads"]
         return {"t5": T5Bias(heads, buckets, getattr(config, "relative_attention_max_distance", 128))}
@@ -143,11 +147,21 @@ def rotations(config: Any) -> list[Rotation]:
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
-def facts(path: str, config: Any) -> dict[str, Any]:
-    """Plain data: kind, lengths, layers, and of each rotation its pairs and what longer contexts do to them."""
-    rotating = rotations(config)
+def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Plain data: kind, lengths, layers, and of each rotation its pairs and what longer contexts do to them.
+
+    raw: config.json as it is written, whose contradictions are noted.
+    """
+    rotating, theirs = rotations(config), _understood(config)
     kinds = [*encodings(config)] or (["rotary"] if rotating else ["learned"] if _table(path, config) else [])
-    kinds = kinds or (["unknown"] if hasattr(config, "num_attention_heads") else ["none, without attention"])
+    if not kinds and hasattr(config, "num_attention_heads"):
+        kinds = ["unknown" if theirs is None or theirs.problems() else "none"]
+    kinds = kinds or ["none, without attention"]
+    notes = [*_of_class(config)]
+    if theirs is not None and (rotating or kinds == ["unknown"]):
+        notes += theirs.notes + theirs.problems()
+    if raw is not None:
+        notes += [*contradictions(raw, config), *remarks(raw, config)]
     return {
         "label": path,
         "model_type": config.model_type,
@@ -163,7 +177,23 @@ def facts(path: str, config: Any) -> dict[str, Any]:
             for spec in (each.rope.temperature, each.rope.unrotated_temperature)
             if spec is not None
         ],
+        "notes": list(dict.fromkeys(notes)),
     }
+
+
+def _understood(config: Any) -> Reading | None:
+    """What its class does with position; None where that cannot be told."""
+    try:
+        return None if config.model_type.startswith("longitude") else reading(config)
+    except ValueError:
+        return None
+
+
+def _of_class(config: Any) -> Iterator[str]:
+    """How the class of a config with ALiBi differs from what the config declares."""
+    if has_alibi(config) and (own := alibi_of_class(config)) and not np.allclose(own, alibi_of(config), rtol=1e-6):
+        theirs = f"its first slope is {own[0]:.4g}, not {alibi_of(config)[0]:.4g}"
+        yield f"transformers' class of {config.model_type} does not read alibi_bias_max: {theirs}"
 
 
 def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
@@ -224,6 +254,8 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "queries",
             f"multiplied by {spec['name']}, " + " ".join(f"{k}={v}" for k, v in spec.items() if k != "name"),
         )
+    for note in about["notes"]:
+        yield "note", note
     for rotation in about["rotations"]:
         yield from _rotation_in_words(rotation, about["trained"])
     if about["kind"] == ["learned"]:

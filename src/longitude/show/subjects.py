@@ -109,8 +109,9 @@ def _of_study(path: Path, encoding: Sequence[str], length: int | None) -> Iterat
 
 
 def _of_checkpoint(name: str) -> Subject:
+    from longitude.checkpoints.config import raw_config
     from longitude.show import checkpoint
 
     config = checkpoint.read(name)
-    about = checkpoint.facts(name, config)
+    about = checkpoint.facts(name, config, raw_config(name))
     return Subject(name, about, [*checkpoint.words(about)], checkpoint.drawings(config))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from longitude.attention.layers.latent import LatentAttention
-from longitude.checkpoints.reading import from_hugging_face
+from longitude.checkpoints.config import from_hugging_face
 from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.hugging_face import RopeConfig

@@ -1,0 +1,248 @@
+"""Parameters that the keys of a config declare, held layer by layer to the tables that its class makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longitude.positions.config_keys import SCHEMAS, SHARES, of_layers
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood
+from longitude.positions.rotary import MultimodalRotary
+from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
+
+if TYPE_CHECKING:
+    from longitude.checkpoints.trace import Layer, Tables
+
+EQUAL = 2e-6
+"""Relative: between our frequencies and those of transformers, which are computed in float32."""
+SHORT = 3
+"""Tokens of a sequence in which no table has changed yet."""
+Ropes = RopeConfig | dict[str, RopeConfig | None]
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------------
+class LayerRope(NamedTuple):
+    """The rotation of one layer.
+
+    Attributes:
+        rope: Its parameters.
+        head_dim: The width of heads, or of their part, that a partial rotation is a part of.
+        label: The layer type, or other name, that the config has the parameters under; None where it has them for all layers.
+    """
+
+    rope: RopeConfig
+    head_dim: int
+    label: str | None = None
+
+
+class Reading(NamedTuple):
+    """What a config says of positions, as its class confirms it.
+
+    Attributes:
+        ropes: Its rotary parameters, one for all layers that rotate or one per layer type; empty where nothing rotates.
+        layers: For each layer its rotation, None where it has none; None for a config without a class.
+        attends: For each layer whether attention of it was seen.
+        unexplained: Layer -> what of position reaches its attention otherwise, and no key explains.
+        notes: What a user must know that no single layer has.
+    """
+
+    ropes: Ropes
+    layers: Sequence[LayerRope | None] | None = None
+    attends: list[bool] | None = None
+    unexplained: dict[int, str] = {}
+    notes: list[str] = []
+
+    def problems(self) -> list[str]:
+        """What is unexplained, in one line for all layers that share it."""
+        each = dict.fromkeys(self.unexplained.values())
+        which = {why: [layer for layer, own in self.unexplained.items() if own == why] for why in each}
+        every = len(self.layers or [])
+        return [
+            f"not understood: {why} ({'all layers' if len(layers) == every else f'layers {str(layers)[1:-1]}'})"
+            for why, layers in which.items()
+        ]
+
+
+# ---- held to the class -----------------------------------------------------------------------------------------------
+def refusal(keys: Mapping[str, Any], table: Tables, why: str) -> NotUnderstood:
+    """The error for tables that the keys do not explain, with the keys that may."""
+    unread = not_understood(keys, by_class=True)
+    if not unread:
+        inside = of_layers(keys.get(SCHEMAS[0]))
+        named = [key for key in SHARES if any(each.get(key) is not None for each in (keys, *inside))]
+        unread = named if "numbers" in why and named else [SCHEMAS[0] if keys.get(SCHEMAS[0]) else "model_type"]
+    return NotUnderstood(f"not understood: {', '.join(unread)}: {type(table.module).__name__} {why}", unread)
+
+
+class Agreement:
+    """Parameters that the keys of a config declare, held to the tables that its class makes."""
+
+    def __init__(self, config: Any, keys: Mapping[str, Any], declared: Ropes, seen: list[Layer]):
+        self.config, self.keys, self.declared, self.seen = config, keys, declared, seen
+        types = keys.get("layer_types") or []
+        self.types: list[str | None] = [*types] if len(types) == len(seen) else [None] * len(seen)
+        self.notes: dict[str, None] = {}
+        self.known: dict[Any, LayerRope] = {}
+
+    def reading(self, attends: list[bool]) -> Reading:
+        layers = [self.known_rotation(n) if layer.tables else None for n, layer in enumerate(self.seen)]
+        unrotated = None if isinstance(self.declared, dict) else self.declared.unrotated_temperature
+        unexplained = {
+            n: why
+            for n, (layer, own) in enumerate(zip(self.seen, layers, strict=True))
+            if (why := layer.unexplained(unrotated if own is None else own.rope.temperature))
+        }
+        return Reading(self.summed_up(layers), layers, attends, unexplained, [*self.notes])
+
+    def known_rotation(self, n: int) -> LayerRope:
+        """`rotation`, once for layers that share tables, type and base."""
+        bases = self.keys.get("layer_rope_theta") or [None] * len(self.seen)
+        layer = self.seen[n]
+        key = (*map(id, layer.tables), layer.width, layer.warm, self.types[n], bases[n] if n < len(bases) else None)
+        if key not in self.known:
+            self.known[key] = self.rotation(n)
+        return self.known[key]
+
+    def rotation(self, n: int) -> LayerRope:
+        """The parameters that the tables of a layer are made of. NotUnderstood where they are of none that is declared."""
+        table, *others = self.seen[n].tables
+        if any((one.module, one.label) != (table.module, table.label) for one in others):
+            raise refusal(self.keys, table, f"rotates layer {n} by several tables")
+        if table.learned:
+            raise refusal(self.keys, table, "has frequencies among its weights, which no key decides")
+        reasons: list[str] = []
+        for (label, rope), width in product(self.candidates(n), self.widths(n)):
+            for one in self.variants(rope, table, width):
+                differs, notes = difference(table, one, width)
+                if differs is None:
+                    self.notes |= dict.fromkeys(notes)
+                    warm = one.temperature if self.seen[n].warm else None
+                    return LayerRope(one._replace(rotates=None, temperature=warm), width, label)
+                reasons.append(differs)
+        reasons = reasons or [f"rotates layer {n}, for which no parameters are declared"]
+        raise refusal(self.keys, table, next((why for why in reasons if "numbers" not in why), reasons[0]))
+
+    def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
+        """(label, parameters) that may be those of a layer: of its type, else any."""
+        own: dict[Any, RopeConfig | None] = (
+            {None: self.declared} if isinstance(self.declared, RopeConfig) else {**self.declared}
+        )
+        kind = self.types[n]
+        ropes = [
+            (label, rope) for label, rope in own.items() if rope is not None and (kind not in own or label == kind)
+        ]
+        bases = self.keys.get("layer_rope_theta")
+        if isinstance(bases, list | tuple) and len(bases) == len(self.seen) and bases[n]:
+            ropes = [(label, rope._replace(base=bases[n])) for label, rope in ropes]
+        return ropes
+
+    def widths(self, n: int) -> list[int]:
+        """Dimensions that a share may be a part of: those of a head, or of its part that rotates."""
+        found = [self.keys.get("qk_rope_head_dim"), self.seen[n].width, self.keys.get("head_dim")]
+        if self.seen[n].width is None and (heads := getattr(self.config, "num_attention_heads", None)):
+            found.append(self.config.hidden_size // heads)
+        return list(dict.fromkeys(each for each in found if isinstance(each, int) and each > 0))
+
+    def variants(self, rope: RopeConfig, table: Tables, width: int) -> Iterator[RopeConfig]:
+        """Parameters with what a class has by default where no key says it: a share, and how pairs of several axes lie."""
+        inside = of_layers(self.keys.get(SCHEMAS[0]))
+        named = any(each.get(key) is not None for key in SHARES for each in (self.keys, *inside))
+        shares = [] if named else [rotated / width for rotated in (table.width, 2 * table.width) if rotated < width]
+        for one in (rope, *(rope._replace(partial_rotary_factor=share) for share in shares)):
+            if not table.axes:
+                yield one._replace(sections=None, interleaved=False)
+            elif one.sections is not None:
+                yield from (one, one._replace(interleaved=not one.interleaved))
+            else:
+                pairs = one.rotary_dim(width) // 2 if not int(width * one.partial_rotary_factor) % 2 else 0
+                axes = table.axis_of_pair(pairs) if pairs else None
+                if axes is None or not any(axes):
+                    yield one
+                elif -1 not in axes:
+                    counts = tuple(axes.count(axis) for axis in range(table.axes))
+                    yield from (one._replace(sections=counts, interleaved=each) for each in (False, True))
+
+    def summed_up(self, layers: list[LayerRope | None]) -> Ropes:
+        """One RopeConfig where all layers that rotate have the same, else one for each layer type or label of the config."""
+        if isinstance(self.declared, dict):
+            found: dict[str, RopeConfig | None] = {}
+            for label, rope in self.declared.items():
+                own = [n for n, one in enumerate(layers) if one is not None and one.label == label]
+                typed = [n for n, kind in enumerate(self.types) if kind == label]
+                found[label] = self.of(own, layers, typed) if own else None if typed else rope
+            return found
+        rotating = [n for n, one in enumerate(layers) if one is not None]
+        if self.alike(rotating, layers):
+            rope = self.of(rotating, layers, [*range(len(layers))])
+            assert rope is not None
+            return rope._replace(unrotated_temperature=self.declared.unrotated_temperature)
+        found = {}
+        for kind in dict.fromkeys(self.types):
+            typed = [n for n, own in enumerate(self.types) if own == kind]
+            own = [n for n in typed if layers[n] is not None]
+            if kind is None or not self.alike(own, layers):
+                raise NotUnderstood(
+                    "not understood: layer_rope_theta: layers of one type have several bases; layers_from_hugging_face has each",
+                    ["layer_rope_theta"],
+                )
+            found[kind] = self.of(own, layers, typed) if own else None
+        return found
+
+    @staticmethod
+    def alike(own: list[int], layers: list[LayerRope | None]) -> bool:
+        return all(layers[n] == layers[own[0]] for n in own)
+
+    @staticmethod
+    def of(own: list[int], layers: list[LayerRope | None], typed: list[int]) -> RopeConfig | None:
+        """The parameters that layers share, and which of all layers they are where not all of their type rotate."""
+        first = layers[own[0]]
+        assert first is not None
+        some = None if {*typed} <= {*own} else tuple(n in own for n in range(len(layers)))
+        return first.rope._replace(rotates=some)
+
+
+def difference(table: Tables, rope: RopeConfig, width: int) -> tuple[str | None, list[str]]:
+    """(what differs between a table and parameters or None, what differs in long sequences alone)."""
+    lengths, scaling, notes = [SHORT], rope.scaling, list[str]()
+    if isinstance(scaling, Follows):
+        scaling = dataclasses.replace(
+            scaling, follow="sequence", **({"step": None} if hasattr(scaling, "step") else {})
+        )
+        lengths += [scaling.original_max_length + 1, 4 * scaling.original_max_length]
+    try:
+        options = rope._replace(scaling=scaling).options(width)
+        plain = {name: one for name, one in options.items() if name not in ("sections", "arrangement")}
+        wanted = {length: rope_frequencies(width, **plain, length=length) for length in lengths}
+        axes = None if rope.sections is None else MultimodalRotary(width, "half", **options).axis_of_pair
+    except ValueError as error:
+        return f"has numbers that are not read here ({error})", []
+    for length, want in wanted.items():
+        if (got := table.rotation(len(want.inverse), length)) is None:
+            return (
+                f"makes tables of {table.width} numbers, and the keys that are read ask for {len(want.inverse)} pairs",
+                [],
+            )
+        if words := _apart(*got, want):
+            if length == SHORT:
+                return words, []
+            notes.append(f"in sequences of {length} tokens {type(table.module).__name__} {words}")
+    if axes is not None and table.axis_of_pair(len(axes)) not in (None, axes):
+        return "gives pairs to axes otherwise than mrope_section says", []
+    return None, notes[:1]
+
+
+def _apart(frequencies: Tensor, factor: float, want: Frequencies) -> str | None:
+    """How a class differs from what is wanted."""
+    if abs(factor / want.attention_factor - 1) > EQUAL:
+        return f"multiplies cos and sin by {factor:.7g}, and the keys that are read say {want.attention_factor:.7g}"
+    off = torch.where(want.inverse > 0, frequencies / want.inverse - 1, frequencies).abs()
+    if float(off.max()) <= EQUAL:
+        return None
+    pair = int(off.argmax())
+    of_keys = f"and the keys that are read say {float(want.inverse[pair]):.6g}"
+    return f"rotates pair {pair} by {float(frequencies[pair]):.6g} rad a position, {of_keys}"

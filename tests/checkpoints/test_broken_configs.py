@@ -1,0 +1,128 @@
+"""Forty broken files, each refused or reported in one sentence that names the key."""
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+import longitude as lg
+from longitude.checkpoints.config import contradictions, remarks
+from longitude.checkpoints.load import config_of
+from longitude.cli import main
+from tests.checkpoints.published import ORIGINAL
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96,
+    "intermediate_size": 64, "pad_token_id": 0, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+}  # fmt: skip
+FLAT = {"rope_type": "default", "rope_theta": 10000.0}
+LINEAR = {"type": "linear", "factor": 2.0}
+LISTS = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, ORIGINAL: 2048}
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "a base of no size": ({"rope_theta": 0}, "rope_theta"),
+    "a negative base": ({"rope_theta": -1.0}, "rope_theta"),
+    "a base in quotes": ({"rope_theta": "10000"}, "rope_theta"),
+    "minus one layer": ({"num_hidden_layers": -1}, "num_hidden_layers"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads"),
+    "a negative length": ({"max_position_embeddings": -5}, "max_position_embeddings"),
+    "a misspelt schema": ({"rope_scalling": {"type": "linear", "factor": 2.0}}, "rope_scalling"),
+    "a misspelt factor": ({"rope_scaling": {"type": "linear", "facter": 2.0}}, "facter"),
+    "a type of nobody": ({"rope_scaling": {"type": "yarnn", "factor": 2.0}}, "yarnn"),
+    "a type that is a number": ({"rope_scaling": {"type": 3, "factor": 2.0}}, "rope_type"),
+    "no factor": ({"rope_scaling": {"type": "linear"}}, "factor"),
+    "a factor below one": ({"rope_scaling": {"type": "linear", "factor": 0.25}}, "factor"),
+    "a factor in words": ({"rope_scaling": {"type": "dynamic", "factor": "two"}}, "factor"),
+    "a list for a schema": ({"rope_scaling": ["linear", 2.0]}, "rope_scaling"),
+    "two schemas": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"type": "linear", "factor": 4.0}},
+        "rope_scaling",
+    ),
+    "two types": ({"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
+    "a trained length beyond the declared": (
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 8192}}, ORIGINAL,
+    ),
+    "a trained length in words": ({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: "2k"}}, ORIGINAL),
+    "a factor that ends before the declared length": (
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 1024}}, "factor",
+    ),
+    "a list too short": ({"rope_scaling": LISTS | {"long_factor": [2.0] * 7}}, "long_factor"),
+    "a list of zeros": ({"rope_scaling": LISTS | {"short_factor": [0.0] * 8}}, "short_factor"),
+    "borders the wrong way round": (
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 2048, "beta_fast": 1, "beta_slow": 32}}, "beta_fast",
+    ),
+    "a share above one": ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+    "an odd share": ({"rope_scaling": LINEAR, "partial_rotary_factor": 0.3125}, "partial_rotary_factor"),
+    "a base that is null, and a slip of it": ({"rope_theta": None, "rope_thet": 500000.0}, "rope_thet"),
+    "two bases": ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, "rope_theta"),
+    "two trained lengths": ({ORIGINAL: 1024, "rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 2048}}, ORIGINAL),
+    "a trained length below zero": ({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: -1024}}, ORIGINAL),
+    "no factor but null": ({"rope_scaling": LINEAR | {"factor": None}}, "factor"),
+    "a list for a factor": ({"rope_scaling": {"type": "yarn", "factor": [4.0], ORIGINAL: 1024}}, "factor"),
+    "lists of head_dim numbers": (
+        {"rope_scaling": LISTS | {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}}, "short_factor",
+    ),
+    "a share below zero": ({"model_type": "phi", "partial_rotary_factor": -0.5}, "partial_rotary_factor"),
+    "a share above one by another name": ({"model_type": "gpt_neox", "rotary_pct": 2.0}, "rotary_pct"),
+    "axes of too few pairs": (
+        {"model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}, "mrope_section",
+    ),
+    "a window below zero": ({"model_type": "gemma3_text", "head_dim": 16, "sliding_window": -4}, "sliding_window"),
+    "no layers between those without windows": ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "pattern"),
+    "no parameters of one layer type": (
+        {"model_type": "gemma3_text", "head_dim": 16, "rope_parameters": {"full_attention": FLAT}}, "sliding_attention",
+    ),
+    "a slip of a layer type": (
+        {"model_type": "gemma3_text", "head_dim": 16, "rope_parameters": {"full_attention": FLAT, "sliding_atention": FLAT}},
+        "sliding_atention",
+    ),
+    "bases of too few layers": ({"model_type": "granite_swa", "layer_rope_theta": [10000.0]}, "layer_rope_theta"),
+    "a mapping for a list": ({"rope_scaling": LISTS | {"long_factor": {"a": 1}}}, "long_factor"),
+    "an odd width": ({"model_type": "gptj", "rotary_dim": 7, "n_embd": 64, "n_head": 4, "n_layer": 2}, "rotary_dim"),
+    "a list for the part about text": ({"text_config": [1, 2]}, "text_config"),
+    "a largest bias below zero": ({"model_type": "mpt", "attn_config": {"alibi_bias_max": -8}}, "alibi_bias_max"),
+    "layers that rotate, for some": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.filterwarnings("ignore")
+def test_broken_file(name, tmp_path):
+    """By `check`, which reads the file and the class's config; of what the class refuses, by the error of its file."""
+    change, key = BROKEN[name]
+    raw = LLAMA | change
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    try:
+        config = config_of(tmp_path)
+        found = [*contradictions(raw, config), *remarks(raw, config)]
+    except ValueError as error:
+        found = [str(error)]
+    assert any(key in sentence for sentence in found), found
+    assert all("\n" not in sentence for sentence in found)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_dict(name):
+    """By from_hugging_face: refused with the key, or read as the class reads it with a warning that names the key."""
+    change, key = BROKEN[name]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            lg.from_hugging_face(LLAMA | change)
+            said = [str(each.message) for each in found]
+        except ValueError as error:
+            said = [str(error)]
+    assert any(key in sentence for sentence in said), said
+
+
+@pytest.mark.parametrize("name", ["two bases", "a slip of a layer type"])
+def test_show_says_what_contradicts_itself(name, tmp_path, capsys):
+    change, key = BROKEN[name]
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | change))
+    assert main(["show", str(tmp_path / "config.json"), "--json"]) == 0
+    assert any(key in note for note in json.loads(capsys.readouterr().out)["about"][0]["notes"])
+
+
+def test_the_file_that_is_broken_is_right_without_its_change():
+    assert [*contradictions(LLAMA, AutoConfig.for_model(**LLAMA))] == [] and lg.from_hugging_face(LLAMA)

@@ -1,0 +1,230 @@
+"""What configs say of positions: numbers of published ones, families that rotate some layers or none, and broken files."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, GraniteSWAConfig, LlamaConfig, PhimoeConfig
+
+import longitude as lg
+from longitude.checkpoints.config import contradictions, remarks, ropes
+from longitude.checkpoints.reading import read
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig
+from longitude.positions.scaling import Linear, YaRN
+from longitude.show import checkpoint
+from tests.checkpoints.published import KIMI_K2, MPT_16, OLMO_3, ORIGINAL, PHI_35_MOE, PUBLISHED, QWEN3_VL
+
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 96, "intermediate_size": 64}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def frequencies(rope: RopeConfig, head_dim: int) -> lg.scaling.Frequencies:
+    return lg.rope_frequencies(head_dim, base=rope.base, scaling=rope.scaling, length=8)
+
+
+# ---- published numbers -----------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_kimi_k2_has_no_ramp():
+    """Equal borders: pairs up to the one of one rotation stay, the others are divided by 32; nothing multiplies cos and sin."""
+    rope = lg.from_hugging_face(KIMI_K2)
+    assert isinstance(rope, RopeConfig)
+    found, plain = frequencies(rope, 64), lg.rope_frequencies(64, base=50_000.0)
+    assert float(found.inverse[19]) == pytest.approx(1.621760e-03, rel=1e-6)
+    assert float(found.inverse[20]) == pytest.approx(3.614047e-05, rel=1e-6)
+    torch.testing.assert_close(found.inverse[:20], plain.inverse[:20], rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.inverse[20:], plain.inverse[20:] / 32, rtol=1e-12, atol=0)
+    assert found.attention_factor == 1.0
+
+
+@pytest.mark.slow
+def test_phi_35_moe_has_factors_of_its_own():
+    with pytest.warns(
+        UserWarning, match="in sequences of 4097 tokens PhimoeRotaryEmbedding"
+    ):  # which keeps short_factor
+        rope = lg.from_hugging_face(PHI_35_MOE)
+    assert isinstance(rope, RopeConfig)
+    assert frequencies(rope, 128).attention_factor == 1.243163121016122
+
+
+def test_factors_that_differ_are_not_understood():
+    scheme = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, ORIGINAL: 64, "factor": 2.0}
+    config = PhimoeConfig(
+        **SMALL, num_key_value_heads=4, rope_theta=1e4, rope_scaling={**scheme, "short_mscale": 1.1, "long_mscale": 1.2}
+    )
+    with pytest.raises(NotUnderstood, match="short_mscale") as error:
+        ropes(config)
+    assert error.value.keys == ("rope_scaling.short_mscale", "rope_scaling.long_mscale")
+
+
+def test_olmo_3_scales_its_full_layers_alone():
+    """Its files are flat, and its class makes parameters by layer type of them."""
+    found = lg.from_hugging_face(OLMO_3)
+    full = YaRN(8.0, 8192, attention_factor=1.2079441541679836)
+    assert found == {"full_attention": RopeConfig(500000, full), "sliding_attention": RopeConfig(500000)}
+    names = [[one.encoding[0]["scaling"], one.window] for one in lg.layers_from_hugging_face(OLMO_3, "half")]
+    assert names == [[None, 4096], [None, 4096], [None, 4096], [full, None]] * 8
+    config = AutoConfig.for_model(**OLMO_3)
+    assert [*contradictions(OLMO_3, config)] == [] and lg.from_hugging_face(config) == found
+
+
+def test_mpt_with_another_largest_bias(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MPT_16))
+    config = checkpoint.read(str(tmp_path / "config.json"))
+    [alibi] = checkpoint.encodings(config).values()
+    assert alibi.slopes == [2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16]
+    [note] = checkpoint.facts("mpt", config)["notes"]
+    assert "alibi_bias_max" in note  # which transformers takes for 8
+
+
+@pytest.mark.parametrize("interleaved", [{}, {"mrope_interleaved": True}, {"mrope_interleaved": False}])
+def test_qwen3_vl_interleaves_its_axes_whatever_its_file_says(interleaved):
+    scheme = {"rope_type": "default", "mrope_section": [24, 20, 20], **interleaved}
+    rope = lg.from_hugging_face(QWEN3_VL | {"num_hidden_layers": 2, "rope_scaling": scheme})
+    assert rope == RopeConfig(5000000, sections=(24, 20, 20), interleaved=True)
+
+
+def test_llama_4_scout_has_no_ramp():
+    """high_freq_factor = low_freq_factor: a pair turns at least once within L and stays, or it is divided by 16."""
+    rope = lg.from_hugging_face(PUBLISHED["Llama 4 Scout"] | {"num_hidden_layers": 4})
+    assert isinstance(rope, RopeConfig)
+    found, plain = frequencies(rope, 128).inverse, lg.rope_frequencies(128, base=500_000.0).inverse
+    stays = 8192 * plain / (2 * torch.pi) >= 1
+    torch.testing.assert_close(found, torch.where(stays, plain, plain / 16), rtol=1e-12, atol=0)
+    assert 0 < int(stays.sum()) < 64
+
+
+def test_the_temperature_of_llama_4_at_the_last_int32_position():
+    positions = torch.tensor([2**31 - 1], dtype=torch.int32)
+    [term] = lg.Llama4Temperature().terms({})
+    assert isinstance(term, lg.Temperature)
+    torch.testing.assert_close(term.at(positions), term.at(positions.long()))
+    assert float(term.at(positions)) == pytest.approx(1 + 0.1 * torch.tensor(2.0**31 / 8192 + 1).double().log().item())
+
+
+# ---- layers that rotate, and layers that do not ----------------------------------------------------------------------
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "rotates"),
+    [
+        ("jamba", {"num_experts": 2}, []),
+        ("afmoe", {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_experts": 4}, [0, 2]),
+        ("granite_swa", {"layer_rope_theta": [1e4, 0, 1e4, 0]}, [0, 2]),
+        ("kolibri1", {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}, [0, 2]),
+        pytest.param("nemotron_h", {"layers_block_type": ["mamba", "attention"] * 2}, [], marks=pytest.mark.slow),
+        pytest.param("kimi_linear", {"qk_rope_head_dim": 16}, [], marks=pytest.mark.slow),
+        pytest.param("qwen3_next", {"head_dim": 16, **LINEAR}, [3], marks=pytest.mark.slow),
+        pytest.param(
+            "olmo_hybrid", {"layer_types": ["linear_attention", "full_attention"] * 2}, [1, 3], marks=pytest.mark.slow
+        ),
+        pytest.param("muse_glimmer_text", {"layer_rope_theta": [1e4, 0, 1e4, 0]}, [0, 2], marks=pytest.mark.slow),
+        pytest.param("deepseek_v4", {"num_hidden_layers": 6}, [0, 1, 2, 3, 4, 5], marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of kernels that are not here
+def test_which_layers_rotate(kind, more, rotates):
+    found = read(AutoConfig.for_model(kind, **SMALL | {"num_key_value_heads": 2} | more))
+    assert found.layers is not None
+    assert [n for n, one in enumerate(found.layers) if one is not None] == rotates
+    if not rotates:
+        assert found.ropes == {}
+
+
+def test_a_layer_without_attention_has_no_mixer():
+    config = AutoConfig.for_model("lfm2", **SMALL, num_key_value_heads=2, layer_types=["conv", "full_attention"] * 2)
+    conv, full = lg.layers_from_hugging_face(config, "half")[:2]
+    assert (conv.attends, full.attends) == (False, True) and full.mixer == {"name": "attention"}
+    assert conv.encoding == [{"name": "none"}] and full.encoding[0]["name"] == "rope"
+    with pytest.raises(ValueError, match="without"):
+        _ = conv.mixer
+
+
+def test_bases_by_layer():
+    """One type of layers, two bases: no RopeConfig has both, and each layer has its own."""
+    config = GraniteSWAConfig(
+        **SMALL, num_key_value_heads=2, layer_types=["full_attention"] * 4, layer_rope_theta=[1e4, 1e6, 0, 1e4]
+    )
+    with pytest.raises(NotUnderstood, match="layer_rope_theta"):
+        lg.from_hugging_face(config)
+    config.layer_types = ["sliding_attention", "full_attention"] * 2
+    config.layer_rope_theta = [1e4, 1e6, 1e4, 0]
+    layers = lg.layers_from_hugging_face(config, "half")
+    assert [one.encoding[0].get("base") for one in layers] == [1e4, 1e6, 1e4, None]
+    found = lg.from_hugging_face(config)
+    assert found == {
+        "sliding_attention": RopeConfig(1e4),
+        "full_attention": RopeConfig(1e6, rotates=(False, True, False, False)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("gpt2", "in its input"),
+        ("bloom", "cannot be looked into"),
+        ("roberta", "input"),
+        pytest.param("glm5_next", "not understood", marks=pytest.mark.slow),
+    ],
+)
+def test_positions_that_are_no_rotation_are_said(kind, words):
+    config = AutoConfig.for_model(kind, **SMALL)
+    with pytest.warns(UserWarning, match=words):
+        assert lg.from_hugging_face(config) == {}
+    with pytest.raises(NotUnderstood, match=words):
+        lg.layers_from_hugging_face(config, "half")
+
+
+def test_a_model_type_that_transformers_does_not_have_is_said():
+    with pytest.warns(UserWarning, match="model_type 'kimi_k2'"):
+        assert lg.from_hugging_face(KIMI_K2 | {"model_type": "kimi_k2"}) == RopeConfig(
+            50000.0, YaRN(32.0, 4096, 1.0, 1.0, mscale=1.0, mscale_all_dim=1.0)
+        )
+
+
+def test_a_class_has_a_base_of_its_own_and_that_of_all_classes_is_none():
+    """Gemma 3's files may have no base; Llama's, without one, have lost it."""
+    small = {"num_hidden_layers": 6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    found = lg.from_hugging_face({"model_type": "gemma3_text", **small})
+    assert found == {"full_attention": RopeConfig(1e6, Linear(8.0)), "sliding_attention": RopeConfig(1e4)}
+    with pytest.raises(ValueError, match="rope_theta"):
+        lg.from_hugging_face({"model_type": "llama", **small})
+
+
+# ---- what is said of a config ----------------------------------------------------------------------------------------
+def said(rope: dict[str, Any], **top: Any) -> tuple[list[str], list[str]]:
+    """(contradictions, remarks) of a Llama with these rope parameters."""
+    raw = {"model_type": "llama", **SMALL, "max_position_embeddings": 64, "rope_parameters": {**PLAIN, **rope}, **top}
+    config = AutoConfig.for_model(**json.loads(json.dumps(raw)))
+    return [*contradictions(raw, config)], remarks(raw, config)
+
+
+def test_a_share_that_its_class_does_not_read_is_a_contradiction():
+    [found], _ = said({"partial_rotary_factor": 0.5})
+    assert "partial_rotary_factor" in found and "LlamaRotaryEmbedding" in found
+    assert said({"partial_rotary_factor": 0.5, "rope_type": "linear", "factor": 2.0})[0] == []  # there it does
+
+
+def test_a_factor_beyond_the_declared_length_is_remarked():
+    yarn = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32}
+    wrong, [remark] = said(yarn)
+    assert wrong == [] and "4.0" in remark and "64" in remark and "128" in remark
+    assert said(yarn | {"factor": 2.0}) == ([], [])
+
+
+def test_a_schema_that_replaces_another_takes_its_base_along():
+    _, _ = said({})
+    raw = {
+        "model_type": "llama",
+        **SMALL,
+        "rope_parameters": PLAIN,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    }
+    [found] = contradictions(raw, LlamaConfig(**SMALL))
+    assert "rope_scaling replaces rope_parameters" in found and "rope_theta" in found
