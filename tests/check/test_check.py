@@ -114,7 +114,7 @@ EDITS = {  # how the file is edited, and the reason
     "the old schema, yarn": ({"old": True, "rope": YARN}, ""),
     "both schemas, agreeing": ({"top": {"rope_theta": 500_000.0}}, ""),
     "theta lost": ({"inside": {"rope_theta": None}}, "expected rope_theta"),
-    "no rope parameters": ({"top": {"rope_parameters": None}}, "transformers takes 10000 without a warning"),
+    "no rope parameters": ({"top": {"rope_parameters": None}}, "expected rope_theta"),
     "theta misspelt": ({"inside": MISSPELT}, "'rope_tetha' in rope_parameters: did you mean 'rope_theta'?"),
     "theta misspelt, in the old schema": ({"old": True, "top": MISSPELT}, "'rope_tetha': did you mean 'rope_theta'?"),
     "two thetas": ({"top": {"rope_theta": 10_000.0}}, "10000.0 at the top and 500000.0 in rope_parameters"),

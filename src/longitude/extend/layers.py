@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 
+from longitude.checkpoints.config import layers_from_hugging_face
 from longitude.checkpoints.keys import Ropes
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import layers_from_hugging_face
 from longitude.checkpoints.source import Source
 from longitude.checkpoints.trace import Tables, traced
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
