@@ -1,10 +1,12 @@
 """What many test files share: closeness, random tensors that a seed decides, encodings with random parameters."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
+from longitude.errors import UsageError
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
@@ -106,15 +109,35 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def refused_calls(cases: Sequence[tuple[Callable[[], Any], str]]) -> Callable[..., None]:
-    """A test for each (call, message): the call raises a ValueError with that message."""
+PROSE = re.compile(r"[a-z]{2,},? [a-z]{2,}")
 
-    @pytest.mark.parametrize(("call", "message"), cases, ids=[message for _, message in cases])
-    def refused(call: Callable[[], Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
+
+@contextmanager
+def refused(*words: str, **fields: str) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """The block raises a ValueError whose message has these key names and numbers; with fields or no words, a UsageError.
+
+    No prose: the wording of a message is tested once for its kind, in test_errors.py, so that it can be improved."""
+    with pytest.raises(UsageError if fields or not words else ValueError) as caught:
+        yield caught
+    message = str(caught.value)
+    for word in words:
+        assert not PROSE.search(word), f"prose pins the wording: {word!r}"
+        assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message), f"expected {word!r} in {message!r}"
+    found = {name: getattr(caught.value, name) for name in fields}
+    assert found == fields, f"expected the fields {fields}, got {found}"
+
+
+def refused_calls(cases: Sequence[tuple[Any, ...]]) -> Callable[..., None]:
+    """A test for each (call, *words): the call is refused with these words."""
+
+    split = [(call, words) for call, *words in cases]
+
+    @pytest.mark.parametrize(("call", "words"), split, ids=[" ".join(words) for _, words in split])
+    def test(call: Callable[[], Any], words: list[str]) -> None:
+        with refused(*words):
             call()
 
-    return refused
+    return test
 
 
 def printed(code: str) -> str:

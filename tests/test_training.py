@@ -69,11 +69,11 @@ def test_matrices_are_known_by_their_modules():
 
 
 test_wrong_use = refused_calls([
-    (lambda: lg.parameter_groups([torch.ones(2, 2)]), r"parameter_groups: expected a torch\.nn.Module, got"),
-    (lambda: lg.parameter_groups(None), r"parameter_groups: expected a torch\.nn.Module, got None"),
-    (lambda: lg.parameter_groups(nn.Linear(2, 2), -1), "weight_decay: expected a number from 0 on, got -1"),
-    (lambda: lg.parameter_groups(nn.Linear(2, 2).requires_grad_(False)), "with parameters that require a gradient"),
-    *((lambda lr=lr: lg.parameter_groups(nn.Linear(2, 2), lr=lr), f"lr: expected a number above 0, got {lr!r}")
+    (lambda: lg.parameter_groups([torch.ones(2, 2)]), "parameter_groups", "list"),
+    (lambda: lg.parameter_groups(None), "parameter_groups"),
+    (lambda: lg.parameter_groups(nn.Linear(2, 2), -1), "weight_decay", "0", "-1"),
+    (lambda: lg.parameter_groups(nn.Linear(2, 2).requires_grad_(False)), "none"),
+    *((lambda lr=lr: lg.parameter_groups(nn.Linear(2, 2), lr=lr), "lr", repr(lr))
       for lr in (0, -1.0, True, float("nan"), "fast")),
 ])  # fmt: skip
 

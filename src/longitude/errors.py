@@ -28,6 +28,27 @@ EXTRAS = {
 """The optional packages of an extra, as they are imported."""
 
 
+class UsageError(ValueError):
+    """A call or an option that we cannot use, as data; str() is its message.
+
+    Args:
+        what: Who found it: a class, a function or an option.
+        expected: What is valid; None where `got` is a name that does not exist.
+        got: What came, as text. Pass repr() of a name that a user wrote.
+        remedy: What to do, where the rest does not say it.
+    """
+
+    def __init__(self, what: str, expected: str | None, got: object, remedy: str = "") -> None:
+        super().__init__(what, expected, str(got), remedy)  # all of them, so that it can be pickled between processes
+        self.what, self.expected, self.got, self.remedy = what, expected, str(got), remedy
+
+    def __str__(self) -> str:
+        if self.expected is None:
+            return f"unknown {self.what} {self.got}: {self.remedy}"
+        found = f"expected {self.expected}, got {self.got}"
+        return (f"{self.what}: " if self.what else "") + found + (f"; {self.remedy}" if self.remedy else "")
+
+
 class UnsupportedVersion(ImportError):
     """A package is of a version that we do not support; the message says what to install."""
 
@@ -69,39 +90,38 @@ def nearest(name: object, valid: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
-def unknown(kind: str, name: object, valid: Iterable[str], where: str) -> ValueError:
+def unknown(kind: str, name: object, valid: Iterable[str], where: str) -> UsageError:
     """The error for an unknown name: the nearest valid one, and where the whole list is."""
     valid = sorted(valid)
     near = nearest(name, valid)
     hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(valid)}."
-    return ValueError(f"unknown {kind} {name!r}: {hint} {where}")
+    return UsageError(kind, None, repr(name), f"{hint} {where}")
 
 
 def check_sizes(who: str, **numbers: int) -> None:
-    """ValueError unless every number is an int above zero."""
+    """UsageError unless every number is an int above zero."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{who}: expected {name} to be an int of 1 or more, got {number!r}")
+            raise UsageError(who, f"{name} to be an int of 1 or more", repr(number))
 
 
 def check_positive(who: str, **numbers: float) -> None:
-    """ValueError unless every number is finite and above zero."""
+    """UsageError unless every number is finite and above zero."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
-            raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
+            raise UsageError(who, f"{name} above 0", repr(number))
 
 
 def check_flags(who: str, **flags: bool) -> None:
-    """ValueError unless every one is True or False: any other text would count as True."""
+    """UsageError unless every one is True or False: any other text would count as True."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise ValueError(f"{who}: expected {name} to be True or False, got {flag!r}")
+            raise UsageError(who, f"{name} to be True or False", repr(flag))
 
 
 def check_choice(who: str, choices: Any, **options: Any) -> None:
-    """ValueError unless every option is one of `choices`, a Literal type."""
+    """UsageError unless every option is one of `choices`, a Literal type."""
     valid = get_args(choices)
     for name, option in options.items():
         if not isinstance(option, str) or option not in valid:
-            one_of = f"{', '.join(map(repr, valid[:-1]))} or {valid[-1]!r}"
-            raise ValueError(f"{who}: expected {name} {one_of}, got {option!r}")
+            raise UsageError(who, f"{name} {', '.join(map(repr, valid[:-1]))} or {valid[-1]!r}", repr(option))

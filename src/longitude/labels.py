@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from longitude.errors import nearest, unknown
+from longitude.errors import UsageError, nearest, unknown
 
 Spec = dict[str, Any]
 """{"name": name, **options}"""
@@ -54,8 +54,8 @@ class Label:
         if self.encodings:
             given["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
         if len(self.mixers) > layers:
-            raise ValueError(
-                f"expected a layer for each of the {len(self.mixers)} mixers, got {layers}; name fewer, or raise --layers"
+            raise UsageError(
+                "", f"a layer for each of the {len(self.mixers)} mixers", layers, "name fewer, or raise --layers"
             )
         if len(self.mixers) == 1:
             given["mixer"] = self.mixers[0]
@@ -88,22 +88,20 @@ def parse_label(label: str) -> Label:
     encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
     found = Label(encodings, mixers)
     if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
-        raise ValueError(
-            f"expected none, or encodings, got {label!r}: together with another encoding 'none' means nothing"
-        )
+        raise UsageError("", "none, or encodings", f"{label!r}: together with another encoding 'none' means nothing")
     return found
 
 
 def _of_layer(part: str, label: str) -> Label:
     if not part:
-        raise ValueError(f"expected a label on both sides of {LAYERS}, such as rope..none, got {label!r}")
+        raise UsageError("", f"a label on both sides of {LAYERS}, such as rope..none", repr(label))
     try:
         found = parse_label(part)
     except ValueError as error:
         raise ValueError(f"{error}, in {label!r}, whose {LAYERS} stand between labels of layers") from None
     if len(found.mixers) > 1:
         names = " and ".join(mixer["name"] for mixer in found.mixers)
-        raise ValueError(f"expected one mixer for each layer, got {names} in {part!r} of {label!r}")
+        raise UsageError("", "one mixer for each layer", f"{names} in {part!r} of {label!r}")
     return found
 
 
@@ -119,7 +117,7 @@ def parse_mixer(label: str) -> Spec:
     """Read "window:size=64" as {"name": "window", "size": 64}: a label of one mixer alone. Errors as `parse_label`."""
     found = parse_label(label)
     if len(found.mixers) != 1 or found.encodings or found.layers:
-        raise ValueError(f"expected one mixer, such as window:size=64, got {label!r}")
+        raise UsageError("", "one mixer, such as window:size=64", repr(label))
     return found.mixers[0]
 
 
@@ -162,7 +160,7 @@ def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
 
     name, colon, rest = part.partition(":")
     if colon and not rest:
-        raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
+        raise UsageError("", f"{name}:option=value after the colon", repr(part))
     options = parse_options(rest, f"{name}:option=value,option=value", part)
     known = [option for option in options_of(valid[name]) if option != "encoding"]  # which a label names itself
     if SCHEME in known and options.get(SCHEME) is not None:
@@ -185,11 +183,11 @@ def _take_scheme(encoding: str, options: dict[str, Any], known: Collection[str])
         if own not in theirs or (key in known and f"{SCHEME}.{key}" in options):
             continue
         if key in known:
-            raise ValueError(
-                f"expected {SCHEME}.{key}= for the option of the scheme {name!r}, got {key}=, which {encoding!r} has, too"
+            raise UsageError(
+                "", f"{SCHEME}.{key}= for the option of the scheme {name!r}", f"{key}=, which {encoding!r} has, too"
             )
         if own in found:
-            raise ValueError(f"expected each option once, got {own} and {key} of the scheme {name!r}")
+            raise UsageError("", "each option once", f"{own} and {key} of the scheme {name!r}")
         found[own] = options.pop(key)
     options[SCHEME] = found
     return theirs
@@ -201,16 +199,16 @@ def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
     for item in text.split(",") if text else ():
         key, equals, value = item.rpartition("=")
         if equals and key in options:
-            raise ValueError(f"expected each option once, got {key} twice in {got!r}")
+            raise UsageError("", "each option once", f"{key} twice in {got!r}")
         if not value or "=" in key or not (key if equals else options):
-            raise ValueError(f"expected {expected}, got {got!r}")
+            raise UsageError("", expected, repr(got))
         if equals:
             options[key] = []
         options[[*options][-1]].append(_value(value))
     for key, values in options.items():
         if len(values) > 1 and any(type(value) not in (int, float) for value in values):
             words = f"{values[0]} followed by {', '.join(map(str, values[1:]))}"
-            raise ValueError(f"expected {expected}, or a list of numbers 2,1,1, got {key} {words} in {got!r}")
+            raise UsageError("", f"{expected}, or a list of numbers 2,1,1", f"{key} {words} in {got!r}")
     return {key: values if len(values) > 1 else values[0] for key, values in options.items()}
 
 

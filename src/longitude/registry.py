@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from longitude import plugins
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -28,9 +28,7 @@ class Registry(Mapping[str, Any]):
     def register(self, name: str) -> Callable[[Factory], Factory]:
         """Decorates a class or a function that builds one. ValueError where the name is taken by another, or fits no label."""
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
-            raise ValueError(
-                f"expected a name of letters, digits and _ . - for the {self.noun}, got {name!r}; rename it"
-            )
+            raise UsageError("", f"a name of letters, digits and _ . - for the {self.noun}", repr(name), "rename it")
 
         def add(factory: Factory) -> Factory:
             taken = self.factories.get(name)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from longitude.attention.mixer import Mixer
+from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -86,16 +87,18 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1, lr: float | No
             train.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"parameter_groups: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself, whose modules "
-            "decide what decays"
+        raise UsageError(
+            "parameter_groups",
+            "a torch.nn.Module",
+            type(model).__name__,
+            "pass the model itself, whose modules decide what decays",
         )
     for name, value, least in (("weight_decay", weight_decay, "from 0 on"), ("lr", 1 if lr is None else lr, "above 0")):
         right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
         if not right or (name == "lr" and value == 0):
-            raise ValueError(f"{name}: expected a number {least}, got {value!r}")
+            raise UsageError(name, f"a number {least}", repr(value))
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("parameter_groups: expected a model with parameters that require a gradient, got none")
+        raise UsageError("parameter_groups", "a model with parameters that require a gradient", "none")
     decayed, tables = set(decayed_names(model)), set(score_table_names(model)) if lr is not None else set()
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [

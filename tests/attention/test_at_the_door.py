@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.masking_utils import create_causal_mask
 
 import longitude as lg
-from tests.support import close, heads, random
+from tests.support import close, heads, random, refused
 
 
 def test_an_encoding_by_its_name():
@@ -21,17 +21,17 @@ def test_an_encoding_by_its_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "words"),
     [
-        ("rope", r"'rope' needs the option 'layout': lg.encoding\('rope', layout=...\)"),
-        ("fox", "needs the option 'dim'"),
-        ("t5", "T5Bias learns numbers, which every call would draw again"),
-        ("alibi+kerple_log", "Kerple learns numbers"),
-        ("alibee", "did you mean 'alibi'"),
+        ("rope", ("'rope'", "'layout'", "lg.encoding")),
+        ("fox", ("'dim'",)),
+        ("t5", ("T5Bias",)),
+        ("alibi+kerple_log", ("Kerple",)),
+        ("alibee", ("'alibi'",)),
     ],
 )
-def test_what_cannot_be_read_off_the_heads(name, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_read_off_the_heads(name, words):
+    with refused(*words):
         lg.attend(*heads(9), encoding=name)
 
 
@@ -81,7 +81,7 @@ def test_a_causal_tensor_serves_what_must_be_causal():
     close(
         lg.attend(q, k, v, encoding=fox, context=context, mask=seen), lg.attend(q, k, v, encoding=fox, context=context)
     )
-    with pytest.raises(ValueError, match="no meaning for keys in the future"):
+    with refused("future", "lg.Causal"):
         lg.attend(q, k, v, encoding=fox, context=context, mask=torch.ones(9, 9, dtype=torch.bool))
 
 
@@ -92,17 +92,17 @@ def test_explain_says_what_takes_a_tensor(capsys):
 
 
 @pytest.mark.parametrize(
-    ("mask", "message"),
+    ("mask", "words"),
     [
-        (torch.ones(9, 8, dtype=torch.bool), r"expected bool \[9, 9\] or \[2, 1, 9, 9\], for all heads, or a mask"),
-        (torch.ones(2, 4, 9, 9, dtype=torch.bool), "for all heads"),
-        (torch.ones(3, 1, 9, 9, dtype=torch.bool), "for all heads"),
-        (torch.ones(9, 9, dtype=torch.long), "expected bool"),
-        (random(9, 9), "adds other numbers to the scores"),
+        (torch.ones(9, 8, dtype=torch.bool), ("[9, 9]", "[2, 1, 9, 9]")),
+        (torch.ones(2, 4, 9, 9, dtype=torch.bool), ("mask", "[2, 4, 9, 9]")),
+        (torch.ones(3, 1, 9, 9, dtype=torch.bool), ("mask", "[3, 1, 9, 9]")),
+        (torch.ones(9, 9, dtype=torch.long), ("mask", "torch.int64")),
+        (random(9, 9), ("mask", "[9, 9]")),
     ],
 )
-def test_refused_tensors(mask, message):
-    with pytest.raises(ValueError, match=message):
+def test_refused_tensors(mask, words):
+    with refused(*words):
         lg.attend(*heads(9), mask=mask)
 
 
@@ -119,13 +119,13 @@ def test_documents_from_cu_seqlens():
 
 @pytest.mark.parametrize("given", [[1, 5], [0, 5, 3], [0], [[0, 5]], [0.0, 5.0], None])
 def test_refused_cu_seqlens(given):
-    with pytest.raises(ValueError, match="cu_seqlens: expected a tensor of integers from 0"):
+    with refused("integers", "cu_seqlens", "0"):
         lg.Documents.from_cu_seqlens(None if given is None else torch.tensor(given))
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 0], [[0, 0, 1], [2, 3, 2]]])
 def test_documents_that_come_back_are_not_contiguous(ids):
     """Where looking costs nothing, what is promised is looked at."""
-    with pytest.raises(ValueError, match="side by side"):
+    with refused("contiguous=True"):
         lg.Documents(torch.tensor(ids), contiguous=True)
     lg.Documents(torch.tensor([[5, 5, 1], [2, 3, 4]]), contiguous=True)

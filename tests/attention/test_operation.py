@@ -12,7 +12,7 @@ import longitude as lg
 from longitude.attention.backends.table import backend as table
 from longitude.attention.mixer import MixerInputs
 from longitude.positions.composed import compose
-from tests.support import GENERAL, close, gradients, heads, random
+from tests.support import GENERAL, close, gradients, heads, random, refused
 
 
 def qkv(rows, keys, kv_heads=4, dtype=torch.float64):
@@ -176,28 +176,28 @@ Q = torch.randn(2, 4, 5, 8)
 Q2 = Q[:, :, :2]
 SHORT = {"encoding": lg.FoX(16, 4), "context": {"forgotten": torch.zeros(2, 4, 3)}}
 REFUSED = {
-    "no list": ((Q.tolist(), Q, Q), {}, r"q: expected a floating-point tensor .*got list"),
-    "lengths": ((Q, Q, Q[:, :, :4]), {}, r"same B, D and Lk, .*v \[2, 4, 4, 8\]"),
-    "batches": ((Q[:1], Q, Q), {}, r"q \[1, 4, 5, 8\]"),
-    "empty": ((Q[:, :, :0], Q, Q), {}, r"no empty dimension, got q \[2, 4, 0, 8\]"),
-    "no heads": ((Q[:, :0],) * 3, {}, r"no empty dimension, got q \[2, 0, 5, 8\]"),
-    "scale": ((Q, Q, Q), {"scale": "big"}, r"scale: expected a finite number or None for head_dim\*\*-0.5, got 'big'"),
-    "dropout": ((Q, Q, Q), {"dropout": 1.0}, "0 <= dropout < 1, got 1.0"),
-    "backend": ((Q, Q, Q), {"backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'.*lg.explain"),
-    "encoding name": ((Q, Q, Q), {"encoding": "rope"}, r"'rope' needs the option 'layout'"),
-    "encoding list": ((Q, Q, Q), {"encoding": [ROPE, "fox"]}, r"expected encodings, got 'fox'"),
-    "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, "Shaw was built with head_dim=16, q has 8"),
-    "rope head_dim": ((Q, Q, Q), {"encoding": lg.Rotary(16, "half")}, "Rotary was built with head_dim=16, q has 8"),
-    "no context": ((Q, Q, Q), {"encoding": lg.FoX(16, 4)}, r"reads the column 'forgotten'.*encoding.context\(x\)\[0\]"),
-    "short context": ((Q, Q, Q), SHORT, r"context\['forgotten'\]: expected \[2, heads, 5, ...\].*got \[2, 4, 3\]"),
-    "fraction": ((Q, Q, Q), {"k_positions": 0.5}, "got 0.5"),
-    "true": ((Q, Q, Q), {"k_positions": True}, "got True"),
-    "keys not given": ((Q2, Q, Q), {"q_positions": torch.tensor([3, 4])}, "k_positions: .*, for 2 queries .* 5 keys"),
-    "keys before zero": ((Q2, Q, Q), {"q_positions": 1}, "k_positions: expected them, for 2 queries at 1 and 5"),
+    "no list": ((Q.tolist(), Q, Q), {}, ("q", "list")),
+    "lengths": ((Q, Q, Q[:, :, :4]), {}, ("[2, 4, 5, 8]", "[2, 4, 4, 8]")),
+    "batches": ((Q[:1], Q, Q), {}, ("[1, 4, 5, 8]",)),
+    "empty": ((Q[:, :, :0], Q, Q), {}, ("[2, 4, 0, 8]",)),
+    "no heads": ((Q[:, :0],) * 3, {}, ("[2, 0, 5, 8]",)),
+    "scale": ((Q, Q, Q), {"scale": "big"}, ("scale", "None", "head_dim", "-0.5")),
+    "dropout": ((Q, Q, Q), {"dropout": 1.0}, ("dropout", "1.0")),
+    "backend": ((Q, Q, Q), {"backend": "tabel"}, ("'tabel'", "'table'", "lg.explain")),
+    "encoding name": ((Q, Q, Q), {"encoding": "rope"}, ("'rope'", "'layout'")),
+    "encoding list": ((Q, Q, Q), {"encoding": [ROPE, "fox"]}, ("'fox'",)),
+    "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, ("head_dim=16", "8", "Shaw")),
+    "rope head_dim": ((Q, Q, Q), {"encoding": lg.Rotary(16, "half")}, ("head_dim=16", "8", "Rotary")),
+    "no context": ((Q, Q, Q), {"encoding": lg.FoX(16, 4)}, ("'forgotten'", "context=encoding.context", "[0]")),
+    "short context": ((Q, Q, Q), SHORT, ("[2, heads, 5, ...]", "[2, 4, 3]")),
+    "fraction": ((Q, Q, Q), {"k_positions": 0.5}, ("k_positions", "0.5")),
+    "true": ((Q, Q, Q), {"k_positions": True}, ("k_positions", "True")),
+    "keys not given": ((Q2, Q, Q), {"q_positions": torch.tensor([3, 4])}, ("k_positions", "2", "[3, 4]", "5")),
+    "keys before zero": ((Q2, Q, Q), {"q_positions": 1}, ("k_positions", "2", "1", "5")),
     "queries not given": (
         (Q, Q2, Q2),
         {"k_positions": torch.tensor([3, 4])},
-        "q_positions: .*, for 5 queries and 2 keys",
+        ("q_positions", "5", "2"),
     ),
 }
 
@@ -205,8 +205,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("asked", [lg.attend, lg.explain])
 def test_refusals(asked, case):
-    tensors, options, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
+    tensors, options, words = REFUSED[case]
+    with refused(*words):
         asked(*tensors, **options)
 
 
@@ -224,5 +224,5 @@ def test_layers_of_one_forward_that_ask_for_other_backends_do_not_share_a_choice
     first, other = (lg.MultiHeadAttention(8, 2, encoding=encoding, backend=name) for name in ("auto", "transport"))
     with torch.set_grad_enabled(grad):
         first(x, inputs)
-        with pytest.raises(ValueError, match="transport"):
+        with refused("'transport'"):
             other(x, inputs)

@@ -8,7 +8,7 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.documents import places_of
 from longitude.attention.masks import Band
 from longitude.attention.patterns import Chunks, Dilated, Global, Prefix
-from tests.support import close, random, refused_calls
+from tests.support import close, random, refused, refused_calls
 
 HEADS, DIM = 4, 8
 
@@ -95,20 +95,20 @@ def test_chunk_attention_is_attention_to_chunks():
 
 
 @pytest.mark.parametrize(
-    ("mask", "message"),
+    ("mask", "words"),
     [
-        (Prefix(6), "whole prefix of 6 tokens, which attend to each other, got 5 tokens in the cache"),
-        (Prefix(torch.tensor([2, 6])) & lg.Documents(torch.zeros(6, dtype=torch.long)), "whole prefix of 6"),
-        (lg.Window(3) | Global([0]), r"Global: .* whole sequence in one call, or .*lg.Causal\(\)"),
-        (Chunks(3), "Chunks: cached tokens would attend to the new ones"),
-        (Band(3, 1), "Band: cached tokens attend to the 1 after them"),
+        (Prefix(6), ("prefix", "6", "5")),
+        (Prefix(torch.tensor([2, 6])) & lg.Documents(torch.zeros(6, dtype=torch.long)), ("prefix", "6")),
+        (lg.Window(3) | Global([0]), ("lg.Global", "lg.Causal")),
+        (Chunks(3), ("Chunks",)),
+        (Band(3, 1), ("Band", "1")),
     ],
 )
 @torch.no_grad()
-def test_a_cache_that_would_have_attended_to_the_future_is_refused(mask, message):
+def test_a_cache_that_would_have_attended_to_the_future_is_refused(mask, words):
     attention, cache, x = layer(), LongitudeCacheLayer(), random(2, 6, 16)
     attention(x[:, :5], cache=cache)
-    with pytest.raises(ValueError, match=message):
+    with refused(*words):
         attention(x[:, 5:], mask=mask, cache=cache)
     assert cache.get_seq_length() == 5
     attention(x[:, 5:], mask=Band(3, 0), cache=cache)
@@ -128,10 +128,10 @@ AHEAD = (Prefix(3), Prefix(torch.tensor([3])), lg.Window(2) | Global([0]), Band(
 GATES = (lg.FoX(16, HEADS), lg.PaTH(16, HEADS, 4), lg.CoPE(4))
 test_refusals = refused_calls(
     [
-        *((gated(gate, mask), "no meaning for keys in the future") for gate in GATES for mask in AHEAD),
-        (splitting(lg.Causal()), "'split' cannot: .*no prefix, no dilated window and no global tokens"),
-        (splitting(Global([1]) | Global([2])), "'split' cannot: .*global tokens need a local mask"),
-        (splitting(Dilated(3, 2) & Dilated(3, 4)), "'split' cannot: .*windows, padding and documents only"),
+        *((gated(gate, mask), "future", "lg.Causal") for gate in GATES for mask in AHEAD),
+        (splitting(lg.Causal()), "'split'", "cannot"),
+        (splitting(Global([1]) | Global([2])), "'split'", "cannot"),
+        (splitting(Dilated(3, 2) & Dilated(3, 4)), "'split'", "cannot"),
     ]
 )
 

@@ -14,6 +14,7 @@ from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Linear, YaRN
 from longitude.show import checkpoint
 from tests.checkpoints.published import KIMI_K2, MPT_16, OLMO_3, ORIGINAL, PHI_35_MOE, PUBLISHED, QWEN3_VL
+from tests.support import refused
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 96, "intermediate_size": 64}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
@@ -142,7 +143,7 @@ def test_a_layer_without_attention_has_no_mixer():
     conv, full = lg.layers_from_hugging_face(config, "half")[:2]
     assert (conv.attends, full.attends) == (False, True) and full.mixer == {"name": "attention"}
     assert conv.encoding == [{"name": "none"}] and full.encoding[0]["name"] == "rope"
-    with pytest.raises(ValueError, match="without"):
+    with refused("without"):
         _ = conv.mixer
 
 
@@ -193,7 +194,7 @@ def test_a_class_has_a_base_of_its_own_and_that_of_all_classes_is_none():
     small = {"num_hidden_layers": 6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     found = lg.from_hugging_face({"model_type": "gemma3_text", **small})
     assert found == {"full_attention": RopeConfig(1e6, Linear(8.0)), "sliding_attention": RopeConfig(1e4)}
-    with pytest.raises(ValueError, match="rope_theta"):
+    with refused("rope_theta"):
         lg.from_hugging_face({"model_type": "llama", **small})
 
 

@@ -12,7 +12,7 @@ from longitude.checkpoints.families.recurrent import from_recurrent, to_transfor
 from longitude.checkpoints.quiet import quiet
 from tests.checkpoints.recurrent_models import CASES, logits, some_ids, theirs
 from tests.measure.conftest import build
-from tests.support import close, refused_calls
+from tests.support import close, refused, refused_calls
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_folders_of_mamba_ssm(case, tmp_path, ids):
     torch.save(state, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps(OF_MAMBA_SSM | {"ssm_cfg": ssm}))
     close(logits(from_recurrent(tmp_path, allow_pickle=True), ids), logits(model, ids), atol=1e-5)
-    with pytest.raises(ValueError, match="its weights are a pickle"):
+    with refused("pytorch_model", "allow_pickle=True"):
         from_recurrent(tmp_path)
     for key, value in {
         "attn_layer_idx": [1],
@@ -48,7 +48,7 @@ def test_folders_of_mamba_ssm(case, tmp_path, ids):
         "rms_norm": False,
     }.items():
         (tmp_path / "config.json").write_text(json.dumps({**OF_MAMBA_SSM, "ssm_cfg": ssm, key: value}))
-        with pytest.raises(ValueError, match=f"{key}.* is not understood"):
+        with refused(key):
             from_recurrent(tmp_path, allow_pickle=True)
 
 
@@ -64,31 +64,31 @@ def test_dtype_and_generation_options(tmp_path, ids):
 
 
 BAD_KEYS = [
-    ("mamba", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not understood; expected 'silu' or 'swish'"),
-    ("mamba", {"sliding_window": 8}, "sliding_window = 8 is not understood"),
-    ("mamba", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config = .* is not understood"),
-    ("mamba", {"rms_norm": False}, "rms_norm = False is not understood"),
-    ("mamba", {"d_model": 25}, "d_model = 25 is not understood; expected 24, which is hidden_size"),
-    ("mamba", {"intermediate_size": 40}, "intermediate_size = 40 .* expected a multiple of hidden_size = 24"),
-    ("mamba", {"state_size": 6}, r"backbone.layers.0.mixer.A_log is \[48, 5\] in the weights and \[48, 6\] by config.json"),
-    ("mamba", {"num_hidden_layers": 4}, "the weights lack 12 of the model's tensors, such as backbone.layers.3.mixer.A_log"),
-    ("mamba", {"num_hidden_layers": 2}, "12 of its tensors have no place in the model, such as backbone.layers.2.mixer.A_log"),
-    ("mamba", {"vocab_size": "many"}, "no configuration of mamba"),
-    ("mamba2", {"time_step_limit": [0.01, 1.0]}, r"time_step_limit = \[0.01, 1.0\] is not understood"),
-    ("mamba2", {"num_heads": 5}, "no configuration of mamba2"),
-    ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-06 is not understood; expected 1e-05"),
-    ("rwkv", {"model_type": "llama"}, "expected a model of type mamba, .*, got 'llama'"),
+    ("mamba", {"hidden_act": "gelu"}, ("hidden_act", "'gelu'", "'silu'", "'swish'")),
+    ("mamba", {"sliding_window": 8}, ("sliding_window", "8")),
+    ("mamba", {"quantization_config": {"quant_method": "gptq"}}, ("quantization_config", "'quant_method'", "'gptq'")),
+    ("mamba", {"rms_norm": False}, ("rms_norm", "False")),
+    ("mamba", {"d_model": 25}, ("d_model", "25", "24", "hidden_size")),
+    ("mamba", {"intermediate_size": 40}, ("intermediate_size", "40", "hidden_size", "24")),
+    ("mamba", {"state_size": 6}, ("backbone.layers.0.mixer.A_log", "[48, 5]", "[48, 6]")),
+    ("mamba", {"num_hidden_layers": 4}, ("12", "backbone.layers.3.mixer.A_log")),
+    ("mamba", {"num_hidden_layers": 2}, ("12", "backbone.layers.2.mixer.A_log")),
+    ("mamba", {"vocab_size": "many"}, ("mamba", "'vocab_size'")),
+    ("mamba2", {"time_step_limit": [0.01, 1.0]}, ("time_step_limit", "[0.01, 1.0]")),
+    ("mamba2", {"num_heads": 5}, ("mamba2",)),
+    ("rwkv", {"layer_norm_epsilon": 1e-6}, ("layer_norm_epsilon", "1e-06", "1e-05")),
+    ("rwkv", {"model_type": "llama"}, ("falcon_mamba", "'llama'")),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "keys", "message"), BAD_KEYS)
-def test_keys_that_are_not_understood(case, keys, message, tmp_path):
+@pytest.mark.parametrize(("case", "keys", "words"), BAD_KEYS)
+def test_keys_that_are_not_understood(case, keys, words, tmp_path):
     theirs(case).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | keys))
-    with pytest.raises(ValueError, match=message) as refused:
+    with refused(*words) as caught:
         from_recurrent(tmp_path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_not_whole(tmp_path):
@@ -96,29 +96,29 @@ def test_weights_that_are_not_whole(tmp_path):
     model.save_pretrained(tmp_path)
     shard = tmp_path / "model.safetensors"
     whole = load_file(shard)
-    for change, message in (
-        (lambda w: w.pop("lm_head.weight"), "the weights lack 1 of the model's tensors, such as lm_head.weight"),
+    for change, words in (
+        (lambda w: w.pop("lm_head.weight"), ["1", "lm_head.weight"]),
         (
             lambda w: w.update({"backbone.more": torch.ones(1)}),
-            "1 of its tensors have no place .* such as backbone.more",
+            ["1", "backbone.more"],
         ),
-        (lambda w: w["backbone.norm_f.weight"].fill_(torch.nan), "has numbers that are not finite"),
+        (lambda w: w["backbone.norm_f.weight"].fill_(torch.nan), ["finite"]),
     ):
         state = {name: tensor.clone() for name, tensor in whole.items()}
         change(state)
         save_file(state, shard)
-        with pytest.raises(ValueError, match=message):
+        with refused(*words):
             from_recurrent(tmp_path)
     shard.write_bytes(shard.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"model\.safetensors: the weights are truncated or broken"):
+    with refused("safetensors"):
         from_recurrent(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(whole, shard)
-    with pytest.raises(ValueError, match="its head is another matrix than its embedding"):
+    with refused("tie_word_embeddings", "True"):
         from_recurrent(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"there is no config\.json"):
+    with refused("config.json"):
         from_recurrent(tmp_path)
 
 
@@ -129,26 +129,29 @@ def ours(**options):
 
 test_mistakes = refused_calls(
     [
-        (lambda: from_recurrent("no/such/folder"), "there is no such folder"),
-        (lambda: from_recurrent(3), "expected a path or a model of transformers, got int"),
-        (lambda: from_recurrent(build("llama")), "expected a model of type mamba, .*, got 'llama'"),
-        (lambda: from_recurrent(theirs("mamba"), dtype="int8"), "unknown dtype 'int8'"),
+        (lambda: from_recurrent("no/such/folder"), "folder"),
+        (lambda: from_recurrent(3), "from_recurrent", "int"),
+        (lambda: from_recurrent(build("llama")), "falcon_mamba", "'llama'"),
+        (lambda: from_recurrent(theirs("mamba"), dtype="int8"), "'int8'"),
         (
             lambda: to_transformers(build("llama")),
-            "expected a model of mamba, mamba2 or rwkv4 .*, got LlamaForCausalLM",
+            "to_transformers",
+            "LlamaForCausalLM",
         ),
-        (lambda: to_transformers(ours(mixer="mamba3")), "got one of mamba3"),
-        (lambda: to_transformers(ours(mixer=None, mixers=["mamba", "attention"])), "got one of mamba, attention"),
-        (lambda: to_transformers(ours(mlp="dense")), "would have intermediate_size = None, this model has 64"),
-        (lambda: to_transformers(ours(embedding_scale=2.0)), "would have embedding_scale = 1.0, this model has 2.0"),
+        (lambda: to_transformers(ours(mixer="mamba3")), "to_transformers"),
+        (lambda: to_transformers(ours(mixer=None, mixers=["mamba", "attention"])), "to_transformers"),
+        (lambda: to_transformers(ours(mlp="dense")), "intermediate_size", "None", "64"),
+        (lambda: to_transformers(ours(embedding_scale=2.0)), "embedding_scale", "1.0", "2.0"),
         (
             lambda: to_transformers(ours(mixer="mamba2")),
-            "would have norm_eps of the mixer = 1e-06, this model has 1e-05",
+            "norm_eps",
+            "1e-06",
+            "1e-05",
         ),
-        (lambda: to_transformers(ours(encoding="sinusoidal")), "would have encoding = 'none'"),
+        (lambda: to_transformers(ours(encoding="sinusoidal")), "'none'"),
         (
             lambda: to_transformers(ours(mixer="rwkv4", mlp="rwkv")),
-            "a rwkv of transformers would have norm = 'layernorm', this",
+            "'layernorm'",
         ),
     ]
 )

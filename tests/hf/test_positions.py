@@ -14,7 +14,7 @@ from longitude.hf import from_pretrained, set_positions
 from longitude.models.cache_names import cache_in, named
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
-from tests.support import close as near, parameter_gradients, refused_calls
+from tests.support import close as near, parameter_gradients, refused, refused_calls
 
 REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {
     "axial_rope": "2 axes",
@@ -96,7 +96,7 @@ def test_a_mask_of_four_dimensions(ids, placed):
         model = placed("llama", spec(name))
         got = model(ids, attention_mask=mask.expand(2, 1, 17, 17), position_ids=two, use_cache=False).logits
         close(got, model(ids, position_ids=two, use_cache=False).logits)
-    with pytest.raises(ValueError, match="the encoding reads the tokens too"):
+    with refused("attention_mask", "[B, 1, L, keys]", "[B, tokens]"):
         placed("llama", "fox")(ids, attention_mask=mask.expand(2, 1, 17, 17))
 
 
@@ -151,7 +151,7 @@ def test_offsets_of_a_scaled_rotation(ids, placed, stock):
     own = stock("llama", rope_parameters=llama3)(ids).logits
     close(placed("llama", wide, rope_parameters=llama3)(ids).logits, own, atol=1e-5)
     assert (own - stock("llama")(ids).logits).abs().max() > 1e-3
-    with pytest.raises(ValueError, match="a scaling that follows no length"):
+    with refused("DynamicNTK", "factor=2.0", "original_max_length=64", "max_length=None"):
         placed("llama", wide, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
 
 
@@ -173,7 +173,7 @@ def test_saved_and_loaded(name, ids, tmp_path, monkeypatch, placed):
     close(loaded.state_dict(), model.state_dict(), atol=0.0)
     assert loaded.config.longitude_positions == model.config.longitude_positions
     assert from_pretrained(tmp_path, dtype=torch.bfloat16)(ids).logits.dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="from_pretrained"):
+    with refused("longitude.hf.from_pretrained"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
     monkeypatch.delitem(ROPE_INIT_FUNCTIONS, "longitude")  # where Longitude is not imported
     with pytest.raises(KeyError, match="longitude"):
@@ -185,7 +185,7 @@ def test_weights_that_lack_the_encoding_are_refused(tmp_path, placed):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.longitude_positions.0.table"]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lack model\.longitude_positions\.0\.table"):
+    with refused("model.longitude_positions", "0.table"):
         from_pretrained(tmp_path)
 
 
@@ -235,24 +235,24 @@ def test_set_again_and_alone(ids, stock):
 @pytest.mark.parametrize(
     ("encoding", "words"),
     [
-        *((spec(name), words) for name, words in REFUSED.items()),
-        ({"name": "alibi", "num_heads": 3}, "alibi has num_heads=3, and the model 4"),
-        ({"name": "rope", "layout": "half", "head_dim": 8}, "rope has head_dim=8, and the model 4"),
-        (lg.ALiBi(num_heads=3), "alibi has num_heads=3, and the model 4"),
-        ([], "a list of at least one"),
-        (None, "got None"),
-        (3, "got 3"),
-        ("kerpel_log", "did you mean 'kerple_log'"),
-        ("rope", "needs layout='half'"),
-        ({"name": "self_extend", "layout": "half"}, "self_extend needs window, which the length of"),
-        (["alibi", lg.Rotary(4, "half")], "both in one list"),
+        *((spec(name), [words]) for name, words in REFUSED.items()),
+        ({"name": "alibi", "num_heads": 3}, ["alibi", "num_heads=3", "4"]),
+        ({"name": "rope", "layout": "half", "head_dim": 8}, ["rope", "head_dim=8", "4"]),
+        (lg.ALiBi(num_heads=3), ["alibi", "num_heads=3", "4"]),
+        ([], ["set_positions", "[]"]),
+        (None, ["set_positions", "None"]),
+        (3, ["set_positions", "3"]),
+        ("kerpel_log", ["'kerple_log'"]),
+        ("rope", ["layout='half'"]),
+        ({"name": "self_extend", "layout": "half"}, ["self_extend", "window"]),
+        (["alibi", lg.Rotary(4, "half")], ["set_positions", "Encodings"]),
     ],
     ids=str,
 )
 def test_what_can_never_run_is_refused_and_changes_nothing(encoding, words, ids, stock):
     model = stock()
     before, config = model(ids).logits, model.config
-    with pytest.raises(ValueError, match=words):
+    with refused(*words):
         set_positions(model, encoding)
     assert model.config is config and config._attn_implementation == "sdpa"
     assert not hasattr(config, "longitude_positions")
@@ -260,25 +260,25 @@ def test_what_can_never_run_is_refused_and_changes_nothing(encoding, words, ids,
 
 
 def test_wrong_use_is_refused(ids, tmp_path, placed, stock):
-    with pytest.raises(ValueError, match="no rotation to replace"):
+    with refused("set_positions", "GPT2Model", "rotary_emb"):
         set_positions(stock("gpt2", n_embd=16, n_layer=2, n_head=4), "alibi")
-    with pytest.raises(ValueError, match="no meaning for keys in the future"):
+    with refused("future", "lg.Causal"):
         placed("llama", "fox", is_causal=False)(ids)
     model = placed("llama", "alibi")
-    with pytest.raises(ValueError, match="static"):
+    with refused("static"):
         model(ids, **named(StaticCache(config=model.config, max_cache_len=20)))
     filled = cache_in(stock()(ids, use_cache=True))
-    with pytest.raises(ValueError, match="a filled DynamicCache"):
+    with refused("cache", "DynamicCache"):
         model(ids, **named(filled))
-    with pytest.raises(ValueError, match=r"attention_mask: expected bool .* for all heads"):
+    with refused("attention_mask", "[17, 17]", "[2, 1, 17, 17]"):
         model(ids, attention_mask=torch.ones(2, 4, 17, 17, dtype=torch.bool))
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="was set to 'sdpa'"):
+    with refused("'sdpa'"):
         model(ids)
     stock().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no encoding was set"):
+    with refused("longitude_positions"):
         from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="expected a folder or a name of the hub"):
+    with refused("missing", "hub"):
         from_pretrained(str(tmp_path / "missing"))
 
 
@@ -313,10 +313,10 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
 
 test_wrong_layers = refused_calls([
     (lambda: set_positions(llama(3), {"layers": ["alibi", "none"]}),
-     "set_positions: expected 3, one per layer, or a pattern whose length divides 3, got 2"),
-    (lambda: set_positions(llama(2), {"layers": [lg.ALiBi(4)]}), "expected names and options in layers, got Encodings"),
-    (lambda: set_positions(llama(2), {"layers": ["alibi"], "base": 3}), r'expected \{"layers": \[an encoding, ...\]\} alone'),
-    (lambda: set_positions(llama(2), {"layers": ["sinusoidal"]}), "acts on the model's input"),
+     "set_positions", "3", "2"),
+    (lambda: set_positions(llama(2), {"layers": [lg.ALiBi(4)]}), "set_positions", "Encodings"),
+    (lambda: set_positions(llama(2), {"layers": ["alibi"], "base": 3}), "'layers'", "['alibi']", "'base'", "3"),
+    (lambda: set_positions(llama(2), {"layers": ["sinusoidal"]}), "set_positions", "lg.LongitudeConfig"),
 ])  # fmt: skip
 
 
@@ -333,7 +333,7 @@ def test_bases_by_type_of_layer(ids, stock):
     rope = {"name": "rope", "layout": "half"}
     own = stock("gemma3_text", **more)(ids).logits
     model = stock("gemma3_text", **more)
-    with pytest.raises(ValueError, match=r"layers have several \(sliding_attention 10000.0, full_attention 500.0\)"):
+    with refused("sliding_attention", "10000.0", "full_attention", "500.0"):
         set_positions(model, rope)
     set_positions(model, {"layers": [rope]})
     near(model(ids).logits, own, 1e-5)

@@ -18,7 +18,7 @@ import longitude.hf  # registers
 from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import StockMask
 from longitude.models.cache_names import cache_in, named
-from tests.support import close as near
+from tests.support import close as near, refused
 
 close = partial(near, atol=1e-10)
 
@@ -108,20 +108,20 @@ def test_documents(name, pair, ids):
 @pytest.mark.parametrize(
     ("marks", "reason"),
     [
-        ({"cu_seq_lens_q": ENDS, "position_ids": PLACES.roll(1)}, "other documents than position_ids"),
-        ({"cu_seq_lens_q": ENDS, "seq_idx": NUMBERS.roll(1)}, "seq_idx and cu_seq_lens_q mark different documents"),
-        ({"cu_seq_lens_q": ENDS[:2]}, "expected numbers that rise from 0 to the 17 tokens"),
+        ({"cu_seq_lens_q": ENDS, "position_ids": PLACES.roll(1)}, ("position_ids",)),
+        ({"cu_seq_lens_q": ENDS, "seq_idx": NUMBERS.roll(1)}, ("seq_idx", "cu_seq_lens_q")),
+        ({"cu_seq_lens_q": ENDS[:2]}, ("0", "17")),
     ],
 )
 def test_marks_that_contradict_each_other(marks, reason, stock, ids):
-    with pytest.raises(ValueError, match=reason):
+    with refused(*reason):
         stock("llama", "longitude")(ids[:1], use_cache=False, **marks)
 
 
 def test_marks_behind_a_cache_are_refused(stock, ids):
     model = stock("llama", "longitude")
     cache = cache_in(model(ids[:1, :4]))
-    with pytest.raises(ValueError, match="this one has a cache or memories"):
+    with refused("seq_idx", "document_ids", "use_cache=False"):
         model(ids[:1], **named(cache), seq_idx=NUMBERS)
 
 
@@ -295,21 +295,26 @@ DENSE = torch.ones(2, 1, 17, 17, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("kind", "more", "inputs", "reason"),
     [
-        ("gemma2", GEMMA, {}, "softcap"),
+        ("gemma2", GEMMA, {}, ("softcap",)),
         (
             "llama",
             {},
             {"attention_mask": DENSE.expand(2, 4, 17, 17)},
-            r"attention_mask: expected bool .* for all heads",
+            ("attention_mask", "[17, 17]", "[2, 1, 17, 17]"),
         ),
-        ("llama", {}, {"attention_mask": DENSE * 1.5}, r"attention_mask: .* adds other numbers"),
-        ("llama", {}, {"attention_mask": DENSE[..., 1:]}, r"attention_mask: expected bool \[17, 17\]"),
-        ("llama", {}, {"attention_mask": DENSE[:1], "seq_idx": torch.arange(34).view(2, 17) // 9}, "one of both"),
-        ("llama", {}, {"attention_mask": torch.ones(2, 9)}, r"expected \[2, 17\]"),
-        ("llama", {}, {"head_mask": torch.ones(4)}, "head_mask"),
-        ("llama", {}, {"s_aux": torch.ones(3)}, r"s_aux: expected a logit for each head of queries, \[4\], got \[3\]"),
-        ("llama", {}, {"cu_seq_lens_q": ENDS}, "one row, the flattened batch; expected batch 1, got 2"),
-        ("bloom", {"n_layer": 2, "n_head": 4}, {}, "Bloom"),
+        ("llama", {}, {"attention_mask": DENSE * 1.5}, ("attention_mask", "[17, 17]", "[2, 1, 17, 17]", "0")),
+        ("llama", {}, {"attention_mask": DENSE[..., 1:]}, ("attention_mask", "[17, 17]")),
+        (
+            "llama",
+            {},
+            {"attention_mask": DENSE[:1], "seq_idx": torch.arange(34).view(2, 17) // 9},
+            ("seq_idx", "[B, 1, L, keys]"),
+        ),
+        ("llama", {}, {"attention_mask": torch.ones(2, 9)}, ("attention_mask", "[2, 17]")),
+        ("llama", {}, {"head_mask": torch.ones(4)}, ("head_mask",)),
+        ("llama", {}, {"s_aux": torch.ones(3)}, ("s_aux", "[4]", "[3]")),
+        ("llama", {}, {"cu_seq_lens_q": ENDS}, ("cu_seq_lens_q", "1", "2")),
+        ("bloom", {"n_layer": 2, "n_head": 4}, {}, ("BloomForCausalLM",)),
     ],
     ids=[
         "softcap",
@@ -325,14 +330,14 @@ DENSE = torch.ones(2, 1, 17, 17, dtype=torch.bool)
     ],
 )
 def test_what_it_cannot_honour_is_refused(kind, more, inputs, reason, stock, ids):
-    with pytest.raises(ValueError, match=reason):
+    with refused(*reason):
         stock(kind, "longitude", **more)(ids, **inputs)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_would_change_the_attention_is_refused(name):
     q = k = v = torch.randn(1, 2, 9, 4)
-    with pytest.raises(ValueError, match=f"does not support {name}: "):
+    with refused(name):
         stock_attention(torch.nn.Module(), q, k, v, None, **{name: torch.ones(2)})
     stock_attention(torch.nn.Module(), q, k, v, None, **{name: None})
 
@@ -349,5 +354,5 @@ def test_what_their_attention_reads_is_known():
 def test_a_mask_of_another_kind_is_refused(stock, ids):
     """Images that attend to themselves both ways, as some models have."""
     config, blocks = stock("llama", "longitude").config, torch.zeros_like(ids)
-    with pytest.raises(ValueError, match="another mask, 'or_masks'"):
+    with refused("'or_masks'"):
         create_causal_mask(config, torch.empty(2, 17, 0), None, None, block_sequence_ids=blocks)

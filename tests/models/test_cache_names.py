@@ -19,7 +19,7 @@ from transformers import (
 
 from longitude.models import LongitudeForCausalLM, LongitudeForSeq2SeqLM, LongitudeModel
 from longitude.models.cache_names import ATTENTION, INSTALLED, cache_in, cache_name, named, renamed
-from tests.support import close
+from tests.support import close, refused
 
 KINDS = [LongitudeForCausalLM, LongitudeModel, LongitudeForSeq2SeqLM]
 HEADS = [LongitudeForCausalLM, LongitudeForSeq2SeqLM]
@@ -51,7 +51,7 @@ def test_models_take_both(name, kind, build, ids):
 
 @pytest.mark.parametrize("kind", [*HEADS, LongitudeModel])
 def test_two_caches_are_refused(kind, build, ids):
-    with pytest.raises(ValueError, match=r"expected cache or past_key_values, .* got both"):
+    with refused("past_key_values", "5.24"):
         called(build("rope", kind), ids(), cache=empty(kind), past_key_values=empty(kind))
 
 
@@ -72,9 +72,7 @@ def test_a_compiled_step_takes_both(name, kind, build, ids):
     "cache", [((torch.zeros(2, 2, 3, 8),) * 2,), empty(LongitudeForSeq2SeqLM)], ids=["tuple", "of both"]
 )
 def test_what_is_no_cache_of_a_decoder_is_refused(cache, build, ids):
-    with pytest.raises(
-        ValueError, match=f"cache: expected a LongitudeCache or a DynamicCache, got {type(cache).__name__}"
-    ):
+    with refused("cache", "LongitudeCache", type(cache).__name__):
         build("rope")(ids(2, 4), cache=cache)
 
 
@@ -93,7 +91,7 @@ def test_generate_takes_both(name, options, kind, build, ids):
 
 
 def test_two_caches_of_generate_are_refused(build, ids):
-    with pytest.raises(ValueError, match="got both"):
+    with refused("both"):
         build("rope").generate(ids(), max_new_tokens=1, cache=DynamicCache(), past_key_values=DynamicCache())
 
 

@@ -15,7 +15,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM, LongitudeFor
 from longitude.models.decoder import LongitudeModel
 from longitude.models.encoder import LongitudeEncoder
 from longitude.models.seq2seq import LongitudeEncoderDecoder
-from tests.support import close, parameter_gradients
+from tests.support import close, parameter_gradients, refused
 
 CAUSAL, MASKED, SEQ2SEQ = LongitudeForCausalLM, LongitudeForMaskedLM, LongitudeForSeq2SeqLM
 BASES = {CAUSAL: LongitudeModel, MASKED: LongitudeEncoder, SEQ2SEQ: LongitudeEncoderDecoder}
@@ -101,7 +101,7 @@ def test_chosen_hidden_states(kind, build):
         out = model(**x, output_hidden_states=chosen)
         for name, states in ending(every, "hidden_states").items():
             same(out[name], tuple(state if i in kept else None for i, state in enumerate(states)))
-    with pytest.raises(ValueError, match="expected indices from -3 to 2, got 3"):
+    with refused("indices", "-3", "2"):
         model(**x, output_hidden_states=[3])
 
 
@@ -128,7 +128,7 @@ def test_layers_without_weights(kind, build):
     out = model(**x, output_attentions=True, output_hidden_states=True)
     assert out.attentions[0] is None and out.attentions[1].shape == (2, 4, 9, 9)
     assert all(state.shape == (2, 9, 16) for state in out.hidden_states)
-    with pytest.raises(ValueError, match=r"output_attentions: no layer .* are Retention; expected one of attention, "):
+    with refused("output_attentions"):
         build("none", kind, mixer="retention")(**x, output_attentions=True)
 
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_another_kind_is_refused(kind, build, tmp_path):
     readers = {other: other.written_by for other in CLASSES} | {auto: one.__name__ for one, auto in AUTO.items()}
     for other, written_by in readers.items():
         if written_by != kind.written_by:
-            with pytest.raises(ValueError, match=f"expected a checkpoint of {written_by}, got one of {kind.__name__}"):
+            with refused(written_by, kind.__name__):
                 other.from_pretrained(tmp_path)
 
 
@@ -282,50 +282,48 @@ def test_dropout_acts_in_training_alone(kind, build):
 X = torch.full((2, 6), 3)
 ONES = torch.ones(2, 6, 16).double()
 REFUSED = [
-    (CAUSAL, {"atention_mask": X}, "unknown argument 'atention_mask': did you mean 'attention_mask'"),
-    (MASKED, {"atention_mask": X}, "unknown argument 'atention_mask': did you mean 'attention_mask'"),
-    (SEQ2SEQ, {"decoder_inputs_ids": X}, "unknown argument 'decoder_inputs_ids': did you mean 'decoder_input_ids'"),
-    (MASKED, {"use_cache": True}, "unknown argument 'use_cache'"),
-    (CAUSAL, {"input_ids": None}, "expected either input_ids or inputs_embeds"),
-    (CAUSAL, {"inputs_embeds": ONES}, "expected either input_ids or inputs_embeds"),
-    (SEQ2SEQ, {"input_ids": None}, "expected either input_ids or inputs_embeds"),
-    (SEQ2SEQ, {"labels": None}, "expected labels, or either decoder_input_ids or decoder_inputs_embeds"),
-    (SEQ2SEQ, {"decoder_input_ids": X, "decoder_inputs_embeds": ONES}, "expected labels, or either"),
-    (CAUSAL, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
-    (CAUSAL, {"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask: .*got \[2, 1, 6, 6\]"),
-    (CAUSAL, {"attention_mask": torch.tensor([[-1e9] + [0.0] * 5] * 2)}, "expected 1 for tokens and 0 for padding"),
-    (MASKED, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
-    (SEQ2SEQ, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
-    (SEQ2SEQ, {"decoder_attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
+    (CAUSAL, {"atention_mask": X}, ("'atention_mask'", "'attention_mask'")),
+    (MASKED, {"atention_mask": X}, ("'atention_mask'", "'attention_mask'")),
+    (SEQ2SEQ, {"decoder_inputs_ids": X}, ("'decoder_inputs_ids'", "'decoder_input_ids'")),
+    (MASKED, {"use_cache": True}, ("'use_cache'",)),
+    (CAUSAL, {"input_ids": None}, ("input_ids", "inputs_embeds")),
+    (CAUSAL, {"inputs_embeds": ONES}, ("input_ids", "inputs_embeds")),
+    (SEQ2SEQ, {"input_ids": None}, ("input_ids", "inputs_embeds")),
+    (SEQ2SEQ, {"labels": None}, ("decoder_input_ids", "decoder_inputs_embeds")),
+    (SEQ2SEQ, {"decoder_input_ids": X, "decoder_inputs_embeds": ONES}, ("decoder_input_ids", "decoder_inputs_embeds")),
+    (CAUSAL, {"attention_mask": X[:, :5]}, ("attention_mask", "[2, 6]", "[2, 5]")),
+    (CAUSAL, {"attention_mask": torch.ones(2, 1, 6, 6)}, ("attention_mask", "[2, 6]", "[2, 1, 6, 6]")),
+    (CAUSAL, {"attention_mask": torch.tensor([[-1e9] + [0.0] * 5] * 2)}, ("1", "0")),
+    (MASKED, {"attention_mask": X[:, :5]}, ("attention_mask", "[2, 6]", "[2, 5]")),
+    (SEQ2SEQ, {"attention_mask": X[:, :5]}, ("attention_mask", "[2, 6]", "[2, 5]")),
+    (SEQ2SEQ, {"decoder_attention_mask": X[:, :5]}, ("attention_mask", "[2, 6]", "[2, 5]")),
     (
         SEQ2SEQ,
         {"input_ids": None, "encoder_outputs": (ONES[:, :4],), "attention_mask": X},
-        r"attention_mask: expected \[2, 4\], one per token of the source, got \[2, 6\]",
+        ("attention_mask", "[2, 4]", "[2, 6]"),
     ),
-    (CAUSAL, {"document_ids": X[:1]}, r"document_ids: expected \[2, 6\].*got \[1, 6\]"),
-    (CAUSAL, {"document_ids": X - 4}, "document_ids: expected numbers of 0 or more, got -1; .*attention_mask"),
-    (SEQ2SEQ, {"document_ids": X}, "document_ids: an encoder-decoder has one source and one target per row"),
-    (CAUSAL, {"seq_idx": X - 4}, "seq_idx: expected numbers of 0 or more, got -1; .*attention_mask"),
-    (CAUSAL, {"labels": X[:, :5]}, r"labels: expected \[2, 6\], got \[2, 5\]"),
-    (CAUSAL, {"labels": X[:, :5], "document_ids": X}, r"labels: expected \[2, 6\], got \[2, 5\]"),
-    (CAUSAL, {"labels": X[0]}, r"labels: expected \[2, 6\], got \[6\]"),
-    (MASKED, {"labels": X[:, :5]}, r"labels: expected \[2, 6\], got \[2, 5\]"),
-    (SEQ2SEQ, {"decoder_input_ids": X, "labels": X[:, :5]}, r"labels: expected \[2, 6\], got \[2, 5\]"),
-    (CAUSAL, {"shift_labels": X[:, :5]}, r"shift_labels: expected \[2, 6\], got \[2, 5\]"),
-    (CAUSAL, {"position_ids": X[:, :5]}, r"position_ids: expected \[6\] or \[2, 6\], got \[2, 5\]"),
-    (CAUSAL, {"position_ids": torch.arange(6.0)}, "position_ids: expected integer positions"),
-    (CAUSAL, {"position_ids": X - 4}, "position_ids: expected positions of 0 or more, got -1"),
-    (SEQ2SEQ, {"cache": DynamicCache()}, "cache: expected transformers' EncoderDecoderCache"),
+    (CAUSAL, {"document_ids": X[:1]}, ("document_ids", "[2, 6]", "[1, 6]")),
+    (CAUSAL, {"document_ids": X - 4}, ("document_ids", "0", "-1", "attention_mask")),
+    (SEQ2SEQ, {"document_ids": X}, ("document_ids",)),
+    (CAUSAL, {"seq_idx": X - 4}, ("seq_idx", "0", "-1", "attention_mask")),
+    (CAUSAL, {"labels": X[:, :5]}, ("labels", "[2, 6]", "[2, 5]")),
+    (CAUSAL, {"labels": X[:, :5], "document_ids": X}, ("labels", "[2, 6]", "[2, 5]")),
+    (CAUSAL, {"labels": X[0]}, ("labels", "[2, 6]", "[6]")),
+    (MASKED, {"labels": X[:, :5]}, ("labels", "[2, 6]", "[2, 5]")),
+    (SEQ2SEQ, {"decoder_input_ids": X, "labels": X[:, :5]}, ("labels", "[2, 6]", "[2, 5]")),
+    (CAUSAL, {"shift_labels": X[:, :5]}, ("shift_labels", "[2, 6]", "[2, 5]")),
+    (CAUSAL, {"position_ids": X[:, :5]}, ("position_ids", "[6]", "[2, 6]", "[2, 5]")),
+    (CAUSAL, {"position_ids": torch.arange(6.0)}, ("position_ids", "torch.float32")),
+    (CAUSAL, {"position_ids": X - 4}, ("positions", "position_ids", "0", "-1")),
+    (SEQ2SEQ, {"cache": DynamicCache()}, ("cache", "EncoderDecoderCache")),
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"), REFUSED, ids=lambda case: case if isinstance(case, str) else ""
-)
-def test_refusals(kind, options, message, build):
+@pytest.mark.parametrize(("kind", "options", "words"), REFUSED, ids=lambda case: case if isinstance(case, str) else "")
+def test_refusals(kind, options, words, build):
     model = build("rope", kind, bos_token_id=1)
     given = {"input_ids": X, **({"labels": X} if kind is SEQ2SEQ and "decoder_input_ids" not in options else {})}
-    with pytest.raises(ValueError, match=message):
+    with refused(*words):
         model(**given | options)
 
 
@@ -350,12 +348,12 @@ def test_embeddings_instead_of_tokens(kind, build):
     good = {name: torch.ones(2, 6, 16) for name in embedded}
     for name in good:
         for wrong in EMBEDS.values():
-            with pytest.raises(ValueError, match=rf"^{name}: expected .*\[.*16\].*, got .*; "):
+            with refused(name, "16"):
                 model(**good | {name: wrong})
     model(**good)
     with torch.autocast("cpu", torch.bfloat16):
         model(**{name: embeds.bfloat16() for name, embeds in good.items()})
-        with pytest.raises(ValueError, match="inputs_embeds: expected"):
+        with refused("inputs_embeds"):
             model(**dict.fromkeys(good, EMBEDS["width"]))
 
 

@@ -9,6 +9,7 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.state_cache import StateLayer
 from longitude.models.cache_names import cache_in
 from tests.models.conftest import mixer_spec
+from tests.support import refused
 
 SPECS = [*lg.list_encodings(), ["rope", "fox"]]
 NEW = 9
@@ -104,16 +105,16 @@ def test_a_mask_is_of_all_tokens(new, build, ids):
     if new == 21:
         assert torch.equal(masked(None), want)
     for tokens in (1, 20, 22, 35, *[None] * (new == 1)):
-        with pytest.raises(ValueError, match=f"attention_mask.*{20 + new}.* 20 "):
+        with refused("attention_mask", str(20 + new), "20"):
             masked(tokens)
-    with pytest.raises(ValueError, match=r"attention_mask.*21"):
+    with refused("attention_mask", "[1, 21]"):
         generate(model, x, attention_mask=x.new_ones(1, 23))
 
 
 def test_a_mask_of_a_target_is_of_all_its_tokens(build, ids):
     model = build("alibi", lg.LongitudeForSeq2SeqLM, bos_token_id=1)
     options = {"decoder_input_ids": ids(1, 5), "do_sample": False, "max_new_tokens": 2}
-    with pytest.raises(ValueError, match=r"decoder_attention_mask.*5"):
+    with refused("decoder_attention_mask", "[1, 5]"):
         model.generate(ids(1, 9), **options, decoder_attention_mask=torch.ones(1, 7))
     assert model.generate(ids(1, 9), **options, decoder_attention_mask=torch.ones(1, 5)).shape == (1, 8)  # and BOS
 
@@ -123,7 +124,7 @@ def test_what_equals_the_padding_inside_of_a_prompt_needs_a_mask(build, ids):
     model, x = build("alibi"), ids(1, 9)
     x[0, 4] = 0
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    with pytest.raises(ValueError, match=r"pad_token_id: 0 .*attention_mask"):
+    with refused("pad_token_id", "0", "attention_mask"):
         model.generate(x, **options)
     assert model.generate(x, attention_mask=torch.ones_like(x), **options) is not None
     padded = torch.cat([x.new_zeros(1, 2), ids(1, 9)], 1)
@@ -139,9 +140,9 @@ def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
     assert torch.equal(generate(model, x, assistant_model=assistant), whole) and any(cropped)
     hybrids = [build("auto", mixers=["attention", other]) for other in ("mamba", "hierarchical")]
     for stateful in (build("fox"), *hybrids):
-        with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        with refused("LongitudeForCausalLM"):
             generate(stateful, x, assistant_model=assistant)
-        with pytest.raises(ValueError, match="assistant_model: expected one whose cache can take tokens back"):
+        with refused("assistant_model", "LongitudeForCausalLM"):
             generate(assistant, x, assistant_model=stateful)
 
 
@@ -169,9 +170,7 @@ def test_offloaded_and_static_caches(mixers, build, ids, monkeypatch):
     if mixers in RECURRENT:
         assert torch.equal(generate(model, x, cache_implementation="static"), wanted)
     else:
-        with pytest.raises(
-            ValueError, match="cache_implementation: expected 'dynamic' or 'offloaded', got 'static', and"
-        ):
+        with refused("cache_implementation", "'dynamic'", "'offloaded'", "'static'"):
             generate(model, x, cache_implementation="static")
 
     def watched(layer, name):

@@ -12,7 +12,7 @@ from longitude.attention.mixer import list_mixers
 from longitude.models import LongitudeForSeq2SeqLM
 from longitude.models.cache_names import cache_in
 from tests.models.conftest import mixer_spec
-from tests.support import close as near, parameter_gradients
+from tests.support import close as near, parameter_gradients, refused
 
 close = partial(near, atol=1e-10)
 
@@ -148,9 +148,9 @@ def test_each_stack_has_the_encoding_it_needs(build):
     each = build("auto", encodings=["alibi", "t5"])
     assert [type(member).__name__ for member in each.encoder.encodings] == ["ALiBi", "T5Bias"]
     for name in CAUSAL_ONLY:
-        with pytest.raises(ValueError, match="has no meaning for tokens in the future, and an encoder attends to them"):
+        with refused("encoding", "axial_rope"):
             build(name, encoder_encoding=None)
-    with pytest.raises(ValueError, match=r"encodings: got 2, .* an encoder of 3 layers; expected as many, or encoder_"):
+    with refused("encoder", "encodings", "2", "3"):
         build("auto", encodings=["alibi", "t5"], num_encoder_layers=3)
 
 
@@ -213,7 +213,7 @@ def test_labels_become_inputs_one_later(build, pair):
     last = build(pad_token_id=None, bos_token_id=None, decoder_start_token_id=9)
     assert last.prepare_decoder_input_ids_from_labels(labels)[1].tolist() == [9, *y[1, :6].tolist(), 9, 9]
     nothing = build(pad_token_id=None, bos_token_id=None, eos_token_id=None)
-    with pytest.raises(ValueError, match=r"expected decoder_start_token_id .* in the config"):
+    with refused("decoder_start_token_id", "bos_token_id", "pad_token_id"):
         nothing(x, labels=y)
 
 
@@ -221,10 +221,9 @@ def test_labels_become_inputs_one_later(build, pair):
 def test_a_cache_of_another_source_is_refused(build, pair):
     model, (x, y) = build(), pair()
     cache = model(x, decoder_input_ids=y, use_cache=True).cache
-    message = r"cache: expected keys \[2, 2, 5, 4\] of this layer's source, got \[2, 2, 11, 4\]"
-    with pytest.raises(ValueError, match=message):
+    with refused("cache", "[2, 2, 5, 4]", "[2, 2, 11, 4]"):
         model(x[:, :5], decoder_input_ids=y[:, :1], cache=cache)
-    with pytest.raises(ValueError, match="cache: expected 3 layers, as the decoder has, got 2"):
+    with refused("cache", "3", "2"):
         build(num_hidden_layers=3)(x, decoder_input_ids=y, cache=cache)
 
 

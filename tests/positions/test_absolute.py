@@ -8,7 +8,7 @@ from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 
 import longitude as lg
-from tests.support import close, refused_calls
+from tests.support import close, refused, refused_calls
 
 
 def codes(encoding: lg.Sinusoidal, *positions: int) -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_interpolated_rows(align: str, want: list[float], row_offset: int) -> No
     assert encoding.max_length == 6 and encoding.table.shape == (4 + row_offset, 1)
     close(read(encoding, *range(6)), float64(*want))
     close(read(encoding, 5, 1, 1), float64(30.0, want[1], want[1]))
-    with pytest.raises(ValueError, match=r"Learned: expected positions 0 .. 5, got 0 .. 6"):
+    with refused("Learned", "0", "5", "6"):
         read(encoding, *range(7))
 
 
@@ -132,7 +132,7 @@ def test_clamped() -> None:
     encoding = columns(1, 2, 3, beyond="clamp", row_offset=1)
     assert encoding.max_length is None
     assert read(encoding, 0, 1, 2, 3, 131_071).tolist() == [1, 2, 3, 3, 3]
-    with pytest.raises(ValueError, match=r"positions of 0 or more, got -1 .. 4"):
+    with refused("positions", "0", "-1", "4"):
         read(encoding, 4, -1)
 
 
@@ -142,7 +142,7 @@ def test_truncated() -> None:
     for positions in (torch.arange(5), torch.arange(5).expand(2, 5)):
         close(encoding.embed(x, positions), want)
     close(encoding.embed(x[:, :2], torch.arange(2)), want[:, :2])
-    with pytest.raises(ValueError, match=r"Learned: expected positions 0 .. 2, got 2 .. 3"):
+    with refused("Learned", "0", "2", "3"):
         encoding.embed(x[:, :2], torch.arange(2, 4))
 
 
@@ -162,29 +162,29 @@ def test_truncate_cuts_what_belongs_to_the_tokens(options: dict) -> None:
 X, AT = torch.zeros(1, 2, 4), torch.tensor
 test_wrong_options = refused_calls(
     [
-        (lambda: lg.Sinusoidal(1, frequencies="tensor2tensor"), "dim of 2 or more for frequencies of tensor2"),
+        (lambda: lg.Sinusoidal(1, frequencies="tensor2tensor"), "dim", "2"),
         (lambda: lg.Sinusoidal(4, base=0.0), "base"),
-        (lambda: lg.Sinusoidal(4, base=float("nan")), "base above 0, got nan"),
-        (lambda: lg.Sinusoidal(4, base=math.inf), "base above 0, got inf"),
-        (lambda: lg.Sinusoidal(4, base=True), "base above 0, got True"),
-        (lambda: lg.Sinusoidal(4, layout="halves"), "'interleaved' or 'half', got 'halves'"),
-        (lambda: lg.Sinusoidal(4, frequencies="t2t"), "'paper' or 'tensor2tensor', got 't2t'"),
-        (lambda: lg.Sinusoidal(4).embed(X, AT([5])), r"Sinusoidal: expected \[2\] or \[1, 2\], got \[1\]"),
+        (lambda: lg.Sinusoidal(4, base=float("nan")), "base", "0", "nan"),
+        (lambda: lg.Sinusoidal(4, base=math.inf), "base", "0", "inf"),
+        (lambda: lg.Sinusoidal(4, base=True), "base", "0", "True"),
+        (lambda: lg.Sinusoidal(4, layout="halves"), "'interleaved'", "'half'", "'halves'"),
+        (lambda: lg.Sinusoidal(4, frequencies="t2t"), "'paper'", "'tensor2tensor'", "'t2t'"),
+        (lambda: lg.Sinusoidal(4).embed(X, AT([5])), "Sinusoidal", "[2]", "[1, 2]", "[1]"),
         (lambda: lg.Learned(8, 4, row_offset=-1), "row_offset"),
         (lambda: lg.Learned(8, 4, row_offset=True), "row_offset"),
-        (lambda: lg.Learned(8, 4, row_offset=1.5), "row_offset to be an int of 0 or more, got 1.5"),
-        (lambda: lg.Learned(8, 4, beyond="clip"), "'error', 'clamp', 'truncate' or 'interpolate', got 'clip'"),
-        (lambda: lg.Learned(8, 4, length=9), "length and align only with beyond='interpolate', got length=9"),
-        (lambda: lg.Learned(8, 4, beyond="clamp", length=9), "with beyond='clamp'; leave them out"),
-        (lambda: lg.Learned(8, 4, beyond="truncate", align="start"), "align='start' with beyond='truncate'"),
-        (lambda: lg.Learned(8, 4, beyond="interpolate"), "keys cached at another length would be stale"),
-        (lambda: lg.Learned(8, 4, beyond="interpolate", length=8), "length above max_length=8, got 8"),
-        (lambda: lg.Learned(8, 4, beyond="interpolate", length=9.5), "length to be an int"),
-        (lambda: lg.Learned(8, 4, beyond="interpolate", length=9, align="middle"), "'end' or 'start', got 'middle'"),
-        (lambda: lg.Learned(8, 4).embed(X, AT([7, 8])), "Learned: expected positions 0 .. 7, got 7 .. 8"),
-        (lambda: lg.Learned(8, 4).truncate(X, side="left"), "side 'first' or 'last', got 'left'"),
-        (lambda: lg.Learned(8, 4).truncate(X, X[:, 1:]), r"of one length, got \[\[1, 2, 4\], \[1, 1, 4\]\]"),
-        (lambda: lg.Learned(8, 4).truncate(X[0, 0]), r"tensors \[B, L, ...\] of one length, got \[\[4\]\]"),
-        (lambda: lg.Learned(8, 4, beyond="clamp").truncate(X), "beyond='clamp', where all exist"),
+        (lambda: lg.Learned(8, 4, row_offset=1.5), "row_offset", "0", "1.5"),
+        (lambda: lg.Learned(8, 4, beyond="clip"), "'error'", "'clamp'", "'truncate'", "'interpolate'"),
+        (lambda: lg.Learned(8, 4, length=9), "beyond='interpolate'", "length=9"),
+        (lambda: lg.Learned(8, 4, beyond="clamp", length=9), "beyond='clamp'"),
+        (lambda: lg.Learned(8, 4, beyond="truncate", align="start"), "align='start'", "beyond='truncate'"),
+        (lambda: lg.Learned(8, 4, beyond="interpolate"), "Learned", "None"),
+        (lambda: lg.Learned(8, 4, beyond="interpolate", length=8), "max_length=8"),
+        (lambda: lg.Learned(8, 4, beyond="interpolate", length=9.5), "length"),
+        (lambda: lg.Learned(8, 4, beyond="interpolate", length=9, align="middle"), "'end'", "'start'", "'middle'"),
+        (lambda: lg.Learned(8, 4).embed(X, AT([7, 8])), "Learned", "0", "7", "8"),
+        (lambda: lg.Learned(8, 4).truncate(X, side="left"), "'first'", "'last'", "'left'"),
+        (lambda: lg.Learned(8, 4).truncate(X, X[:, 1:]), "[1, 2, 4]", "[1, 1, 4]"),
+        (lambda: lg.Learned(8, 4).truncate(X[0, 0]), "[B, L, ...]", "[4]"),
+        (lambda: lg.Learned(8, 4, beyond="clamp").truncate(X), "beyond='clamp'"),
     ]
 )

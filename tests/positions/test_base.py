@@ -9,7 +9,7 @@ import longitude as lg
 from longitude.positions.base import ENCODINGS
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.registry import options_of
-from tests.support import close, refused_calls
+from tests.support import close, refused, refused_calls
 
 
 # ---- names and options -----------------------------------------------------------------------------------------------
@@ -20,7 +20,7 @@ def test_names_options_and_classes_agree() -> None:
 
 
 def test_another_of_the_same_name_changes_nothing() -> None:
-    with pytest.raises(ValueError, match=r"the encoding 'alibi' is registered already: .* choose another name"):
+    with refused("'alibi'", "already", "'longitude.positions.bias.ALiBi'"):
         lg.register("alibi")(lg.T5Bias)
     assert ENCODINGS["alibi"] is lg.ALiBi
     assert lg.register("alibi")(lg.ALiBi) is lg.ALiBi  # the same class again
@@ -38,30 +38,30 @@ ALIBI, ROPE, FIRE = lg.ALiBi(4), lg.Rotary(8, "half"), lg.Fire(4)
 HEADS = torch.zeros(2, 1, 3, 8)
 test_wrong_use = refused_calls(
     [
-        (lambda: lg.encoding("alibbi"), r"did you mean 'alibi'\? lg.list_encodings\(\) lists them"),
-        (lambda: lg.encoding("zzz"), "unknown encoding 'zzz': there are: abacus, alibi, "),
-        (lambda: lg.encoding(3), "unknown encoding 3: there are: abacus, alibi, "),
-        (lambda: lg.encoding(["alibi"]), r"unknown encoding .*alibi.*: did you mean 'alibi'"),
-        (lambda: lg.encoding("t5", num_heads=4, buckets=3), "option of 't5' 'buckets': did you mean 'num_buckets'"),
-        (lambda: lg.encoding("t5"), r"'t5' needs the option 'num_heads': lg.encoding\('t5', num_heads=...\)"),
-        (lambda: ALIBI.bias(torch.zeros(2, 3), T), r"positions \[Lq\] and \[Lk\], got \[2, 3\] and \[3\]"),
-        (lambda: ALIBI.bias(T, torch.zeros(2, 3)), r"positions \[Lq\] and \[Lk\], got \[3\] and \[2, 3\]"),
-        (lambda: ALIBI.bias(3, 4), r"positions \[Lq\] and \[Lk\], got \[\] and \[\]"),
-        (lambda: ALIBI.bias(AT([-1]), T), "q_positions: .* got -1 .. -1"),
-        (lambda: ALIBI.bias(T, AT([0.5])), "k_positions: expected integer positions"),
-        (lambda: ALIBI.bias_at(AT([0.5])), r"offset: expected integers \(int64\), got torch.float32"),
-        (lambda: ROPE.bias(T, T), r"Rotary has no bias .* so no \.bias\(\)"),
-        (lambda: ROPE.bias_at(3), r"so no \.bias_at\(\)"),
-        (lambda: lg.FoX(16, 4).bias(T, T), "FoX has no bias that positions alone decide"),
-        (lambda: lg.Composed([ALIBI, lg.Shaw(8)]).bias_at(3), "Composed has no bias that positions alone decide"),
-        (lambda: FIRE.bias_at(3), r"Fire depends on both positions, not on their offset alone; use \.bias\(\)"),
-        (lambda: lg.Composed([ALIBI, FIRE]).bias_at(3), "Composed depends on both positions"),
-        (lambda: ROPE.rotate(HEADS.long(), 0), "of floats, got torch.int64"),
-        (lambda: ROPE.rotate(HEADS[0, 0, 0], 0), r"expected x \[..., L, head_dim\]"),
-        (lambda: ROPE.rotate(HEADS[0, 0], T.expand(2, 3)), r"for positions of several rows, got x \[3, 8\]"),
-        (lambda: ROPE.rotate(HEADS[0], T.expand(2, 3)), r"for positions of several rows, got x \[1, 3, 8\]"),
-        (lambda: ROPE.rotate(HEADS[None], 3), r"expected x \[B, H, L, head_dim\] .* got x \[1, 2, 1, 3, 8\]"),
-        (lambda: lg.AxialRotary(8, "half").rotate(HEADS[0], T.expand(2, 3)), r"or with axes .* got \[2, 3\]"),
+        (lambda: lg.encoding("alibbi"), "'alibi'", "lg.list_encodings"),
+        (lambda: lg.encoding("zzz"), "'zzz'"),
+        (lambda: lg.encoding(3), "encoding", "3"),
+        (lambda: lg.encoding(["alibi"]), "encoding", "['alibi']"),
+        (lambda: lg.encoding("t5", num_heads=4, buckets=3), "'t5'", "'buckets'", "'num_buckets'"),
+        (lambda: lg.encoding("t5"), "'t5'", "'num_heads'", "lg.encoding"),
+        (lambda: ALIBI.bias(torch.zeros(2, 3), T), "[Lq]", "[Lk]", "[2, 3]", "[3]"),
+        (lambda: ALIBI.bias(T, torch.zeros(2, 3)), "[Lq]", "[Lk]", "[3]", "[2, 3]"),
+        (lambda: ALIBI.bias(3, 4), "[Lq]", "[Lk]", "[]"),
+        (lambda: ALIBI.bias(AT([-1]), T), "positions", "q_positions", "0", "-1"),
+        (lambda: ALIBI.bias(T, AT([0.5])), "k_positions", "torch.float32"),
+        (lambda: ALIBI.bias_at(AT([0.5])), "offset", "torch.float32"),
+        (lambda: ROPE.bias(T, T), "Rotary"),
+        (lambda: ROPE.bias_at(3), "bias_at"),
+        (lambda: lg.FoX(16, 4).bias(T, T), "FoX"),
+        (lambda: lg.Composed([ALIBI, lg.Shaw(8)]).bias_at(3), "Composed"),
+        (lambda: FIRE.bias_at(3), "Fire"),
+        (lambda: lg.Composed([ALIBI, FIRE]).bias_at(3), "Composed"),
+        (lambda: ROPE.rotate(HEADS.long(), 0), "[2, 1, 3, 8]"),
+        (lambda: ROPE.rotate(HEADS[0, 0, 0], 0), "[..., L, head_dim]"),
+        (lambda: ROPE.rotate(HEADS[0, 0], T.expand(2, 3)), "[3, 8]"),
+        (lambda: ROPE.rotate(HEADS[0], T.expand(2, 3)), "[1, 3, 8]"),
+        (lambda: ROPE.rotate(HEADS[None], 3), "[B, H, L, head_dim]", "[1, 2, 1, 3, 8]"),
+        (lambda: lg.AxialRotary(8, "half").rotate(HEADS[0], T.expand(2, 3)), "[3, 2]", "[1, 3, 2]", "[2, 3]"),
     ]
 )
 
@@ -70,7 +70,7 @@ test_wrong_use = refused_calls(
 def test_a_flag_is_true_or_false(name: str) -> None:
     """Text such as "no" would count as True."""
     for flag in (option for option, p in options_of(ENCODINGS[name]).items() if isinstance(p.default, bool)):
-        with pytest.raises(ValueError, match=f": expected {flag} to be True or False, got 'no'"):
+        with refused(flag, got="'no'"):
             lg.testing.example(name, **{flag: "no"})()
 
 
@@ -86,19 +86,16 @@ def test_positions_as_int_and_tensor() -> None:
 
 test_positions_that_do_not_exist = refused_calls(
     [
-        (lambda: require_positions(AT([0.0]), who="me"), "me: expected integer positions"),
-        (lambda: require_positions(AT([True])), "positions: expected integer positions"),
-        (lambda: require_positions(AT([3, 8], dtype=torch.int16)), "expected integer positions"),
-        (lambda: require_positions(AT([0, 1], dtype=torch.uint8)), "expected integer positions"),  # differences wrap
-        (lambda: require_positions(AT([3, -1])), r"expected positions of 0 or more, got -1 .. 3"),
-        (lambda: require_positions(AT([3, 8]), 8), r"expected positions 0 .. 7, got 3 .. 8"),
-        (lambda: require_positions(AT([[3], [-1]]), 8), r"expected positions 0 .. 7, got -1 .. 3"),
-        *(
-            (lambda given=given: canonical("me", given, 2, 3), f"me: expected integers of 0 or more, .*got {got}")
-            for given, got in ((-1, -1), (True, True), (2.0, 2.0), ([0, 1, 2], r"\[0, 1, 2\]"))
-        ),
-        (lambda: canonical("me", torch.zeros(3), 2, 3), "me: expected integer positions"),
-        (lambda: canonical("me", AT([0, -1, 2]), 2, 3), "me: expected positions of 0 or more, got -1 .. 2"),
+        (lambda: require_positions(AT([0.0]), who="me"), "me", "torch.float32"),
+        (lambda: require_positions(AT([True])), "positions", "torch.bool"),
+        (lambda: require_positions(AT([3, 8], dtype=torch.int16)), "positions", "torch.int16"),
+        (lambda: require_positions(AT([0, 1], dtype=torch.uint8)), "positions", "torch.uint8"),  # differences wrap
+        (lambda: require_positions(AT([3, -1])), "positions", "0", "-1", "3"),
+        (lambda: require_positions(AT([3, 8]), 8), "0", "7", "3", "8"),
+        (lambda: require_positions(AT([[3], [-1]]), 8), "0", "7", "-1", "3"),
+        *((lambda given=given: canonical("me", given, 2, 3), "me", str(given)) for given in (-1, True, 2.0, [0, 1, 2])),
+        (lambda: canonical("me", torch.zeros(3), 2, 3), "me", "torch.float32"),
+        (lambda: canonical("me", AT([0, -1, 2]), 2, 3), "positions", "me", "0", "-1"),
     ]
 )
 
@@ -140,7 +137,7 @@ def test_no_dimension_of_positions_is_mistaken_for_another(shape: list, axes: in
 def test_positions_that_may_mean_two_things_are_refused() -> None:
     """Two rows of two tokens on two axes."""
     square = torch.zeros(2, 2).long()
-    with pytest.raises(ValueError, match=r"me: \[2, 2\] may mean .* pass \[2, 2, 1\] or \[1, 2, 2\]"):
+    with refused("me", "[2, 2]", "[B, L]", "[L, axes]"):
         canonical("me", square, 2, 2, 2)
     assert canonical("me", square, 2, 2, 1) is square
     assert canonical("me", square, 1, 2, 2).shape == canonical("me", square, 5, 2, 2).shape == (1, 2, 2)
@@ -153,9 +150,7 @@ WRONG_SHAPES += [([2, 3, 3], 2), ([3, 3, 2], 2), ([2, 4, 2], 2), ([2, 3, 2, 1], 
 @pytest.mark.parametrize(("shape", "axes"), WRONG_SHAPES)
 def test_positions_of_another_shape_are_refused(shape: list, axes: int) -> None:
     """Never broadcast: each token has its own."""
-    with_axes = r", or with axes \[3, 2\] or \[2, 3, 2\]" if axes > 1 else ""
-    message = rf"me: expected \[3\] or \[2, 3\]{with_axes}, got \[{', '.join(map(str, shape))}\]$"
-    with pytest.raises(ValueError, match=message):
+    with refused("[3]", "[2, 3]", *["[3, 2]", "[2, 3, 2]"][: 2 * (axes > 1)], what="me", got=str(shape)):
         canonical("me", torch.zeros(shape).long(), 2, 3, axes)
 
 

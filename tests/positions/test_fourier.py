@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
-from tests.support import close, heads
+from tests.support import close, heads, refused
 
 KV, WIDTH, LENGTH = 2, 8, 100
 
@@ -75,18 +75,18 @@ def test_far_positions_repeat_nothing_unseen():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "words"),
     [
-        (lambda: fope(head_dim=7), "an even head_dim"),
-        (lambda: fope(num_heads=3), "num_kv_heads to divide num_heads=3, got 2"),
-        (lambda: fope(max_length=6), "7 or more"),
-        (lambda: fope(zero="one"), "zero"),
-        (lambda: fope(deviation=-1.0), "deviation of 0 or more"),
-        (lambda: fope(layout="neox"), "layout"),
-        (lambda: fope().queries(torch.zeros(1, 3, 2, WIDTH), fope().prepare(torch.arange(2))), "a multiple of 2"),
-        (lambda: lg.HierarchicalAttention(16, 2, encoding=fope()), "FoPE prepares no RotaryTable"),
+        (lambda: fope(head_dim=7), ("head_dim",)),
+        (lambda: fope(num_heads=3), ("num_kv_heads", "num_heads=3", "2")),
+        (lambda: fope(max_length=6), ("fope", "7")),
+        (lambda: fope(zero="one"), ("zero",)),
+        (lambda: fope(deviation=-1.0), ("deviation", "0")),
+        (lambda: fope(layout="neox"), ("layout",)),
+        (lambda: fope().queries(torch.zeros(1, 3, 2, WIDTH), fope().prepare(torch.arange(2))), ("multiple", "2")),
+        (lambda: lg.HierarchicalAttention(16, 2, encoding=fope()), ("FoPE", "RotaryTable")),
     ],
 )
-def test_refused(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_refused(make, words):
+    with refused(*words):
         make()

@@ -189,10 +189,10 @@ def test_a_pattern_is_repeated():
 
 
 test_wrong_use = refused_calls([
-    (lambda: lg.layers_from_hugging_face({"rope_theta": 1e4}, "half"), "expected num_hidden_layers, got None"),
-    (lambda: lg.layers_from_hugging_face(MODELS["smollm3"][1], "halves"), "expected layout 'half' or 'interleaved'"),
+    (lambda: lg.layers_from_hugging_face({"rope_theta": 1e4}, "half"), "num_hidden_layers", "None"),
+    (lambda: lg.layers_from_hugging_face(MODELS["smollm3"][1], "halves"), "'half'", "'interleaved'"),
     (lambda: lg.layers_from_hugging_face({"rope_parameters": GEMMA, "num_hidden_layers": 2, "head_dim": 8}, "half"),
-     "expected layer_types, one per layer, because rotations differ by type"),
+     "layer_types"),
     (lambda: lg.LongitudeConfig(num_hidden_layers=6, encodings=["rope", "rope", "rope", "none"]),
-     "encodings: expected 6, one per layer, or a pattern whose length divides 6, got 4"),
+     "encodings", "6", "4"),
 ])  # fmt: skip

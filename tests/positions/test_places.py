@@ -220,15 +220,15 @@ def continued() -> None:
 
 A, X = {"max_length": 9, "dim": 4}, torch.zeros(1, 2, 4)
 test_refusals = refused_calls([
-    (lambda: lg.Abacus(**A, max_start=0), "Abacus: expected max_start"),
-    (lambda: lg.Abacus(**A, digits=()), r"Abacus: expected digits to be token ids, each 0 or more and named once, got \(\)"),
-    (lambda: lg.Abacus(**A, digits=[1, 1]), "named once"),
-    (lambda: lg.Abacus(**A, digits=[-1, 1]), "0 or more"),
-    (lambda: lg.Coupled(**A, separators=["+"]), "Coupled: expected separators to be token ids"),
-    (lambda: lg.Coupled(**A, separators=[9, 10]), r"separators that are no digits, got \[9\] among both"),
-    (lambda: lg.Abacus(**A).embed(X, torch.tensor([9, 110])), "Abacus, places: expected positions 0 .. 109, got 9"),
-    (lambda: model_with("rope")(IDS, place_ids=IDS), "place_ids: no encoding of this model has places"),
-    (lambda: MODEL(IDS, place_ids=IDS[:, 1:]), r"place_ids: expected \[13\] or \[2, 13\], got \[2, 12\]"),
-    (lambda: MODEL(inputs_embeds=MODEL.model.embed_tokens(IDS)), "places are made of token ids: expected input_ids"),
-    (continued, "in all that filled its cache"),
+    (lambda: lg.Abacus(**A, max_start=0), "Abacus", "max_start"),
+    (lambda: lg.Abacus(**A, digits=()), "digits", "Abacus", "0"),
+    (lambda: lg.Abacus(**A, digits=[1, 1]), "Abacus", "[1, 1]"),
+    (lambda: lg.Abacus(**A, digits=[-1, 1]), "Abacus", "0"),
+    (lambda: lg.Coupled(**A, separators=["+"]), "separators", "Coupled"),
+    (lambda: lg.Coupled(**A, separators=[9, 10]), "Coupled", "[9]"),
+    (lambda: lg.Abacus(**A).embed(X, torch.tensor([9, 110])), "places", "0", "109", "9"),
+    (lambda: model_with("rope")(IDS, place_ids=IDS), "place_ids"),
+    (lambda: MODEL(IDS, place_ids=IDS[:, 1:]), "place_ids", "[13]", "[2, 13]", "[2, 12]"),
+    (lambda: MODEL(inputs_embeds=MODEL.model.embed_tokens(IDS)), "ids", "input_ids"),
+    (continued, "ids", "input_ids", "place_ids"),
 ])  # fmt: skip

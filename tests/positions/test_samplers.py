@@ -89,19 +89,19 @@ def test_sampler_by_name() -> None:
 
 test_wrong_use = refused_calls(
     [
-        (lambda: sampler("randomised", max_length=7), "unknown sampler 'randomised': did you mean 'randomized'"),
-        (lambda: sampler("skipped", max_len=7), "option of 'skipped' 'max_len': did you mean 'max_length'"),
-        (lambda: sampler("contiguous", max_length=7), "option of 'contiguous' 'max_length': .* its options: none"),
-        (lambda: sampler("skipped", chunks=2), "'skipped' needs the option 'max_length'"),
-        (lambda: Randomized(0), "Randomized: expected max_length"),
-        (lambda: Skipped(0), "Skipped: expected max_length"),
+        (lambda: sampler("randomised", max_length=7), "'randomised'", "'randomized'"),
+        (lambda: sampler("skipped", max_len=7), "'skipped'", "'max_len'", "'max_length'"),
+        (lambda: sampler("contiguous", max_length=7), "'contiguous'", "'max_length'", "options"),
+        (lambda: sampler("skipped", chunks=2), "'skipped'", "'max_length'"),
+        (lambda: Randomized(0), "Randomized", "max_length"),
+        (lambda: Skipped(0), "Skipped", "max_length"),
         (lambda: Skipped(5, 0), "chunks"),
-        (lambda: Randomized(5)(1, 6, seeded()), "Randomized: expected length of at most max_length=5, got 6"),
-        (lambda: Skipped(5)(1, 6, seeded()), "Skipped: expected length of at most max_length=5, got 6"),
-        (lambda: Skipped(9, 5)(1, 4, seeded()), "length of at least chunks=5, a token each, got 4"),
-        (lambda: Contiguous()(0, 3, seeded()), "Contiguous: expected batch"),
-        (lambda: Contiguous()(2, 0, seeded()), "Contiguous: expected length"),
-        (lambda: Randomized(5)(2, 0, seeded()), "Randomized: expected length"),
-        (lambda: Skipped(5)(2.0, 3, seeded()), "Skipped: expected batch"),
+        (lambda: Randomized(5)(1, 6, seeded()), "Randomized", "max_length=5", "6"),
+        (lambda: Skipped(5)(1, 6, seeded()), "Skipped", "max_length=5", "6"),
+        (lambda: Skipped(9, 5)(1, 4, seeded()), "chunks=5", "4"),
+        (lambda: Contiguous()(0, 3, seeded()), "Contiguous", "0"),
+        (lambda: Contiguous()(2, 0, seeded()), "Contiguous", "0"),
+        (lambda: Randomized(5)(2, 0, seeded()), "Randomized", "0"),
+        (lambda: Skipped(5)(2.0, 3, seeded()), "Skipped", "2.0"),
     ]
 )

@@ -107,9 +107,9 @@ def test_one_part_of_merged_attention_has_the_sink():
 
 test_wrong_use = refused_calls([
     (lambda: lg.attend(Q, K, V, encoding=sink(), backend="sdpa"),
-     "backend 'sdpa' cannot: it does not return the logsumexp of the scores, of which sinks are made; "),
-    (lambda: lg.attend(Q, K, V, encoding=sink(), return_weights=True, backend="table"), "it never holds the weights"),
-    (lambda: lg.Composed([lg.LearnedSink(4), lg.LearnedSink(4)]), "two composed encodings both have a sink"),
-    (lambda: lg.LearnedSink(4, initial=float("inf")), "LearnedSink: expected initial to be a finite number, got inf"),
-    (lambda: lg.attend(Q[:, :2], K, V, encoding=sink()), "LearnedSink was built with num_heads=4, q has 2"),
+     "'sdpa'", "cannot"),
+    (lambda: lg.attend(Q, K, V, encoding=sink(), return_weights=True, backend="table"), "'table'", "cannot", "'reference'"),
+    (lambda: lg.Composed([lg.LearnedSink(4), lg.LearnedSink(4)]), "LearnedSink"),
+    (lambda: lg.LearnedSink(4, initial=float("inf")), "initial", "LearnedSink", "inf"),
+    (lambda: lg.attend(Q[:, :2], K, V, encoding=sink()), "LearnedSink", "num_heads=4", "2"),
 ])  # fmt: skip

@@ -7,7 +7,7 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 import longitude as lg
 from longitude.positions.hugging_face import RopeConfig
-from tests.support import close, golden
+from tests.support import close, golden, refused
 
 GOLDEN = golden("temperature")
 ORIGINAL = "original_max_position_embeddings"
@@ -133,27 +133,27 @@ def test_granites_hybrid_rotates_only_where_its_type_says_so():
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"),
+    ("config", "words"),
     [
-        ({"rope_parameters": PLAIN | {"llama_4_scaling_beta": 0.1}}, f"expected {ORIGINAL} among the rope parameters"),
+        ({"rope_parameters": PLAIN | {"llama_4_scaling_beta": 0.1}}, (ORIGINAL,)),
         (
             {"rope_parameters": PLAIN | {"llama_4_scaling_beta": -1, ORIGINAL: 4}},
-            "expected llama_4_scaling_beta above 0",
+            ("llama_4_scaling_beta", "-1"),
         ),
         (
             {"rope_theta": 1e4, "no_rope_layers": [1, 0], "num_hidden_layers": 4},
-            "no_rope_layers.*4 layers, got 2",
+            ("no_rope_layers", "4", "2"),
         ),
-        ({"rope_theta": 1e4, "no_rope_layers": [1, 2]}, r"expected a list of 1 \(the layer rotates\) and 0"),
-        ({"rope_theta": 1e4, "attn_temperature_tuning": True, "floor_scale": 0}, "expected floor_scale above 0, got 0"),
+        ({"rope_theta": 1e4, "no_rope_layers": [1, 2]}, ("no_rope_layers", "[1, 2]")),
+        ({"rope_theta": 1e4, "attn_temperature_tuning": True, "floor_scale": 0}, ("floor_scale", "0")),
         (
             {"rope_theta": 1e4, "no_rope_layer_interval": 0, "num_hidden_layers": 4},
-            "no_rope_layer_interval to be an int of 1",
+            ("no_rope_layer_interval", "0"),
         ),
     ],
 )
-def test_what_is_understood_and_wrong(config, reason):
-    with pytest.raises(ValueError, match=reason):
+def test_what_is_understood_and_wrong(config, words):
+    with refused(*words):
         lg.from_hugging_face(config)
 
 
@@ -161,11 +161,11 @@ WARM = {"name": "ministral3_temperature", "beta": 0.1, "original_max_length": 4}
 
 
 @pytest.mark.parametrize(
-    ("rope", "reason"),
+    ("rope", "words"),
     [
         (
             RopeConfig(1e4, temperature={"name": "log_n"}),
-            "expected ministral3_temperature, for which configs have keys",
+            ("ministral3_temperature",),
         ),
         (
             RopeConfig(
@@ -173,10 +173,10 @@ WARM = {"name": "ministral3_temperature", "beta": 0.1, "original_max_length": 4}
                 lg.scaling.YaRN(4.0, 8),
                 temperature={"name": "ministral3_temperature", "beta": 0.1, "original_max_length": 4},
             ),
-            "expected original_max_length=8, that of the scaling",
+            ("original_max_length=8",),
         ),
     ],
 )
-def test_what_no_config_says(rope, reason):
-    with pytest.raises(ValueError, match=reason):
+def test_what_no_config_says(rope, words):
+    with refused(*words):
         lg.to_hugging_face(rope)

@@ -88,10 +88,10 @@ def changed(**change):
 
 test_refusals = refused_calls(
     [
-        (changed(value=torch.zeros(2, 9, 4)), r"value \[B, L, C\].*got .*value \[2, 9, 4\]"),
-        (changed(time_decay=torch.zeros(4)), r"time_decay \[C\].*got time_decay \[4\]"),
-        (changed(time_first=torch.zeros(1, 1, 5)), r"time_first \[C\].*time_first \[1, 1, 5\]"),
-        (changed(state=torch.zeros(2, 5, 4)), r"denominator \[2, 5\], max \[2, 5\], got \[2, 5, 4\]"),
+        (changed(value=torch.zeros(2, 9, 4)), "[B, L, C]", "time_decay", "[5]", "time_first"),
+        (changed(time_decay=torch.zeros(4)), "time_decay", "[C]", "time_first", "[B, L, C]"),
+        (changed(time_first=torch.zeros(1, 1, 5)), "time_first", "[C]", "[B, L, C]", "time_decay"),
+        (changed(state=torch.zeros(2, 5, 4)), "[2, 5]", "[2, 5, 4]"),
     ]
 )
 

@@ -89,12 +89,12 @@ def test_missing_stays_missing():
 
 
 test_wrong_use = refused_calls([
-    (lambda: interval([1.0, 2.0], [1.0]), r"got shapes \(2,\), \(1,\)"),
-    (lambda: interval([], []), "not empty"),
+    (lambda: interval([1.0, 2.0], [1.0]), "2", "1"),
+    (lambda: interval([], []), "[documents]", "0"),
     (lambda: interval(1.0, 1.0), "documents"),
-    (lambda: interval(*sums(2), metric="perplexty"), "unknown metric 'perplexty'.*'perplexity'"),
-    (lambda: interval(*sums(2), confidence=95), "0.95 for 95 %"),
-    (lambda: interval(*sums(2), resamples=0), "expected resamples to be an int of 1 or more, got 0"),
-    (lambda: paired_difference(sums(10), sums(11)), "same documents"),
-    (lambda: interval(np.ones((3, 10)), np.ones((3, 10))), "of several seeds, longitude.statistics.seeds"),
+    (lambda: interval(*sums(2), metric="perplexty"), "'perplexty'", "'perplexity'"),
+    (lambda: interval(*sums(2), confidence=95), "0.95"),
+    (lambda: interval(*sums(2), resamples=0), "resamples", "1", "0"),
+    (lambda: paired_difference(sums(10), sums(11)), "[documents]", "10", "11"),
+    (lambda: interval(np.ones((3, 10)), np.ones((3, 10))), "[documents]", "3", "10"),
 ])  # fmt: skip

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer
 from longitude.attention.backends.transport.backend import carried
 from longitude.attention.cache_guard import CacheKind, CropsTogether, together
 from longitude.attention.length_dependent import later, newest
+from longitude.errors import UsageError
 from longitude.positions.base import Columns, Encoding, Transport
 from longitude.positions.coordinates import Positions, explicit
 
@@ -149,9 +150,10 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             if isinstance(term, Transport):
                 assert self.keys is not None
                 if term.w.shape[1] != self.keys.shape[1]:
-                    raise ValueError(
-                        f"cache: expected reflections of the {self.keys.shape[1]} heads of keys, which it rewrites, "
-                        f"got {term.w.shape[1]}"
+                    raise UsageError(
+                        "cache",
+                        f"reflections of the {self.keys.shape[1]} heads of keys, which it rewrites",
+                        term.w.shape[1],
                     )
                 self.keys = carried(self.keys, term.w, term.b, term.chunk)
 
@@ -244,17 +246,19 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
     make: for each layer of the model, what builds an empty one.
     """
     if not hasattr(cache, "layers"):  # tuples of tensors, as older models return; a cache of source and target
-        raise ValueError(f"cache: expected a LongitudeCache or a DynamicCache, got {type(cache).__name__}")
+        raise UsageError("cache", "a LongitudeCache or a DynamicCache", type(cache).__name__)
     if len(cache.layers) == len(make) and all(hasattr(layer, "last_positions") for layer in cache.layers):
         if getattr(cache.layers[0], "peers", None) is not cache.layers:  # those of the step before are
             together(cache.layers)
         return cache
     if cache.layers and cache.get_seq_length():
-        raise ValueError(f"cache: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}")
+        raise UsageError("cache", "an empty cache or a LongitudeCache", f"a filled {type(cache).__name__}")
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
-        raise ValueError(
-            f"cache: expected a LongitudeCache or a DynamicCache of plain layers, got {type(cache).__name__} of "
-            f"{type(cache.layers[0]).__name__}; static, sliding and quantized layers cannot hold what encodings keep"
+        raise UsageError(
+            "cache",
+            "a LongitudeCache or a DynamicCache of plain layers",
+            f"{type(cache).__name__} of {type(cache.layers[0]).__name__}",
+            "static, sliding and quantized layers cannot hold what encodings keep",
         )
     cache.layers[:] = [empty() for empty in make]
     together(cache.layers)

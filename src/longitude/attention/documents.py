@@ -9,6 +9,7 @@ from torch import Tensor
 
 from longitude.c_compile import in_memory
 from longitude.derivatives import readable
+from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions, explicit
 
 BEGINS = "longitude_begins"
@@ -18,13 +19,13 @@ BEGINS = "longitude_begins"
 def require_tokens(x: Tensor, dim: int) -> None:
     """ValueError unless x is [B, L, dim] and has tokens."""
     if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
-        raise ValueError(f"x: expected [B, L, {dim}] with no empty dimension, got {list(x.shape)}")
+        raise UsageError("x", f"[B, L, {dim}] with no empty dimension", list(x.shape))
 
 
 def require_number_per_token(documents: Tensor, batch: int, keys: int) -> None:
     """ValueError unless documents is [batch, keys]."""
     if documents.shape != (batch, keys):
-        raise ValueError(f"documents: expected [{batch}, {keys}], cached tokens included, got {list(documents.shape)}")
+        raise UsageError("documents", f"[{batch}, {keys}], cached tokens included", list(documents.shape))
 
 
 def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
@@ -59,7 +60,7 @@ def places_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
     """The runs, and where they begin."""
     if documents.is_floating_point():
-        raise ValueError(f"documents: expected integers, one per token, got {documents.dtype} {list(documents.shape)}")
+        raise UsageError("documents", "integers, one per token", f"{documents.dtype} {list(documents.shape)}")
     documents = documents.long()
     real = documents >= 0
     before = documents
@@ -114,9 +115,9 @@ def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
         raise ValueError(f"{name}: it marks documents of one row, the flattened batch; expected batch 1, got {batch}")
     if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
         got = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, Tensor) else repr(ends)
-        raise ValueError(f"{name}: expected integers [documents + 1], got {got}")
+        raise UsageError(name, "integers [documents + 1]", got)
     if not torch.compiler.is_compiling():
         bounds = ends.tolist()
         if bounds[0] != 0 or bounds[-1] != length or bounds != sorted(bounds):
-            raise ValueError(f"{name}: expected numbers that rise from 0 to the {length} tokens, got {bounds}")
+            raise UsageError(name, f"numbers that rise from 0 to the {length} tokens", bounds)
     return torch.bucketize(torch.arange(length, device=ends.device), ends[1:].long(), right=True)[None]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.linear import is_plain
 from longitude.positions.base import Encoding
 
@@ -51,9 +51,8 @@ def pool_heads(trained: Model, num_kv_heads: int) -> Model:
         return pooled_layer(trained, num_kv_heads)
     if isinstance(trained, nn.Module) and hasattr(getattr(trained, "config", None), "num_key_value_heads"):
         return pooled_model(trained, num_kv_heads)
-    raise ValueError(
-        "pool_heads: expected a MultiHeadAttention, or a model whose config has num_key_value_heads, got "
-        f"{type(trained).__name__}"
+    raise UsageError(
+        "pool_heads", "a MultiHeadAttention, or a model whose config has num_key_value_heads", type(trained).__name__
     )
 
 
@@ -62,9 +61,11 @@ def pooled_layer(layer: MultiHeadAttention, num_kv_heads: int) -> MultiHeadAtten
     new = deepcopy(layer)
     if not is_plain(new.k_proj, new.v_proj):
         kinds = " and ".join(sorted({type(project).__name__ for project in (new.k_proj, new.v_proj)}))
-        raise ValueError(
-            f"pool_heads: expected k_proj and v_proj to be nn.Linear without hooks, whose weights are averaged, got {kinds}; "
-            "merge an adapter, remove a hook, or convert a quantised layer first"
+        raise UsageError(
+            "pool_heads",
+            "k_proj and v_proj to be nn.Linear without hooks, whose weights are averaged",
+            kinds,
+            "merge an adapter, remove a hook, or convert a quantised layer first",
         )
     for project in (new.k_proj, new.v_proj):
         for name, given in [*project.named_parameters()]:
@@ -105,6 +106,4 @@ def pooled(x: Tensor, heads: int, num_kv_heads: int) -> Tensor:
 
 def require_groups(heads: int, num_kv_heads: int) -> None:
     if heads % num_kv_heads:
-        raise ValueError(
-            f"pool_heads: expected num_kv_heads to divide the {heads} heads of keys there are, got {num_kv_heads}"
-        )
+        raise UsageError("pool_heads", f"num_kv_heads to divide the {heads} heads of keys there are", num_kv_heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 
 
 def head_sizes(
@@ -14,9 +14,9 @@ def head_sizes(
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     check_sizes(who, dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
     if num_heads % num_kv_heads:
-        raise ValueError(f"{who}: expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
+        raise UsageError(who, "num_kv_heads to divide num_heads", f"{num_kv_heads} and {num_heads}")
     if head_dim is None and dim % num_heads:
-        raise ValueError(f"{who}: expected num_heads to divide dim, got {num_heads} and {dim}; or pass head_dim=")
+        raise UsageError(who, "num_heads to divide dim", f"{num_heads} and {dim}", "or pass head_dim=")
     head_dim = dim // num_heads if head_dim is None else head_dim
     check_sizes(who, head_dim=head_dim)
     return num_kv_heads, head_dim

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.c_compile import in_memory
-from longitude.errors import check_sizes, nearest
+from longitude.errors import UsageError, check_sizes, nearest
 
 Reach = tuple[int | None, int | None]
 """Smallest and largest allowed (query order - key order); None: unbounded."""
@@ -85,11 +85,9 @@ class _Ordered(Mask):
     def validate(self, batch: int, rows: int, keys: int) -> None:
         order, who = self.order, type(self).__name__
         if order is not None and not isinstance(order, Tensor):
-            raise ValueError(f"{who}: expected order as a tensor [{keys}], got {order!r}")
+            raise UsageError(who, f"order as a tensor [{keys}]", repr(order))
         if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
-            raise ValueError(
-                f"{who}: expected order [{keys}], one integer per key, got {kind_of(order)} with {rows} queries"
-            )
+            raise UsageError(who, f"order [{keys}], one integer per key", f"{kind_of(order)} with {rows} queries")
 
     def since(self, first: int) -> Mask:
         return self if self.order is None else replace(self, order=self.order[first:])  # type: ignore[type-var]
@@ -157,7 +155,7 @@ class Band(Mask):
 
     def __post_init__(self):
         if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (self.before, self.after)):
-            raise ValueError(f"Band: expected two numbers of tokens, 0 or more, got {self.before!r} and {self.after!r}")
+            raise UsageError("Band", "two numbers of tokens, 0 or more", f"{self.before!r} and {self.after!r}")
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -217,12 +215,12 @@ class Documents(_PerToken):
 
     def __post_init__(self):
         if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):
-            raise ValueError(f"Documents: expected integer ids [Lk] or [B, Lk], got {kind_of(self.ids)}")
+            raise UsageError("Documents", "integer ids [Lk] or [B, Lk]", kind_of(self.ids))
         if self.contiguous and in_memory(self.ids):
             changes, distinct = ((x.diff() != 0).sum(-1) for x in (self.ids, self.ids.sort(-1).values))
             if not torch.equal(changes, distinct):
-                raise ValueError(
-                    "Documents: expected the tokens of each document side by side, got contiguous=True and one that returns"
+                raise UsageError(
+                    "Documents", "the tokens of each document side by side", "contiguous=True and one that returns"
                 )
 
     @classmethod
@@ -239,9 +237,10 @@ class Documents(_PerToken):
         fits = integers and cu_seqlens.dim() == 1 and len(cu_seqlens) > 1
         if not fits or cu_seqlens[0] != 0 or bool((cu_seqlens.diff() < 0).any()):
             got = cu_seqlens.tolist() if integers else kind_of(cu_seqlens)
-            raise ValueError(
-                "cu_seqlens: expected a tensor of integers from 0 up to the number of keys, such as torch.tensor([0, 5, 9]), got "
-                f"{got}"
+            raise UsageError(
+                "cu_seqlens",
+                "a tensor of integers from 0 up to the number of keys, such as torch.tensor([0, 5, 9])",
+                got,
             )
         token = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
         return cls(torch.searchsorted(cu_seqlens[1:], token, right=True), contiguous=True)
@@ -271,7 +270,7 @@ class Padding(_PerToken):
 
     def __post_init__(self):
         if not isinstance(self.valid, Tensor) or self.valid.is_floating_point() or self.valid.dim() not in (1, 2):
-            raise ValueError(f"Padding: expected valid [B, Lk] of bool or int, got {kind_of(self.valid)}")
+            raise UsageError("Padding", "valid [B, Lk] of bool or int", kind_of(self.valid))
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         real = self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None])
@@ -364,10 +363,11 @@ def require_mask(mask: object) -> None:
     if not isinstance(mask, Mask):
         near = nearest(mask, KNOWN) if isinstance(mask, str) else None
         hint = f"; did you mean lg.{near}?" if near else ""
-        raise ValueError(
-            "mask: expected lg.Causal(), Window(size), Dilated(size, step), Chunks(size), Band(before, after), Prefix(length), "
-            "Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |, "
-            f"got {kind_of(mask)}{hint}"
+        raise UsageError(
+            "mask",
+            "lg.Causal(), Window(size), Dilated(size, step), Chunks(size), Band(before, after), "
+            "Prefix(length), Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |",
+            f"{kind_of(mask)}{hint}",
         )
 
 
@@ -389,10 +389,10 @@ def one_or(size: int, batch: int) -> bool:
 def require_among(who: str, rows: int, keys: int) -> None:
     """ValueError where there are more queries than keys."""
     if rows > keys:
-        raise ValueError(f"{who}: expected queries among the {keys} keys, got {rows} queries")
+        raise UsageError(who, f"queries among the {keys} keys", f"{rows} queries")
 
 
 def validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:
     """ValueError unless it is [keys] or [batch, keys]."""
     if tokens.shape[-1] != keys or (tokens.dim() == 2 and not one_or(tokens.shape[0], batch)):
-        raise ValueError(f"{who}: expected [{keys}] or [{batch}, {keys}], one per key, got {list(tokens.shape)}")
+        raise UsageError(who, f"[{keys}] or [{batch}, {keys}], one per key", list(tokens.shape))

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from longitude.errors import UsageError
+
 
 def merge_attention(
     outs: Sequence[Float[Tensor, "B H Lq Dv"]], lses: Sequence[Float[Tensor, "B H Lq"]]
@@ -53,22 +55,25 @@ def with_logit(lse: Float[Tensor, "B H Lq"], logit: Float[Tensor, ...]) -> Float
 
 def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     if not isinstance(outs, list | tuple) or not isinstance(lses, list | tuple) or not 0 < len(outs) == len(lses):
-        raise ValueError(
-            "merge_attention: expected a list of outputs and one of as many logsumexps, one of each per part, "
-            f"got {_count(outs)} and {_count(lses)}"
+        raise UsageError(
+            "merge_attention",
+            "a list of outputs and one of as many logsumexps, one of each per part",
+            f"{_count(outs)} and {_count(lses)}",
         )
     out, lse = outs[0], lses[0]
     for n, (o, z) in enumerate(zip(outs, lses, strict=True)):
         floats = all(isinstance(x, Tensor) and x.is_floating_point() for x in (o, z))
         if not floats or o.dim() != 4 or z.shape != o.shape[:3]:
-            raise ValueError(
-                "merge_attention: expected floating-point tensors out [B, H, Lq, Dv] and lse [B, H, Lq], "
-                f"got {_kind(o)} and {_kind(z)} as part {n}"
+            raise UsageError(
+                "merge_attention",
+                "floating-point tensors out [B, H, Lq, Dv] and lse [B, H, Lq]",
+                f"{_kind(o)} and {_kind(z)} as part {n}",
             )
         if (o.shape, o.dtype, o.device, z.dtype, z.device) != (out.shape, out.dtype, out.device, lse.dtype, out.device):
-            raise ValueError(
-                "merge_attention: expected parts of one shape, dtype and device, "
-                f"got {_kind(out)} with {_kind(lse)} as part 0 and {_kind(o)} with {_kind(z)} as part {n}"
+            raise UsageError(
+                "merge_attention",
+                "parts of one shape, dtype and device",
+                f"{_kind(out)} with {_kind(lse)} as part 0 and {_kind(o)} with {_kind(z)} as part {n}",
             )
 
 

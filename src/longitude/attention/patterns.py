@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, one_or, require_among, validate_tokens
 from longitude.derivatives import numbers_of
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Prefix(Mask):
         else:
             ok = isinstance(length, int) and not isinstance(length, bool) and length >= 0
         if not ok:
-            raise ValueError(f"Prefix: expected a length of 0 or more tokens, an int or integers [B], got {length!r}")
+            raise UsageError("Prefix", "a length of 0 or more tokens, an int or integers [B]", repr(length))
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -52,7 +52,7 @@ class Prefix(Mask):
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         if isinstance(self.length, Tensor) and not one_or(len(self.length), batch):
-            raise ValueError(f"Prefix: expected one length per row, [{batch}], got {list(self.length.shape)}")
+            raise UsageError("Prefix", f"one length per row, [{batch}]", list(self.length.shape))
         require_among("Prefix", rows, keys)
 
     def of(self, batch: slice | list[int]) -> Mask:
@@ -67,9 +67,10 @@ class Prefix(Mask):
     def require_past(self, past: int) -> None:
         longest = int(self.length.max()) if isinstance(self.length, Tensor) else self.length
         if past < longest:
-            raise ValueError(
-                f"Prefix: expected a first call with the whole prefix of {longest} tokens, which attend to each other, got "
-                f"{past} tokens in the cache"
+            raise UsageError(
+                "Prefix",
+                f"a first call with the whole prefix of {longest} tokens, which attend to each other",
+                f"{past} tokens in the cache",
             )
 
 
@@ -94,16 +95,16 @@ class Global(Mask):
 
     def __post_init__(self):
         tokens = self.tokens
-        expected = "Global: expected bool [Lk] or [B, Lk], or places as integers [n]"
+        expected = "bool [Lk] or [B, Lk], or places as integers [n]"
         if not isinstance(tokens, Tensor):
             try:
                 tokens = torch.tensor([*tokens]) if len(tokens) else torch.zeros(0, dtype=torch.long)
             except (TypeError, ValueError):
-                raise ValueError(f"{expected}, got {tokens!r}") from None
+                raise UsageError("Global", expected, repr(tokens)) from None
         if tokens.dim() != 1 and (tokens.dtype != torch.bool or tokens.dim() != 2) or tokens.is_floating_point():
-            raise ValueError(f"{expected}, got {kind_of(tokens)}")
+            raise UsageError("Global", expected, kind_of(tokens))
         if tokens.dtype != torch.bool and not torch.compiler.is_compiling() and bool((numbers_of(tokens) < 0).any()):
-            raise ValueError(f"Global: expected places of 0 or more, got {tokens.tolist()}")
+            raise UsageError("Global", "places of 0 or more", tokens.tolist())
         object.__setattr__(self, "tokens", tokens)
 
     def chosen(self, order: Int[Tensor, " L"]) -> Bool[Tensor, "*B L"]:
@@ -122,7 +123,7 @@ class Global(Mask):
         if self.tokens.dtype == torch.bool:
             validate_tokens("Global(tokens)", self.tokens, batch, keys)
         elif not torch.compiler.is_compiling() and bool((numbers_of(self.tokens) >= keys).any()):
-            raise ValueError(f"Global: expected places below {keys}, the number of keys, got {int(self.tokens.max())}")
+            raise UsageError("Global", f"places below {keys}, the number of keys", int(self.tokens.max()))
 
     def of(self, batch: slice | list[int]) -> Mask:
         assert isinstance(self.tokens, Tensor)
@@ -204,7 +205,7 @@ class Chunks(Mask):
         if places is not None and (
             not isinstance(places, Tensor) or places.is_floating_point() or places.dim() not in (1, 2)
         ):
-            raise ValueError(f"Chunks: expected integer places [Lk] or [B, Lk], got {kind_of(places)}")
+            raise UsageError("Chunks", "integer places [Lk] or [B, Lk]", kind_of(places))
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -285,20 +286,22 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
     seen = given[:, None] if given.dim() == 3 else given
     fits = given.dim() in (2, 3, 4) and seen.shape[-2] == rows and seen.shape[-1] == keys
     if not fits or given.dim() > 2 and (not one_or(seen.shape[0], batch) or seen.shape[1] != 1):
-        raise ValueError(f"mask: expected {shape}, or a mask such as lg.Causal(), got {kind_of(given)}")
+        raise UsageError("mask", f"{shape}, or a mask such as lg.Causal()", kind_of(given))
     if seen.is_floating_point():
         hidden = seen <= torch.finfo(seen.dtype).min / 4
         other = numbers_of(~hidden & (seen != 0)).any()
         if torch.compiler.is_compiling():
             torch._assert_async(~other, "mask: expected bool, or 0 and -inf")  # pyright: ignore[reportPrivateImportUsage]
         elif bool(other):
-            raise ValueError(
-                f"mask: expected {shape}, or 0 and -inf, got {kind_of(given)} that adds other numbers to the scores; an encoding "
-                "with lg.PairBias adds a bias"
+            raise UsageError(
+                "mask",
+                f"{shape}, or 0 and -inf",
+                f"{kind_of(given)} that adds other numbers to the scores",
+                "an encoding with lg.PairBias adds a bias",
             )
         seen = ~hidden
     elif seen.dtype != torch.bool:
-        raise ValueError(f"mask: expected {shape}, got {kind_of(given)}")
+        raise UsageError("mask", shape, kind_of(given))
     pairs = Pairs(seen, keys - rows, 0)
     if torch.compiler.is_compiling():  # whether it is causal is not known
         return pairs

@@ -16,6 +16,7 @@ from longitude.attention.patterns import Ago
 from longitude.attention.request import Request, as_int, part_of, transformed
 from longitude.attention.spans import assembled, pieces
 from longitude.attention.terms import with_sinks
+from longitude.errors import UsageError
 from longitude.positions.base import Region, RowBias, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
@@ -245,7 +246,7 @@ def _of_one_axis(positions: Positions) -> Positions:
     if isinstance(positions, int) or positions.dim() < 3:
         return positions
     if positions.shape[-1] > 1:
-        raise ValueError(
-            f"positions: expected [L] or [B, L], because the encoding moves positions of one axis, got {list(positions.shape)}"
+        raise UsageError(
+            "positions", "[L] or [B, L], because the encoding moves positions of one axis", list(positions.shape)
         )
     return positions[..., 0]

@@ -16,6 +16,7 @@ from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows
 from longitude.attention.patterns import Ago
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.derivatives import readable
+from longitude.errors import UsageError
 from longitude.positions.base import Columns, Drift, Encoding, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit
@@ -132,7 +133,7 @@ class Request:
     def with_lse(self) -> Request:
         """The same request, with the logsumexp of the scores."""
         if self.weights:
-            raise ValueError("expected return_weights or return_lse, got both; the weights are e^(score - lse)")
+            raise UsageError("", "return_weights or return_lse", "both", "the weights are e^(score - lse)")
         return replace(self, lse=True)
 
     @property
@@ -250,21 +251,20 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
             got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name}: expected a floating-point tensor [batch, heads, length, head_dim], got {got}")
+            raise UsageError(name, "a floating-point tensor [batch, heads, length, head_dim]", got)
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            f"expected q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] with the same B, D and Lk, "
-            f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        raise UsageError(
+            "",
+            "q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] with the same B, D and Lk",
+            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
         )
     if k.shape[1] and q.shape[1] % k.shape[1]:
-        raise ValueError(f"expected heads of k and v to divide those of q, got {k.shape[1]} and {q.shape[1]}")
+        raise UsageError("", "heads of k and v to divide those of q", f"{k.shape[1]} and {q.shape[1]}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        raise ValueError(
-            "expected q, k, v of one dtype on one device, got "
-            + ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
-        )
+        kinds = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+        raise UsageError("", "q, k, v of one dtype on one device", kinds)
     if 0 in q.shape or 0 in k.shape:
-        raise ValueError(f"expected no empty dimension, got q {list(q.shape)}, k {list(k.shape)}")
+        raise UsageError("", "no empty dimension", f"q {list(q.shape)}, k {list(k.shape)}")
 
 
 def require_options(scale: float | None, dropout: float) -> None:
@@ -272,9 +272,9 @@ def require_options(scale: float | None, dropout: float) -> None:
     if scale is not None and (
         isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale)
     ):
-        raise ValueError(f"scale: expected a finite number or None for head_dim**-0.5, got {scale!r}")
+        raise UsageError("scale", "a finite number or None for head_dim**-0.5", repr(scale))
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
+        raise UsageError("dropout", "0 <= dropout < 1", repr(dropout))
 
 
 def transformed(

@@ -17,6 +17,7 @@ from longitude.attention.merge import merge_attention
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.request import Request, part_of
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.errors import UsageError
 from longitude.positions.base import OffsetBias, OffsetVectors, PairBias
 
 
@@ -33,9 +34,11 @@ def attended(r: Request, name: str) -> tuple[Tensor, Tensor]:
     assert share is not None
     for term in r.terms:
         if not isinstance(term, OffsetBias | PairBias | OffsetVectors):
-            raise ValueError(
-                f"SequenceSlice: expected an encoding by positions alone, got {type(term).__name__}, for which a query needs all "
-                "keys at once; use one process"
+            raise UsageError(
+                "SequenceSlice",
+                "an encoding by positions alone",
+                f"{type(term).__name__}, for which a query needs all keys at once",
+                "use one process",
             )
     if r.weights or r.dropout:
         what = "return_weights" if r.weights else "dropout"

@@ -24,7 +24,7 @@ from longitude.attention.masks import (
     validate_tokens,
 )
 from longitude.attention.patterns import Dilated
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, require_positions
 
@@ -64,13 +64,14 @@ class SequenceSlice(Mask):
     def __post_init__(self) -> None:
         check_sizes("SequenceSlice", length=self.length)
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            raise ValueError("SequenceSlice: expected torch.distributed.init_process_group() before, got no processes")
+            raise UsageError("SequenceSlice", "torch.distributed.init_process_group() before", "no processes")
         if self.rank < 0:
-            raise ValueError("SequenceSlice: expected a process of its group, got one outside of it")
+            raise UsageError("SequenceSlice", "a process of its group", "one outside of it")
         if self.length < 2 * self.processes:
-            raise ValueError(
-                f"SequenceSlice: expected {2 * self.processes} tokens or more, two for each of {self.processes} processes, got "
-                f"{self.length}"
+            raise UsageError(
+                "SequenceSlice",
+                f"{2 * self.processes} tokens or more, two for each of {self.processes} processes",
+                self.length,
             )
         if self.documents is not None:
             documents = self.documents if self.documents.dim() == 2 else self.documents[None]
@@ -113,9 +114,11 @@ class SequenceSlice(Mask):
         return (self.own,) * self.ndim
 
     def __getitem__(self, *_: Any, **__: Any) -> Any:
-        raise ValueError(
-            'SequenceSlice: expected layers of attention alone, with attn_implementation="longitude", got one that reads '
-            "attention_mask as numbers; set it, or use one process"
+        raise UsageError(
+            "SequenceSlice",
+            'layers of attention alone, with attn_implementation="longitude"',
+            "one that reads attention_mask as numbers",
+            "set it, or use one process",
         )
 
     __mul__ = __rmul__ = __add__ = __radd__ = unsqueeze = sum = all = any = bool = __getitem__
@@ -134,7 +137,7 @@ class SequenceSlice(Mask):
             ValueError: For another length.
         """
         if x.shape[dim] != self.length:
-            raise ValueError(f"cut: expected {self.length} tokens in dimension {dim}, got {list(x.shape)}")
+            raise UsageError("cut", f"{self.length} tokens in dimension {dim}", list(x.shape))
         return torch.cat([x.narrow(dim, p.start, p.stop - p.start) for p in self.parts_of(self.rank)], dim)
 
     def own_positions(self, device: Any = None) -> Tensor:
@@ -146,13 +149,15 @@ class SequenceSlice(Mask):
     # ---- as a mask ---------------------------------------------------------------------------------------------------
     def validate(self, batch: int, rows: int, keys: int) -> None:
         if (rows, keys) != (self.own, self.own):
-            raise ValueError(
-                f"SequenceSlice: expected the {self.own} tokens of process {self.rank} as queries and as keys, got {rows} and "
-                f"{keys}; cut(x) gives them, and caches and memories are of whole sequences"
+            raise UsageError(
+                "SequenceSlice",
+                f"the {self.own} tokens of process {self.rank} as queries and as keys",
+                f"{rows} and {keys}",
+                "cut(x) gives them, and caches and memories are of whole sequences",
             )
         for tokens in (self.documents, self.positions):
             if tokens is not None and tokens.dim() == 2 and not one_or(len(tokens), batch):
-                raise ValueError(f"SequenceSlice: expected a batch of {len(tokens)}, got {batch}")
+                raise UsageError("SequenceSlice", f"a batch of {len(tokens)}", batch)
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         raise ValueError("SequenceSlice: its keys are on several processes, expected attention that passes them round")
@@ -163,9 +168,11 @@ class SequenceSlice(Mask):
         for part in others:
             by_order = isinstance(part, Causal | Window) and part.order is None
             if not by_order and not isinstance(part, Band | Dilated | NoMask):
-                raise ValueError(
-                    f"mask: expected Causal(), NoMask(), Window, Band or Dilated joined to a SequenceSlice, got {part!r}; "
-                    "documents and padding of the whole sequence are its documents="
+                raise UsageError(
+                    "mask",
+                    "Causal(), NoMask(), Window, Band or Dilated joined to a SequenceSlice",
+                    repr(part),
+                    "documents and padding of the whole sequence are its documents=",
                 )
         return AllOf((*others, *self.own_masks))
 

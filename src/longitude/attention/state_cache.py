@@ -12,6 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from longitude.attention.cache_guard import CacheKind, CropsTogether, of_this_mode
 from longitude.attention.documents import last_position
+from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions
 
 
@@ -48,9 +49,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
     def read(self, owner: str) -> Any:
         """The state, for the mixer class of that name."""
         if self.owner not in (None, owner):
-            raise ValueError(
-                f"cache: expected a state of {owner}, got one of {self.owner}; a cache serves one model only"
-            )
+            raise UsageError("cache", f"a state of {owner}", f"one of {self.owner}", "a cache serves one model only")
         self.state = of_this_mode(self.state)
         return self.state
 

@@ -13,6 +13,7 @@ from longitude.attention.masks import Causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
 from longitude.attention.request import following
 from longitude.derivatives import readable
+from longitude.errors import UsageError
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, canonical, explicit
 
@@ -44,9 +45,7 @@ class StateInputs(NamedTuple):
         if self.positions.dim() < 3:
             return self.positions
         if self.positions.shape[-1] > 1:
-            raise ValueError(
-                f"positions: {who} measures one axis: expected [L] or [B, L], got {list(self.positions.shape)}"
-            )
+            raise UsageError(f"positions: {who} measures one axis", "[L] or [B, L]", list(self.positions.shape))
         return self.positions[..., 0]
 
 
@@ -75,9 +74,10 @@ class StateMixer(Mixer):
         require_no_weights(self, inputs.return_weights, inputs.memory)
         require_mask(inputs.mask)
         if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
-            raise ValueError(
-                f"mask: {name} mixes each token with all before it in its document: expected lg.Causal(), with documents and "
-                f"padding as documents=, got {inputs.mask!r}"
+            raise UsageError(
+                f"mask: {name} mixes each token with all before it in its document",
+                "lg.Causal(), with documents and padding as documents=",
+                repr(inputs.mask),
             )
         if encoding is None:
             encoding = getattr(self, "encoding", NO_ENCODING)
@@ -105,8 +105,8 @@ class StateMixer(Mixer):
         from longitude.attention.state_cache import StateLayer
 
         if not isinstance(cache, StateLayer):
-            raise ValueError(
-                f"cache: {type(self).__name__} expected the StateLayer that its cache_layer() makes, got {type(cache).__name__}"
+            raise UsageError(
+                f"cache: {type(self).__name__}", "the StateLayer that its cache_layer() makes", type(cache).__name__
             )
         return cache
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
 from longitude.attention.visible import visible_keys
+from longitude.errors import UsageError
 from longitude.positions.base import (
     Columns,
     Drift,
@@ -48,9 +49,7 @@ def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: T
     if context is not None and (
         not isinstance(context, dict) or any(not isinstance(x, Tensor) or x.dim() < 3 for x in context.values())
     ):
-        raise ValueError(
-            f"context: expected the columns of encoding.context(x)[0], name -> [B, heads, Lk, ...], got {context!r}"
-        )
+        raise UsageError("context", "the columns of encoding.context(x)[0], name -> [B, heads, Lk, ...]", repr(context))
     if not encoding.reads_tokens:
         raise ValueError(f"context: the encoding reads no columns, got {sorted(context or ())}; leave context out")
     for name, column in (context or {}).items():
@@ -60,9 +59,10 @@ def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: T
             or (column.shape[1] != k.shape[1] and column.shape[1] != heads)
             or column.shape[2] != tokens
         ):
-            raise ValueError(
-                f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the "
-                f"keys have, got {list(column.shape)}"
+            raise UsageError(
+                f"context[{name!r}]",
+                f"[{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the keys have",
+                list(column.shape),
             )
 
 
@@ -71,14 +71,12 @@ def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> N
     transports = [term for term in terms if isinstance(term, Transport)]
     for term in transports:
         if term.w.shape[-1] != q.shape[3]:
-            raise ValueError(f"context: expected reflections of head_dim {q.shape[3]}, got {list(term.w.shape)}")
+            raise UsageError("context", f"reflections of head_dim {q.shape[3]}", list(term.w.shape))
     if len(transports) > 1:
         raise ValueError("two composed encodings both transport keys; use one of them")
     for term in terms:
         if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
-            raise ValueError(
-                f"v: expected head_dim {q.shape[3]}, as the encoding's own values have, got {list(v.shape)}"
-            )
+            raise UsageError("v", f"head_dim {q.shape[3]}, as the encoding's own values have", list(v.shape))
         if q.shape[2] > k.shape[2] and isinstance(term, Transport | Drift):
             raise ValueError(
                 f"the encoding expects queries among the keys, got {q.shape[2]} queries and {k.shape[2]} keys"
@@ -100,8 +98,8 @@ def of_one_axis(
         return max(gap, 0), max(-gap, 0)  # unread
     for positions in (q_positions, k_positions):
         if isinstance(positions, Tensor) and positions.dim() == 3 and positions.shape[-1] > 1:
-            raise ValueError(
-                f"positions: expected [L] or [B, L], because the encoding's terms measure one axis, got {list(positions.shape)}"
+            raise UsageError(
+                "positions", "[L] or [B, L], because the encoding's terms measure one axis", list(positions.shape)
             )
     return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from longitude.checkpoints.agreement import Ropes
 from longitude.checkpoints.reading import class_of, lost, read, text_part, with_own_base
-from longitude.errors import check_choice, nearest
+from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
     ALL_KEYS,
@@ -136,7 +136,7 @@ def head_dim_of(config: Any, layer_type: str | None = None) -> int:
         layers = []
     if own := [one.head_dim for one in layers if layer_type in (None, one.label)]:
         if len({*own}) > 1:
-            raise ValueError(f"expected layers with the same heads, got head_dim {own[0]} and {max(own)}")
+            raise UsageError("", "layers with the same heads", f"head_dim {own[0]} and {max(own)}")
         return own[0]
     return getattr(config, "qk_rope_head_dim", None) or heads_of(config, layer_type)["head_dim"]
 

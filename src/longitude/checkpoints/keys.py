@@ -15,6 +15,7 @@ from longitude.checkpoints.agreement import Ropes
 from longitude.checkpoints.config import rope_dicts, two_values
 from longitude.checkpoints.reading import lost, read
 from longitude.checkpoints.source import Source
+from longitude.errors import UsageError
 from longitude.positions.config_keys import BASES, LAYERS, LENGTHS, SHARES, WINDOWED, is_foreign
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes, to_hugging_face
 
@@ -57,9 +58,9 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
         return ropes
     full = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in WINDOWED}
     if not full:
-        raise ValueError(f"expected layers of full attention that rotate their keys, got {', '.join(ropes)}")
+        raise UsageError("", "layers of full attention that rotate their keys", ", ".join(ropes))
     if len({rope.scaling for rope in full.values()}) > 1:
-        raise ValueError(f"expected one scheme for the layers of full attention, got several: {', '.join(full)}")
+        raise UsageError("", "one scheme for the layers of full attention", f"several: {', '.join(full)}")
     return next(iter(full.values()))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from longitude.checkpoints.agreement import Agreement, Reading, Ropes, refusal
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.config_keys import BASES, BY_LAYER, FULL, LOCAL_BASES, SCHEMAS, SIZES, WINDOWED, of_layers
 from longitude.positions.hugging_face import (
     NotUnderstood,
@@ -124,7 +124,7 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
     layers = raw.get("num_hidden_layers")
     for key in BY_LAYER:
         if isinstance(given := raw.get(key), list) and given and type(layers) is int and len(given) < layers:
-            raise ValueError(f"config: expected {key} to have one entry for each of {layers} layers, got {len(given)}")
+            raise UsageError("config", f"{key} to have one entry for each of {layers} layers", len(given))
     for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
         check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
     if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:
@@ -136,7 +136,7 @@ def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
     if isinstance(config, Mapping):
         text = config.get("text_config") or config
         if not isinstance(text, Mapping):
-            raise ValueError(f"expected text_config to be a mapping or None, got {text!r}")
+            raise UsageError("", "text_config to be a mapping or None", repr(text))
         return text
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 

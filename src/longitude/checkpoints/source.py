@@ -17,6 +17,7 @@ from longitude.checkpoints.config import LENGTH_KEYS, declared_length
 from longitude.checkpoints.load import config_of, in_one_line, require_shards, require_weights
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.checkpoints.quiet import quiet
+from longitude.errors import UsageError
 from longitude.runs.files import read_json
 
 BY_CHANCE = 2
@@ -99,7 +100,7 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and "CausalLM" not in architecture
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (masked and "LMHead" not in architecture)
     if not causal and not masked:
-        raise ValueError(f"{model}: expected a language model, causal or masked, got {config.model_type}")
+        raise UsageError(model, "a language model, causal or masked", config.model_type)
     with quiet(), torch.device("meta"), in_one_line(f"{model}: its model cannot be built"):
         skeleton = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_config(config)
     source = Source(model, folder, json, inner, text, skeleton, causal)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Window
 from longitude.attention.operation import requests, run_parts
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.errors import UsageError
 from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import StockMask, dense_mask, sliced, with_packed
 
@@ -81,9 +82,7 @@ def stock_attention(
     if weights is None:
         weights = bool(getattr(getattr(module, "config", None), "output_attentions", False))
     if s_aux is not None and s_aux.shape != query.shape[1:2]:
-        raise ValueError(
-            f"s_aux: expected a logit for each head of queries, [{query.shape[1]}], got {list(s_aux.shape)}"
-        )
+        raise UsageError("s_aux", f"a logit for each head of queries, [{query.shape[1]}]", list(s_aux.shape))
     if call is None:
         options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights, "sinks": s_aux}
         out, weights = run_parts(requests(query, key, value, **options))

@@ -13,6 +13,7 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Mask, require_causal
 from longitude.attention.operation import raw_request, run, run_parts
+from longitude.errors import UsageError
 from longitude.hf.masks import StockMask, dense_mask, with_packed
 from longitude.models.cache_names import ATTENTION
 from longitude.models.streams import starts_of
@@ -153,7 +154,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
                 "padding; expected attention_mask [B, tokens] of 0 and 1, and position_ids that start over"
             )
     if past + x.shape[1] != mask.keys:
-        raise ValueError(f"attention_mask: expected {past + x.shape[1]} tokens, cached ones included, got {mask.keys}")
+        raise UsageError("attention_mask", f"{past + x.shape[1]} tokens, cached ones included", mask.keys)
     if layer is not None and past and not encoding.stable_keys:
         now = later(newest(layer.positions, past), newest(embeddings.positions, x.shape[1]))
         require_same_past(encoding, layer.max_position, now)
@@ -184,9 +185,11 @@ def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
     if not plain or layer.get_seq_length() or cache.offloading:
         kind = f"a filled {type(cache).__name__}" if plain else f"one of {type(layer).__name__}"
         got = "one that offloads" if cache.offloading else kind
-        raise ValueError(
-            f"cache: expected an empty DynamicCache, or one that this model has filled, got {got}; static, quantized "
-            "and offloaded caches cannot hold what encodings keep: leave cache_implementation out"
+        raise UsageError(
+            "cache",
+            "an empty DynamicCache, or one that this model has filled",
+            got,
+            "static, quantized and offloaded caches cannot hold what encodings keep: leave cache_implementation out",
         )
     cache.layers[index] = ours = StockCacheLayer()
     return ours

@@ -15,6 +15,7 @@ from longitude.attention.documents import places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.patterns import Ago, Chunks, from_tensor
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.errors import UsageError
 from longitude.models.streams import Packed, documents_of
 
 
@@ -88,9 +89,10 @@ def stock_mask(
     if attention_mask is not None:
         valid = attention_mask[:, kv_offset : kv_offset + keys]
         if valid.shape != (batch_size, keys):
-            raise ValueError(
-                f"attention_mask: expected [{batch_size}, {kv_offset + keys}], one per token, cached ones included, "
-                f"got {list(attention_mask.shape)}"
+            raise UsageError(
+                "attention_mask",
+                f"[{batch_size}, {kv_offset + keys}], one per token, cached ones included",
+                list(attention_mask.shape),
             )
         if torch.compiler.is_compiling() or not bool(valid.all()):
             streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
@@ -196,7 +198,9 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
 def not_a_mask(given: Any) -> ValueError:
     """The error for a mask that a user or a model made in a form of its own."""
     got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-    return ValueError(
-        f"attn_implementation='longitude': expected attention_mask [B, tokens] of 0 and 1, or a mask [B, 1, L, keys], got {got}; "
-        "another is for 'sdpa'"
+    return UsageError(
+        "attn_implementation='longitude'",
+        "attention_mask [B, tokens] of 0 and 1, or a mask [B, 1, L, keys]",
+        got,
+        "another is for 'sdpa'",
     )

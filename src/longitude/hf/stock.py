@@ -17,6 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longitude.attention.request import as_int
+from longitude.errors import UsageError
 from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
@@ -94,7 +95,7 @@ class IdentityRotary(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> PositionEmbeddings:
         """X [B, L, dim], position_ids [1 | B, L]."""
         if position_ids.dim() != 2:
-            raise ValueError(f"position_ids: expected [B, L], got {list(position_ids.shape)}")
+            raise UsageError("position_ids", "[B, L]", list(position_ids.shape))
         positions = as_int(canonical("position_ids", position_ids, x.shape[0], x.shape[1]))
         each = explicit(positions, x.shape[1], x.device)
         embeddings = PositionEmbeddings((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
@@ -154,13 +155,14 @@ def resolved(
     """
     parts = list(encoding) if isinstance(encoding, Composed | list | tuple) else [encoding]
     if not parts or not all(isinstance(part, str | Mapping | Encoding) for part in parts):
-        raise ValueError(
-            'set_positions: expected a name, {"name": name, **options}, an Encoding, or a list of at least one of them, got '
-            f"{encoding!r}"
+        raise UsageError(
+            "set_positions",
+            'a name, {"name": name, **options}, an Encoding, or a list of at least one of them',
+            repr(encoding),
         )
     given = [part for part in parts if isinstance(part, Encoding)]
     if given and len(given) < len(parts):
-        raise ValueError("set_positions: expected names and options, or Encodings, got both in one list")
+        raise UsageError("set_positions", "names and options, or Encodings", "both in one list")
     heads = heads_of(config)
     head_dim = heads["head_dim"]
     shape = LongitudeConfig(
@@ -196,12 +198,12 @@ def by_layer(
     Layers with equal specs of an encoding that is shared have one module.
     """
     if encoding.keys() != {"layers"} or not isinstance(encoding["layers"], list | tuple):
-        raise ValueError(f'set_positions: expected {{"layers": [an encoding, ...]}} alone, got {dict(encoding)!r}')
+        raise UsageError("set_positions", '{"layers": [an encoding, ...]} alone', repr(dict(encoding)))
     each = []
     for layer, part in enumerate(by_pattern("set_positions", encoding["layers"], layers)):
         specs, given = resolved(part, config, layer)
         if given is not None:
-            raise ValueError("set_positions: expected names and options in layers, got Encodings; pass them by name")
+            raise UsageError("set_positions", "names and options in layers", "Encodings", "pass them by name")
         each.append(specs)
     shared: dict[str, Encoding] = {}
     of_layer: list[Composed] = []
@@ -234,7 +236,7 @@ def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[st
         for one in layers
     ]
     if others := [one for one in found if one != found[0]]:
-        raise ValueError(f"expected layers with the same heads, got {found[0]} and {others[0]}")
+        raise UsageError("", "layers with the same heads", f"{found[0]} and {others[0]}")
     return found[0]
 
 
@@ -249,9 +251,11 @@ def own_rotation(config: PreTrainedConfig, layer: int | None, given: bool) -> di
     if given or all(each == of_types[0] for each in of_types):
         return of_types[0]
     bases = ", ".join(f"{name} {own[name].get('rope_theta')}" for name in dict.fromkeys(config.layer_types))
-    raise ValueError(
-        f"set_positions: expected base, because the model's layers have several ({bases}), got none; "
-        '{"layers": [encoding]} keeps that of each layer'
+    raise UsageError(
+        "set_positions",
+        f"base, because the model's layers have several ({bases})",
+        "none",
+        '{"layers": [encoding]} keeps that of each layer',
     )
 
 
@@ -357,7 +361,7 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
         ValueError: there is no such model, it has no encoding of Longitude, or its weights lack parameters.
     """
     if options.get("attn_implementation", "longitude") != "longitude":
-        raise ValueError(f"attn_implementation: expected 'longitude', got {options['attn_implementation']!r}")
+        raise UsageError("attn_implementation", "'longitude'", repr(options["attn_implementation"]))
     options["attn_implementation"] = "longitude"
     try:
         config = AutoConfig.from_pretrained(path)

@@ -8,6 +8,7 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 
+from longitude.errors import UsageError
 from longitude.hf.stock import attentions
 from longitude.models.decoder import LongitudePreTrainedModel
 from longitude.models.sequence import cut_sequence
@@ -97,6 +98,6 @@ def require_shareable(model: Any) -> None:
         reason = str(error).removeprefix("set_positions: ")
         raise ValueError(f"sequences on several processes: {reason}") from None
     if model.config._attn_implementation != "longitude":
-        raise ValueError(
-            f"sequences on several processes: expected attn_implementation='longitude', got {model.config._attn_implementation!r}"
+        raise UsageError(
+            "sequences on several processes", "attn_implementation='longitude'", repr(model.config._attn_implementation)
         )

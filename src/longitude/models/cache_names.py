@@ -14,6 +14,8 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import ModelOutput
 
+from longitude.errors import UsageError
+
 OLD, NEW = "past_key_values", "cache"
 INSTALLED = NEW if NEW in CausalLMOutputWithPast.__dataclass_fields__ else OLD
 """What the installed transformers calls a cache: in its models' arguments, in their outputs and in generate()."""
@@ -36,7 +38,7 @@ def cache_in(output: Any) -> Any:
 def one_of(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
     """The cache that was passed, by either name; ValueError for both."""
     if cache is not None and past_key_values is not None:
-        raise ValueError(f"expected {NEW} or {OLD}, which is its name in transformers before 5.24, got both")
+        raise UsageError("", f"{NEW} or {OLD}, which is its name in transformers before 5.24", "both")
     return past_key_values if cache is None else cache
 
 

@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.errors import UsageError
 from longitude.models.cache_names import INSTALLED, CausalOutput, one_of
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
@@ -114,7 +115,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         hidden = outputs.last_hidden_state
         for name, given in (("labels", labels), ("shift_labels", shift_labels)):
             if given is not None and given.shape != hidden.shape[:2]:
-                raise ValueError(f"{name}: expected {list(hidden.shape[:2])}, got {list(given.shape)}")
+                raise UsageError(name, f"{list(hidden.shape[:2])}", list(given.shape))
         if labels is not None and shift_labels is None:
             if isinstance(attention_mask, SequenceSlice):
                 raise ValueError(
@@ -176,9 +177,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         if growing or cache_implementation != "static":
             grows = f"what {', '.join(growing)} keeps grows with the text"
             why = grows if growing else "a fixed state needs no offloading"
-            raise ValueError(
-                f"cache_implementation: expected 'dynamic' or 'offloaded', got {cache_implementation!r}, and {why}"
-            )
+            raise UsageError("cache_implementation", "'dynamic' or 'offloaded'", f"{cache_implementation!r}, and {why}")
         return LongitudeCache([make() for make in self.model.cache_layers])
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.state_mixer import StateMixer
-from longitude.errors import check_choice, check_positive, check_sizes, unknown
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
 from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
@@ -178,11 +178,12 @@ class LongitudeConfig(PreTrainedConfig):
         check_positive("LongitudeConfig", **self._given("rms_norm_eps", "layer_norm_eps", "initializer_range"))
         for name, number in self._given("hidden_dropout", "attention_dropout").items():
             if not 0 <= number < 1:
-                raise ValueError(f"{name}: expected 0 <= {name} < 1, got {number}")
+                raise UsageError(name, f"0 <= {name} < 1", number)
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                "expected num_key_value_heads to divide num_attention_heads, "
-                f"got {self.num_key_value_heads} and {self.num_attention_heads}"
+            raise UsageError(
+                "",
+                "num_key_value_heads to divide num_attention_heads",
+                f"{self.num_key_value_heads} and {self.num_attention_heads}",
             )
         for name, choices in (
             ("hidden_act", Activation),
@@ -193,9 +194,9 @@ class LongitudeConfig(PreTrainedConfig):
             check_choice("LongitudeConfig", choices, **{name: getattr(self, name)})
         require_backend(self.attention_backend)
         if self.mlp == "none" and self.intermediate_size is not None:
-            raise ValueError(f"intermediate_size: expected none with mlp='none', got {self.intermediate_size}")
+            raise UsageError("intermediate_size", "none with mlp='none'", self.intermediate_size)
         if self.mlp != "dense" and self.mlp_bias:
-            raise ValueError(f"mlp_bias: expected False with mlp={self.mlp!r}, which has no biases, got True")
+            raise UsageError("mlp_bias", f"False with mlp={self.mlp!r}, which has no biases", "True")
         if self.intermediate_size is None and self.mlp != "none":
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8
             swiglu = self.mlp == "dense" and self.hidden_act == "swiglu"
@@ -213,8 +214,8 @@ class LongitudeConfig(PreTrainedConfig):
                         f"'rwkv6', got {spec['name']!r}"
                     )
         if self.hidden_size % self.num_attention_heads and any(map(self.needs_head_dim, self.layer_mixers())):
-            raise ValueError(
-                f"expected num_attention_heads to divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"
+            raise UsageError(
+                "", "num_attention_heads to divide hidden_size", f"{self.num_attention_heads} and {self.hidden_size}"
             )
         if self.encodings is None and self.encoding in (None, "auto"):
             rotates = any(mixer_class(spec).rotates for spec in self.layer_mixers())
@@ -236,13 +237,11 @@ class LongitudeConfig(PreTrainedConfig):
         if not label.mixers:
             named.pop("mixers", None)  # those of layers, all attention
         if name == "mixer" and label.encodings:
-            raise ValueError(f"mixer: expected mixers alone, got {text!r}; give the whole label as encoding")
+            raise UsageError("mixer", "mixers alone", repr(text), "give the whole label as encoding")
         setattr(self, name, DEFAULTS[name])
         for option, value in named.items():
             if getattr(self, option) != DEFAULTS[option]:
-                raise ValueError(
-                    f"{option}: expected none with {name}={text!r}, which sets it, got {getattr(self, option)!r}"
-                )
+                raise UsageError(option, f"none with {name}={text!r}, which sets it", repr(getattr(self, option)))
             setattr(self, option, value)
 
     def _given(self, *names: str) -> dict[str, Any]:
@@ -261,9 +260,9 @@ class LongitudeConfig(PreTrainedConfig):
         if for_each is None:
             return resolve(for_all, None), None
         if for_all not in (None, default):  # None as saved, the default as left out
-            raise ValueError(f"expected {one} or {each}, got both: {for_all!r} and {for_each!r}")
+            raise UsageError("", f"{one} or {each}", f"both: {for_all!r} and {for_each!r}")
         if not isinstance(for_each, list | tuple):
-            raise ValueError(f"{each}: expected a list of {self.num_hidden_layers}, one per layer, got {for_each!r}")
+            raise UsageError(each, f"a list of {self.num_hidden_layers}, one per layer", repr(for_each))
         return None, [
             resolve(spec, layer) for layer, spec in enumerate(by_pattern(each, for_each, self.num_hidden_layers))
         ]
@@ -275,7 +274,7 @@ class LongitudeConfig(PreTrainedConfig):
         else:
             options = dict(spec) if isinstance(spec, dict) else {}
         if not isinstance(name := options.pop("name", None), str):
-            raise ValueError(f'mixer: expected a name or {{"name": name, **options}}, got {spec!r}')
+            raise UsageError("mixer", 'a name or {"name": name, **options}', repr(spec))
         full = mixer_resolved(name, options, **self.sizes)
         from_config = {*self.sizes, *SHARED} - options.keys()
         return {"name": name, **{option: _plain(value) for option, value in full.items() if option not in from_config}}
@@ -310,7 +309,7 @@ class LongitudeConfig(PreTrainedConfig):
             return [one for part in spec for one in _listed(self.resolve(part, layer))]
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
         if not isinstance(name := options.pop("name", None), str):
-            raise ValueError(f'encoding: expected a name, {{"name": name, **options}} or a list of them, got {spec!r}')
+            raise UsageError("encoding", 'a name, {"name": name, **options} or a list of them', repr(spec))
         defaults = getattr(ENCODINGS[name], "model_defaults", {})
         known: dict[str, Any] = {**self.sizes, **self.encoding_shapes(layer), "embedding_scale": self.embedding_scale}
         if self.max_position_embeddings is not None:
@@ -345,9 +344,7 @@ class LongitudeConfig(PreTrainedConfig):
 def by_pattern(name: str, pattern: Sequence[Any], layers: int) -> list[Any]:
     """One for each layer of a pattern that is repeated. ValueError where it does not divide the layers."""
     if not pattern or layers % len(pattern):
-        raise ValueError(
-            f"{name}: expected {layers}, one per layer, or a pattern whose length divides {layers}, got {len(pattern)}"
-        )
+        raise UsageError(name, f"{layers}, one per layer, or a pattern whose length divides {layers}", len(pattern))
     return [*pattern] * (layers // len(pattern))
 
 

@@ -19,6 +19,7 @@ from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.request import as_int, following
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
 from longitude.models.cache_names import ATTENTION, INSTALLED, DecoderOutput, one_of
 from longitude.models.configuration import LongitudeConfig
@@ -63,9 +64,11 @@ class LongitudePreTrainedModel(PreTrainedModel):
         kinds = {kind.__name__: kind.written_by for kind in kinds_of(LongitudePreTrainedModel)}
         for name in model.config.architectures or ():
             if kinds.get(name, cls.written_by) != cls.written_by:
-                raise ValueError(
-                    f"from_pretrained: {cls.__name__} expected a checkpoint of {cls.written_by}, got one of {name}; load it with "
-                    f"lg.{kinds[name]}"
+                raise UsageError(
+                    f"from_pretrained: {cls.__name__}",
+                    f"a checkpoint of {cls.written_by}",
+                    f"one of {name}",
+                    f"load it with lg.{kinds[name]}",
                 )
         return loaded
 
@@ -371,9 +374,9 @@ class LongitudeModel(LongitudePreTrainedModel):
     def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
         """The length of what is remembered."""
         if len(memories) < len(self.layers):
-            raise ValueError(f"memories: expected {len(self.layers)}, one for each layer, got {len(memories)}")
+            raise UsageError("memories", f"{len(self.layers)}, one for each layer", len(memories))
         if any(memory is None for memory in memories[: len(self.layers)]):
-            raise ValueError("memories: expected a tensor for each layer, as output_hidden_states=True gives, got None")
+            raise UsageError("memories", "a tensor for each layer, as output_hidden_states=True gives", "None")
         if cache is not None or position_ids is not None:
             raise ValueError("memories: expected neither a cache nor position_ids with them; pass use_cache=False")
         return memories[0].shape[1]

@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.masks import NoMask
 from longitude.attention.mixer import MIXERS
+from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.inputs import require_known
@@ -179,7 +180,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         hidden = outputs.last_hidden_state
         if labels is not None:
             if labels.shape != hidden.shape[:2]:
-                raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+                raise UsageError("labels", f"{list(hidden.shape[:2])}", list(labels.shape))
             if attention_mask is not None:
                 labels = labels.masked_fill(attention_mask == 0, IGNORED)
         loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits)

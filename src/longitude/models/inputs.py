@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import canonical
 
@@ -44,9 +44,11 @@ def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | Non
 def require_assistant(assistant: Any) -> None:
     """ValueError for an assistant whose cache cannot be cropped: transformers checks only the model itself."""
     if getattr(assistant, "_is_stateful", False):
-        raise ValueError(
-            f"assistant_model: expected one whose cache can take tokens back, got a {type(assistant).__name__} with a state that "
-            "runs along the tokens; use attention, and an encoding that carries none, in it"
+        raise UsageError(
+            "assistant_model",
+            "one whose cache can take tokens back",
+            f"a {type(assistant).__name__} with a state that runs along the tokens",
+            "use attention, and an encoding that carries none, in it",
         )
 
 
@@ -58,7 +60,7 @@ def ids_so_far(ids: Tensor, cache: Any, past: int) -> Tensor | None:
     if before is None or before.shape[1] != past:
         return None
     if len(before) != len(ids):
-        raise ValueError(f"input_ids: expected the {len(before)} rows of the cache, got {len(ids)}")
+        raise UsageError("input_ids", f"the {len(before)} rows of the cache", len(ids))
     return torch.cat([before, ids], 1)
 
 
@@ -93,5 +95,5 @@ def layers_of(output_hidden_states: bool | int | Sequence[int], count: int) -> s
     indices = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
     for index in indices:
         if not -count <= index < count:
-            raise ValueError(f"output_hidden_states: expected indices from {-count} to {count - 1}, got {index}")
+            raise UsageError("output_hidden_states", f"indices from {-count} to {count - 1}", index)
     return {index % count for index in indices}

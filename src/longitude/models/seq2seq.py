@@ -12,6 +12,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from longitude.errors import UsageError
 from longitude.models.cache_names import INSTALLED, Seq2SeqOutput, Seq2SeqStackOutput, one_of
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
@@ -165,15 +166,14 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         if given is None:
             given = EncoderDecoderCache(DynamicCache(), DynamicCache())
         if not isinstance(given, EncoderDecoderCache):
-            raise ValueError(
-                "cache: expected transformers' EncoderDecoderCache, for the target and for the source, got "
-                f"{type(given).__name__}"
+            raise UsageError(
+                "cache", "transformers' EncoderDecoderCache, for the target and for the source", type(given).__name__
             )
         cross, blocks = given.cross_attention_cache, self.decoder.layers
         if not cross.layers or not cross.get_seq_length():  # an empty one, such as generate() makes
             cross.layers[:] = [block.cross.cache_layer() for block in blocks]  # type: ignore[union-attr]
         if len(cross.layers) != len(blocks):
-            raise ValueError(f"cache: expected {len(blocks)} layers, as the decoder has, got {len(cross.layers)}")
+            raise UsageError("cache", f"{len(blocks)} layers, as the decoder has", len(cross.layers))
         return given
 
 
@@ -322,7 +322,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         )
         hidden = outputs.last_hidden_state
         if labels is not None and labels.shape != hidden.shape[:2]:
-            raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+            raise UsageError("labels", f"{list(hidden.shape[:2])}", list(labels.shape))
         loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits, logits_to_keep)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqOutput(loss=loss, logits=logits, **others)
@@ -337,7 +337,7 @@ def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
     if attention_mask is None:
         return None
     if attention_mask.shape != source.shape[:2]:
-        raise ValueError(
-            f"attention_mask: expected {list(source.shape[:2])}, one per token of the source, got {list(attention_mask.shape)}"
+        raise UsageError(
+            "attention_mask", f"{list(source.shape[:2])}, one per token of the source", list(attention_mask.shape)
         )
     return None if bool(attention_mask.all()) else attention_mask

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longitude.attention.masks import Causal
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.errors import UsageError
 from longitude.models.loss import IGNORED
 from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
@@ -45,14 +46,14 @@ def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
     known = ("input_ids", "labels", "position_ids", "attention_mask", "document_ids", "num_items_in_batch")
     for name in given:
         if name not in (*known, *Packed.__annotations__):
-            raise ValueError(f"cut_sequence: expected {', '.join((*known, *Packed.__annotations__))}, got {name}")
+            raise UsageError("cut_sequence", f"{', '.join((*known, *Packed.__annotations__))}", name)
     if "input_ids" not in given:
-        raise ValueError("cut_sequence: expected input_ids [B, L], got none")
+        raise UsageError("cut_sequence", "input_ids [B, L]", "none")
     ids: Tensor = given["input_ids"]
     count, length = ids.shape
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if positions is not None and (positions.dim() > 2 or positions.shape[-1] != length):
-        raise ValueError(f"position_ids: expected [L] or [B, L] with L = {length}, got {list(positions.shape)}")
+        raise UsageError("position_ids", f"[L] or [B, L] with L = {length}", list(positions.shape))
     packed = {name: given[name] for name in Packed.__annotations__ if name in given}
     documents = documents_of(count, length, given.get("document_ids"), positions, mask, True, **packed)
     streams = streams_of(mask, documents, count, length, ids.device)
@@ -87,5 +88,5 @@ def require_slice(model: Any, share: SequenceSlice, position_ids: Tensor | None,
             )
     positions = share.own_positions(model.embed_tokens.weight.device)
     if position_ids is not None and not torch.equal(position_ids, positions.expand(position_ids.shape)):
-        raise ValueError("position_ids: expected those of the SequenceSlice, got others; cut_sequence takes positions")
+        raise UsageError("position_ids", "those of the SequenceSlice", "others", "cut_sequence takes positions")
     return positions

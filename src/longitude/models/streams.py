@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.documents import begins_of, flattened, runs_of
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
 
 
 class Packed(TypedDict, total=False):
@@ -57,9 +57,7 @@ def documents_of(  # noqa: C901
             marks[name] = flattened(name, ends, batch, length)
     if (numbers := packed.get("seq_idx")) is not None:
         if numbers.shape != (batch, length) or numbers.is_floating_point():
-            raise ValueError(
-                f"seq_idx: expected integers [{batch}, {length}], got {numbers.dtype} {list(numbers.shape)}"
-            )
+            raise UsageError("seq_idx", f"integers [{batch}, {length}]", f"{numbers.dtype} {list(numbers.shape)}")
         require_numbers("seq_idx", numbers)
         marks["seq_idx"] = numbers.long()
     restarts = None
@@ -86,9 +84,7 @@ def documents_of(  # noqa: C901
     for other in ("max_length_q", "max_length_k"):
         most = packed.get(other)
         if most is not None and int(most) < (longest := int(places_in(runs_of(documents)).max()) + 1):
-            raise ValueError(
-                f"{other}: expected {longest}, the length of the longest document, or more, got {int(most)}"
-            )
+            raise UsageError(other, f"{longest}, the length of the longest document, or more", int(most))
     return documents
 
 
@@ -118,9 +114,7 @@ def streams_of(
     """
     for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
         if given is not None and given.shape != (batch, keys):
-            raise ValueError(
-                f"{name}: expected [{batch}, {keys}], one per token, cached ones included, got {list(given.shape)}"
-            )
+            raise UsageError(name, f"[{batch}, {keys}], one per token, cached ones included", list(given.shape))
     # A mask of ones is no mask. Looking would break a compiled graph, so there it stays.
     if attention_mask is not None and not torch.compiler.is_compiling() and bool(attention_mask.all()):
         attention_mask = None
@@ -129,9 +123,7 @@ def streams_of(
     if attention_mask is None:
         return None if document_ids is None else runs_of(document_ids)
     if attention_mask.is_floating_point():
-        raise ValueError(
-            f"attention_mask: expected 1 for tokens and 0 for padding, of int or bool, got {attention_mask.dtype}"
-        )
+        raise UsageError("attention_mask", "1 for tokens and 0 for padding, of int or bool", attention_mask.dtype)
     streams = torch.zeros(batch, keys, dtype=torch.long, device=device) if document_ids is None else document_ids
     streams = runs_of(streams.masked_fill(attention_mask == 0, -1))
     if not torch.compiler.is_compiling():
@@ -142,9 +134,11 @@ def streams_of(
 def require_numbers(name: str, numbers: Tensor) -> None:
     """ValueError where a document's number is negative, which marks padding elsewhere."""
     if not torch.compiler.is_compiling() and bool((numbers < 0).any()):
-        raise ValueError(
-            f"{name}: expected numbers of 0 or more, got {int(numbers.min())}; mark padding with 0 in attention_mask, "
-            "and give it any number of 0 or more here"
+        raise UsageError(
+            name,
+            "numbers of 0 or more",
+            int(numbers.min()),
+            "mark padding with 0 in attention_mask, and give it any number of 0 or more here",
         )
 
 

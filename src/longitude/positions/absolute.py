@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.positions.scaling.linear import Linear
@@ -47,7 +47,7 @@ class AtInput(Encoding):
         """Positions [L] or [B, L] of the tokens x [B, L, dim]; ValueError for other shapes."""
         who = type(self).__name__
         if x.shape[-1] != self.dim:
-            raise ValueError(f"{who}: expected x [B, L, {self.dim}], got {list(x.shape)}")
+            raise UsageError(who, f"x [B, L, {self.dim}]", list(x.shape))
         return explicit(canonical(who, positions, x.shape[0], x.shape[-2]), x.shape[-2], x.device)
 
 
@@ -87,7 +87,7 @@ class Sinusoidal(AtInput):
         check_choice("Sinusoidal", Layout, layout=layout)
         check_choice("Sinusoidal", SinusoidFrequencies, frequencies=frequencies)
         if frequencies == "tensor2tensor" and dim < 2:
-            raise ValueError(f"Sinusoidal: expected dim of 2 or more for frequencies of tensor2tensor, got {dim}")
+            raise UsageError("Sinusoidal", "dim of 2 or more for frequencies of tensor2tensor", dim)
         self.dim, self.base, self.layout, self.frequencies, self.factor = dim, base, layout, frequencies, factor
 
     def table(self, positions: Tensor) -> Tensor:
@@ -157,23 +157,28 @@ class Learned(AtInput):
         embedding_scale = 1.0 if embedding_scale is None else embedding_scale
         check_positive("Learned", embedding_scale=embedding_scale)
         if isinstance(row_offset, bool) or not isinstance(row_offset, int) or row_offset < 0:
-            raise ValueError(f"Learned: expected row_offset to be an int of 0 or more, got {row_offset!r}")
+            raise UsageError("Learned", "row_offset to be an int of 0 or more", repr(row_offset))
         check_choice("Learned", Beyond, beyond=beyond)
         check_choice("Learned", Align, align=align)
         if beyond != "interpolate" and (length is not None or align != "end"):
-            raise ValueError(
-                f"Learned: expected length and align only with beyond='interpolate', got length={length!r}, "
-                f"align={align!r} with beyond={beyond!r}; leave them out"
+            raise UsageError(
+                "Learned",
+                "length and align only with beyond='interpolate'",
+                f"length={length!r}, align={align!r} with beyond={beyond!r}",
+                "leave them out",
             )
         if beyond == "interpolate":
             if length is None:
-                raise ValueError(
-                    "Learned: expected length, the number of positions to interpolate to, got None; pass it, because "
-                    "interpolation moves every row with the length, and keys cached at another length would be stale"
+                raise UsageError(
+                    "Learned",
+                    "length, the number of positions to interpolate to",
+                    "None",
+                    "pass it, because interpolation moves every row with the length, and keys cached at another "
+                    "length would be stale",
                 )
             check_sizes("Learned", length=length)
             if length <= max_length:
-                raise ValueError(f"Learned: expected length above max_length={max_length}, got {length}; or no beyond")
+                raise UsageError("Learned", f"length above max_length={max_length}", length, "or no beyond")
         self.rows, self.dim, self.row_offset, self.embedding_scale = max_length, dim, row_offset, embedding_scale
         self.beyond, self.length, self.align = beyond, length, align
         self.max_length = None if beyond == "clamp" else length or max_length
@@ -221,10 +226,8 @@ class Learned(AtInput):
         """
         check_choice("Learned.truncate", Literal["first", "last"], side=side)
         if self.max_length is None:
-            raise ValueError("Learned.truncate: expected a last position, got beyond='clamp', where all exist")
+            raise UsageError("Learned.truncate", "a last position", "beyond='clamp', where all exist")
         lengths = {tensor.shape[1] if tensor.dim() > 1 else None for tensor in tensors}
         if None in lengths or len(lengths) > 1:
-            raise ValueError(
-                f"Learned.truncate: expected tensors [B, L, ...] of one length, got {[list(t.shape) for t in tensors]}"
-            )
+            raise UsageError("Learned.truncate", "tensors [B, L, ...] of one length", [list(t.shape) for t in tensors])
         return tuple(t[:, : self.max_length] if side == "first" else t[:, -self.max_length :] for t in tensors)

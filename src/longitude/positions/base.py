@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
 from longitude.positions.regions import Region as Region
 from longitude.positions.terms import (
@@ -198,9 +199,9 @@ class Encoding(nn.Module):
 
     def _rotate(self, transform: Callable[[Tensor, Any], Tensor], x: Tensor, positions: Positions) -> Tensor:
         if not x.is_floating_point() or x.dim() < 2:
-            raise ValueError(f"expected x [..., L, head_dim] of floats, got {x.dtype} {list(x.shape)}")
+            raise UsageError("", "x [..., L, head_dim] of floats", f"{x.dtype} {list(x.shape)}")
         if x.dim() > 4 or x.dim() < 4 and isinstance(positions, Tensor) and positions.dim() > 1 and self.axes == 1:
-            raise ValueError(f"expected x [B, H, L, head_dim] for positions of several rows, got x {list(x.shape)}")
+            raise UsageError("", "x [B, H, L, head_dim] for positions of several rows", f"x {list(x.shape)}")
         positions = canonical("positions", positions, x.shape[0] if x.dim() == 4 else 1, x.shape[-2], self.axes)
         prepared = self.prepare(explicit(positions, x.shape[-2], x.device), dtype=x.dtype)
         if x.dim() == 4:
@@ -222,7 +223,7 @@ class Encoding(nn.Module):
         """
         i, j = (torch.as_tensor(p) for p in (q_positions, k_positions))
         if i.dim() != 1 or j.dim() != 1:
-            raise ValueError(f"expected positions [Lq] and [Lk], got {list(i.shape)} and {list(j.shape)}")
+            raise UsageError("", "positions [Lq] and [Lk]", f"{list(i.shape)} and {list(j.shape)}")
         require_positions(i, who="q_positions")
         require_positions(j, who="k_positions")
         i, j = i.long()[:, None], j.long()[None]
@@ -243,7 +244,7 @@ class Encoding(nn.Module):
         """
         offset = torch.as_tensor(offset)
         if offset.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"offset: expected integers (int64), got {offset.dtype}")
+            raise UsageError("offset", "integers (int64)", offset.dtype)
         terms = self._content_free("bias_at")
         if any(isinstance(term, PairBias) for term in terms):
             raise ValueError(f"{type(self).__name__} depends on both positions, not on their offset alone; use .bias()")

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import check_choice, check_flags, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_flags, check_positive, check_sizes
 from longitude.linear import WideLinear, is_plain
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
 from longitude.positions.coordinates import constants, wide
@@ -48,7 +48,7 @@ def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> 
 
     check_sizes("ALiBi", num_heads=num_heads)
     if recipe not in get_args(Recipe):
-        raise ValueError(f"ALiBi: expected slopes 'paper', 'mpt' or one number per head, got {recipe!r}")
+        raise UsageError("ALiBi", "slopes 'paper', 'mpt' or one number per head", repr(recipe))
     power = 1 << (num_heads.bit_length() - 1)
     return geometric(power) + geometric(2 * power)[::2][: num_heads - power]
 
@@ -90,12 +90,12 @@ class ALiBi(Encoding):
         biased = num_heads if biased_heads is None else biased_heads
         check_sizes("ALiBi", num_heads=num_heads, biased_heads=biased)
         if biased > num_heads:
-            raise ValueError(f"ALiBi: expected biased_heads of at most num_heads={num_heads}, got {biased}")
+            raise UsageError("ALiBi", f"biased_heads of at most num_heads={num_heads}", biased)
         if isinstance(future, str) and future not in get_args(Future):
-            raise ValueError(f"ALiBi: expected future 'symmetric', 'one-sided' or one slope per head, got {future!r}")
+            raise UsageError("ALiBi", "future 'symmetric', 'one-sided' or one slope per head", repr(future))
         one_sided = isinstance(future, str) and future == "one-sided"
         if one_sided and biased % 2:
-            raise ValueError(f"ALiBi: expected an even number of biased heads for future='one-sided', got {biased}")
+            raise UsageError("ALiBi", "an even number of biased heads for future='one-sided'", biased)
 
         self.num_heads, self.biased_heads, self.future = num_heads, biased_heads, future
         unbiased, half = [0.0] * (num_heads - biased), biased // 2
@@ -135,9 +135,9 @@ def _numbers(option: str, given: Sequence[float], heads: int) -> list[float]:
     try:
         numbers = [float(m) for m in given]
     except (TypeError, ValueError):
-        raise ValueError(f"ALiBi: expected {option} to be a name or a sequence of numbers, got {given!r}") from None
+        raise UsageError("ALiBi", f"{option} to be a name or a sequence of numbers", repr(given)) from None
     if len(numbers) != heads:
-        raise ValueError(f"ALiBi: expected {heads} numbers as {option}, one per biased head, got {len(numbers)}")
+        raise UsageError("ALiBi", f"{heads} numbers as {option}, one per biased head", len(numbers))
     check_positive("ALiBi", **{f"{option}[{h}]": m for h, m in enumerate(numbers)})
     return numbers
 
@@ -234,9 +234,9 @@ class Sandwich(Encoding):
         super().__init__()
         check_sizes("Sandwich", num_heads=num_heads, dim=dim)
         if dim % 2:
-            raise ValueError(f"Sandwich: expected an even dim, got {dim}")
+            raise UsageError("Sandwich", "an even dim", dim)
         if isinstance(index_start, bool) or index_start not in (0, 1):
-            raise ValueError(f"Sandwich: expected index_start 1 (the paper's) or 0, got {index_start!r}")
+            raise UsageError("Sandwich", "index_start 1 (the paper's) or 0", repr(index_start))
         self.num_heads, self.dim, self.index_start = num_heads, dim, index_start
 
     def terms(self, context: Columns) -> tuple[Term, ...]:

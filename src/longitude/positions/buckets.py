@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import check_flags, check_sizes
+from longitude.errors import UsageError, check_flags, check_sizes
 from longitude.positions.base import Columns, Encoding, OffsetBias, Term, register
 
 
@@ -62,12 +62,13 @@ class T5Bias(Encoding):
         check_sizes("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
         smallest, even = (4, " and even") if bidirectional else (2, "")
         if num_buckets < smallest or (bidirectional and num_buckets % 2):
-            raise ValueError(f"T5: expected num_buckets of {smallest} or more{even}, got {num_buckets}")
+            raise UsageError("T5", f"num_buckets of {smallest} or more{even}", num_buckets)
         exact = num_buckets // smallest
         if max_distance <= exact:
-            raise ValueError(
-                f"T5: expected max_distance above {exact}, as num_buckets={num_buckets} keeps {exact} single distances apart, "
-                f"got {max_distance}"
+            raise UsageError(
+                "T5",
+                f"max_distance above {exact}, as num_buckets={num_buckets} keeps {exact} single distances apart",
+                max_distance,
             )
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
         self.bidirectional, self.shared = bidirectional, shared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 
 
 # ---- which layers rotate ---------------------------------------------------------------------------------------------
@@ -17,9 +17,9 @@ def rotating_layers(config: Mapping[str, Any]) -> tuple[bool, ...] | None:
     layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
     if given:
         if not isinstance(given, list | tuple) or any(one not in (0, 1) for one in given):
-            raise ValueError(f"no_rope_layers: expected a list of 1 (the layer rotates) and 0, got {given!r}")
+            raise UsageError("no_rope_layers", "a list of 1 (the layer rotates) and 0", repr(given))
         if layers is not None and len(given) < layers:
-            raise ValueError(f"no_rope_layers: expected one number for each of {layers} layers, got {len(given)}")
+            raise UsageError("no_rope_layers", f"one number for each of {layers} layers", len(given))
         rotates = tuple(map(bool, given[:layers]))
     elif layers is not None and "no_rope_layer_interval" in config:
         check_sizes("rope", no_rope_layer_interval=config["no_rope_layer_interval"])
@@ -44,7 +44,7 @@ def rotated_temperature(given: Mapping[str, Any], original: str) -> dict[str, An
     if (beta := given.get("llama_4_scaling_beta")) is None:
         return None
     if (length := given.get(original)) is None:
-        raise ValueError(f"llama_4_scaling_beta: expected {original} among the rope parameters with it, got none")
+        raise UsageError("llama_4_scaling_beta", f"{original} among the rope parameters with it", "none")
     check_positive("rope", llama_4_scaling_beta=beta)
     check_sizes("rope", **{original: length})
     return {"name": "ministral3_temperature", "beta": beta, "original_max_length": length}
@@ -57,9 +57,11 @@ def write(rope: Any, inner: dict[str, Any], outside: dict[str, Any], original: s
         _require("ministral3_temperature", rope.temperature)
         length = rope.temperature["original_max_length"]
         if inner.setdefault(original, length) != length:
-            raise ValueError(
-                f"temperature: expected original_max_length={inner[original]}, that of the scaling, because a config has one "
-                f"{original} for both, got {length}"
+            raise UsageError(
+                "temperature",
+                f"original_max_length={inner[original]}, that of the scaling, because a config has one {original} "
+                "for both",
+                length,
             )
         inner["llama_4_scaling_beta"] = rope.temperature["beta"]
     if rope.rotates is not None:
@@ -72,4 +74,4 @@ def write(rope: Any, inner: dict[str, Any], outside: dict[str, Any], original: s
 
 def _require(name: str, spec: Mapping[str, Any]) -> None:
     if spec["name"] != name:
-        raise ValueError(f"temperature: expected {name}, for which configs have keys, got {spec['name']}")
+        raise UsageError("temperature", f"{name}, for which configs have keys", spec["name"])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longitude.errors import UsageError
 from longitude.positions.base import (
     ENCODINGS,
     Columns,
@@ -57,7 +58,7 @@ class Composed(Encoding):
         super().__init__()
         for member in members:
             if not isinstance(member, Encoding):
-                raise ValueError(f"expected encodings, got {member!r}; build one by name with lg.encoding(name, ...)")
+                raise UsageError("", "encodings", repr(member), "build one by name with lg.encoding(name, ...)")
         members = [one for m in members for one in (m if isinstance(m, Composed) else [m])]
         self.members = nn.ModuleList(members)
         self.each = tuple(members)  # the same, without what a look-up in modules costs every layer
@@ -178,7 +179,7 @@ def of_axes(member: Encoding, positions: Tensor) -> Tensor:
         return positions
     if positions.shape[-1] > 1:
         who, shape = type(member).__name__, list(positions.shape)
-        raise ValueError(f"{who} measures one axis: expected positions [L] or [B, L], got {shape}")
+        raise UsageError(f"{who} measures one axis", "positions [L] or [B, L]", shape)
     return positions[..., 0]
 
 
@@ -212,7 +213,7 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
             return Composed([]) if torch.compiler.is_compiling() else _nothing()
         case list() | tuple():
             return Composed(encoding)
-    raise ValueError(f"expected an Encoding or a list of them, got {encoding!r}; build one with lg.encoding(name, ...)")
+    raise UsageError("", "an Encoding or a list of them", repr(encoding), "build one with lg.encoding(name, ...)")
 
 
 @lru_cache(maxsize=1)

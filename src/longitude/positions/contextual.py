@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import check_flags, check_positive, check_sizes
+from longitude.errors import UsageError, check_flags, check_positive, check_sizes
 from longitude.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
@@ -83,7 +83,7 @@ class FoX(Encoding):
         check_sizes("FoX", dim=dim, num_heads=num_heads)
         if decay_times is not None:
             if not isinstance(decay_times, list | tuple) or len(decay_times) != 2:
-                raise ValueError(f"FoX: expected decay_times to be (first, last) in tokens, got {decay_times!r}")
+                raise UsageError("FoX", "decay_times to be (first, last) in tokens", repr(decay_times))
             check_positive("FoX", **{f"decay_times[{i}]": time for i, time in enumerate(decay_times)})
         self.num_heads, self.scale_gate, self.decay_times = num_heads, scale_gate, decay_times
         self.forget = nn.Linear(dim, num_heads)
@@ -182,7 +182,7 @@ class PaTH(Encoding):
         check_sizes("PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         check_sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
         if num_heads % num_kv_heads:
-            raise ValueError(f"PaTH: expected num_kv_heads to divide num_heads={num_heads}, got {num_kv_heads}")
+            raise UsageError("PaTH", f"num_kv_heads to divide num_heads={num_heads}", num_kv_heads)
         self.dim, self.num_heads, self.heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.rank, self.kernel, self.chunk_size = rank, kernel, chunk_size
         self.down = nn.Identity() if rank is None else nn.Linear(dim, rank, bias=False)
@@ -252,4 +252,4 @@ def path_fox(
 
 def _require_width(who: str, x: Tensor, dim: int) -> None:
     if x.dim() != 3 or x.shape[-1] != dim:
-        raise ValueError(f"{who}: expected tokens x [B, L, {dim}], got {list(x.shape)}")
+        raise UsageError(who, f"tokens x [B, L, {dim}]", list(x.shape))

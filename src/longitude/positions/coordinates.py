@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longitude.c_compile import needs_operator
 from longitude.derivatives import numbers_of
+from longitude.errors import UsageError
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
 """Integer coordinates; an int p means contiguous from p. Where an encoding has several axes, one number is for all of them."""
@@ -42,10 +43,10 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
     So no dimension is mistaken for another. ValueError for any other shape, for no integers, and for negative ones.
     """
     if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
-        raise ValueError(f"{name}: expected integers of 0 or more, a tensor or an int to count from, got {positions!r}")
+        raise UsageError(name, "integers of 0 or more, a tensor or an int to count from", repr(positions))
     if isinstance(positions, int):
         if positions < 0:
-            raise ValueError(f"{name}: expected integers of 0 or more, got {positions}")
+            raise UsageError(name, "integers of 0 or more", positions)
         return positions
     shape, lines = tuple(positions.shape), ((batch, length), (1, length))
     grids = [(*line, n) for line in lines for n in (1, axes)] if axes > 1 else []
@@ -60,7 +61,7 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
     # Tuples of other lengths compare their first numbers, too: a condition on the length in what is exported.
     elif shape not in [each for each in ((length,), *lines, *grids) if len(each) == len(shape)]:
         with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
-        raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
+        raise UsageError(name, f"[{length}] or [{batch}, {length}]{with_axes}", list(shape))
     require_positions(positions, who=name)
     positions = positions.long()  # a length is one more than the largest, and may be beyond int32
     return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
@@ -73,7 +74,7 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
     asynchronous assertion.
     """
     if positions.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{who}: expected integer positions, got {positions.dtype}; scale angles, not positions")
+        raise UsageError(who, "integer positions", positions.dtype, "scale angles, not positions")
     positions = numbers_of(positions)
     valid = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
     bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
@@ -89,7 +90,7 @@ def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
         return positions[..., None]
     if positions.dim() == 2 or positions.dim() == 3 and positions.shape[2] in (1, axes):
         return positions
-    raise ValueError(f"{who}: expected positions [L], [B, L] or [B, L, {axes}], got {list(positions.shape)}")
+    raise UsageError(who, f"positions [L], [B, L] or [B, L, {axes}]", list(positions.shape))
 
 
 def wide(device: torch.device) -> torch.dtype:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
@@ -73,13 +73,13 @@ class FoPE(Encoding):
         check_positive("fope", base=base)
         check_choice("fope", Zero, zero=zero)
         if num_heads % num_kv_heads:
-            raise ValueError(f"fope: expected num_kv_heads to divide num_heads={num_heads}, got {num_kv_heads}")
+            raise UsageError("fope", f"num_kv_heads to divide num_heads={num_heads}", num_kv_heads)
         if head_dim % 2:
-            raise ValueError(f"fope: expected an even head_dim, whose pairs are rotated, got {head_dim}")
+            raise UsageError("fope", "an even head_dim, whose pairs are rotated", head_dim)
         if isinstance(deviation, bool) or not 0 <= deviation < math.inf:
-            raise ValueError(f"fope: expected a deviation of 0 or more, got {deviation!r}")
+            raise UsageError("fope", "a deviation of 0 or more", repr(deviation))
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length <= 2 * math.pi:
-            raise ValueError(f"fope: expected a max_length of 7 or more, within which a pair turns, got {max_length!r}")
+            raise UsageError("fope", "a max_length of 7 or more, within which a pair turns", repr(max_length))
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads
         self.layout, self.base = layout, base
         self.trained_length, self.deviation, self.zero, self.seed = max_length, deviation, zero, seed
@@ -125,8 +125,8 @@ class FoPE(Encoding):
 
     def _rotated(self, x: Tensor, prepared: Angles) -> Tensor:
         if x.dim() != 4 or x.shape[1] % self.num_kv_heads or x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"fope: expected [B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}, got {list(x.shape)}"
+            raise UsageError(
+                "fope", f"[B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}", list(x.shape)
             )
         group = x.shape[1] // self.num_kv_heads
         table = Angles(*(part.repeat_interleave(group, -3) for part in prepared)) if group > 1 else prepared

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
-from longitude.errors import check_choice, check_positive, check_sizes, unknown
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
 from longitude.positions import by_layer, config_keys
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.composed import Composed
@@ -74,7 +74,7 @@ class RopeConfig(NamedTuple):
         dim = int(head_dim * self.partial_rotary_factor)
         if dim % 2:
             share = f"head_dim={head_dim} times partial_rotary_factor={self.partial_rotary_factor}"
-            raise ValueError(f"rope: expected {share} to be even, got {dim}")
+            raise UsageError("rope", f"{share} to be even", dim)
         return dim
 
     def options(self, head_dim: int) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class RopeConfig(NamedTuple):
         if self.sections is None:
             return options | {"proportion": self.proportion}
         if self.proportion != 1:
-            raise ValueError(f"mrope: expected sections without p-RoPE, got proportion={self.proportion}")
+            raise UsageError("mrope", "sections without p-RoPE", f"proportion={self.proportion}")
         arrangement = "interleaved" if self.interleaved else "contiguous"
         return options | {"sections": self.sections, "arrangement": arrangement}
 
@@ -127,7 +127,7 @@ def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
     """A config's entries that are not None, and sliding_window, which says as None that there are no windows."""
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_dict"):
-            raise ValueError(f"expected a config as a mapping or an object with to_dict(), got {config!r}")
+            raise UsageError("", "a config as a mapping or an object with to_dict()", repr(config))
         config = config.to_dict()
     return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
 
@@ -147,10 +147,10 @@ def read_ropes(
     config = as_mapping(config)
     for name in SCHEMAS:
         if not isinstance(config.get(name, {}), Mapping):
-            raise ValueError(f"expected {name} to be a mapping or None, got {config[name]!r}")
+            raise UsageError("", f"{name} to be a mapping or None", repr(config[name]))
     new, old = (config.get(name) for name in SCHEMAS)
     if old and new and old != new:
-        raise ValueError(f"expected rope_parameters or rope_scaling, got both: {new!r} and {old!r}; remove one")
+        raise UsageError("", "rope_parameters or rope_scaling", f"both: {new!r} and {old!r}", "remove one")
     parameters = new or old or {}
     base, local, partial = (
         next((config[k] for k in names if k in config), None) for names in (BASES, LOCAL_BASES, SHARES)
@@ -168,7 +168,7 @@ def read_ropes(
         for layer, inner in parameters.items():
             if inner is not None and not isinstance(inner, Mapping):
                 beside = f"{layer}={inner!r} beside the mapping {typed[0]}"
-                raise ValueError(f"expected a mapping for each layer type, got {beside}")
+                raise UsageError("", "a mapping for each layer type", beside)
         inside = {key: value for key, value in config.items() if key != ORIGINAL}  # of flat parameters only
         return {layer: None if inner is None else read(inner, inside, **outside) for layer, inner in parameters.items()}
     if local is not None:  # Gemma 3 and ModernBERT before transformers 5: scaling is for full attention
@@ -196,7 +196,7 @@ def rope_of(
     if "rope_theta" not in given:
         slips = get_close_matches(BASES[0], config, n=1, cutoff=0.8)
         other = f"{slips[0]} is no such key" if slips else "A config of text and images has it in its text_config"
-        raise ValueError(f"expected rope_theta, the base of the frequencies, got none; it is never assumed. {other}")
+        raise UsageError("", "rope_theta, the base of the frequencies", "none", f"it is never assumed. {other}")
     given = {key: value for key, value in given.items() if value != 0 or key not in ZERO_IS_NONE}
     _, needed, optional = TYPES[kind]
     names = needed | optional
@@ -206,14 +206,12 @@ def rope_of(
         if key not in keys and not is_foreign(key) and not (stretched and key in KEYS["yarn"]):
             raise unknown(f"key of rope_type {kind!r}", key, keys, f"its keys: {', '.join(keys)}.")
     if missing := [key for key in needed if key not in given]:
-        raise ValueError(f"rope_type {kind!r}: expected {', '.join(missing)}, got {sorted(given)}")
+        raise UsageError(f"rope_type {kind!r}", f"{', '.join(missing)}", sorted(given))
     share, proportional = given["partial_rotary_factor"], kind == "proportional"
     check_positive("rope", rope_theta=given["rope_theta"])
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
-        raise ValueError(
-            f"rope_type {kind!r}: expected {' or '.join(reversed(SHARES))} above 0 and at most 1, got {share!r}"
-        )
+        raise UsageError(f"rope_type {kind!r}", f"{' or '.join(reversed(SHARES))} above 0 and at most 1", repr(share))
     options = {names[key]: value for key, value in given.items() if key in names}
     if stretched:
         check_positive("rope", alpha=given["alpha"])
@@ -242,13 +240,13 @@ def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]
     """(pairs per axis, whether they interleave) of flat rope parameters."""
     sections, interleaved = given.get("mrope_section"), given.get("mrope_interleaved", False)
     if not isinstance(interleaved, bool):
-        raise ValueError(f"expected mrope_interleaved True or False, got {interleaved!r}")
+        raise UsageError("", "mrope_interleaved True or False", repr(interleaved))
     if sections is None:
         if interleaved:
-            raise ValueError("expected mrope_section, the pairs per axis, with mrope_interleaved, got none")
+            raise UsageError("", "mrope_section, the pairs per axis, with mrope_interleaved", "none")
         return None, False
     if not isinstance(sections, list | tuple) or not sections or any(type(n) is not int or n < 0 for n in sections):
-        raise ValueError(f"expected mrope_section to be a list of numbers of pairs, got {sections!r}")
+        raise UsageError("", "mrope_section to be a list of numbers of pairs", repr(sections))
     return tuple(sections), interleaved
 
 
@@ -268,13 +266,11 @@ def scaling_of(
         check_sizes(f"rope_type {kind!r}", **{ORIGINAL: options["original_max_length"]})
     if kind == "yarn" and "factor" not in options:
         if declared is None or "original_max_length" not in options:
-            raise ValueError(
-                f"rope_type 'yarn': expected factor, or {ORIGINAL} and max_position_embeddings, got {options}"
-            )
+            raise UsageError("rope_type 'yarn'", f"factor, or {ORIGINAL} and max_position_embeddings", options)
         options["factor"] = declared / options["original_max_length"]
     if kind in ("yarn", "longrope", "llama3", "dynamic") and "original_max_length" not in options:
         if declared is None:
-            raise ValueError(f"rope_type {kind!r}: expected {ORIGINAL} or max_position_embeddings, got neither")
+            raise UsageError(f"rope_type {kind!r}", f"{ORIGINAL} or max_position_embeddings", "neither")
         options["original_max_length"] = declared
     if kind == "longrope" and declared is not None:
         options.setdefault("factor", max(1.0, declared / options["original_max_length"]))
@@ -309,12 +305,12 @@ def to_hugging_face(
     check_choice("to_hugging_face", Style, style=style)
     if not isinstance(rope, RopeConfig):
         if style == "rope_scaling":
-            raise ValueError("rope_scaling: expected one RopeConfig, got one per layer type; use 'rope_parameters'")
+            raise UsageError("rope_scaling", "one RopeConfig", "one per layer type", "use 'rope_parameters'")
         both = {layer: (None, {}) if one is None else entries(one, head_dim) for layer, one in rope.items()}
         outside: dict[str, Any] = {}
         for layer, (_, more) in both.items():
             if clash := [key for key in more if outside.get(key, more[key]) != more[key]]:
-                raise ValueError(f"expected the same {clash[0]} for all layer types, got another for {layer!r}")
+                raise UsageError("", f"the same {clash[0]} for all layer types", f"another for {layer!r}")
             outside |= more
         return {"rope_parameters": {layer: inner for layer, (inner, _) in both.items()}} | outside
     inner, outside = entries(rope, head_dim)
@@ -351,7 +347,7 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
     """(rope_type, rope_theta, scheme of that type)."""
     if rope.proportion != 1:
         if rope.partial_rotary_factor != 1 or not isinstance(rope.scaling, Linear | None):
-            raise ValueError(f"expected p-RoPE alone or with Linear scaling, got {rope}; no rope_type exists for this")
+            raise UsageError("", "p-RoPE alone or with Linear scaling", rope, "no rope_type exists for this")
         return "proportional", rope.base, rope.scaling
     match rope.scaling:
         case None:
@@ -360,7 +356,7 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
             return "default", base, None
         case NTK():
             if head_dim is None:
-                raise ValueError("NTK: expected head_dim, on which the exported rope_theta depends, got None")
+                raise UsageError("NTK", "head_dim, on which the exported rope_theta depends", "None")
             return "default", ntk_base("ntk", rope.base, rope.scaling.factor, rope.rotary_dim(head_dim)), None
         case YaRN(ramp="dimensions"):
             return "yarn", rope.base, rope.scaling
@@ -374,4 +370,4 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
             for kind, (scheme, _, _) in TYPES.items():
                 if type(scaling) is scheme and scheme is not YaRN:
                     return kind, rope.base, scaling
-    raise ValueError(f"expected a scaling that a rope_type exists for, got {rope.scaling}; the published ramp has one")
+    raise UsageError("", "a scaling that a rope_type exists for", rope.scaling, "the published ramp has one")

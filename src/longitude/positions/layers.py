@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from longitude.errors import UsageError
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.layouts import Layout
 
@@ -31,7 +32,7 @@ class LayerPositions(NamedTuple):
     def mixer(self) -> dict[str, Any]:
         """As LongitudeConfig(mixers=[...]) takes it. ValueError for a layer without attention."""
         if not self.attends:
-            raise ValueError("expected a layer with attention, got one without, whose mixer no config here describes")
+            raise UsageError("", "a layer with attention", "one without, whose mixer no config here describes")
         if self.chunk is not None:
             return {"name": "chunks", "size": self.chunk}
         return {"name": "attention"} if self.window is None else {"name": "window", "size": self.window}
@@ -63,8 +64,8 @@ def layers_of(
     if of_layer is None:
         layers = config.get("num_hidden_layers")
         if not isinstance(layers, int):
-            raise ValueError(
-                f"expected num_hidden_layers, got {layers!r}; a config of text and images has it in its text_config"
+            raise UsageError(
+                "", "num_hidden_layers", repr(layers), "a config of text and images has it in its text_config"
             )
         if types is None and isinstance(ropes, Mapping):
             raise ValueError(

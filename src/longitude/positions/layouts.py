@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longitude.errors import check_choice, check_sizes
+from longitude.errors import UsageError, check_choice, check_sizes
 
 Layout = Literal["half", "interleaved"]
 
@@ -18,7 +18,7 @@ Layout = Literal["half", "interleaved"]
 def check_layout(who: str, layout: str) -> None:
     """ValueError for an unknown layout."""
     if layout not in ("half", "interleaved"):
-        raise ValueError(f"{who}: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (GPT-J), got {layout!r}")
+        raise UsageError(who, "layout 'half' (GPT-NeoX, Llama) or 'interleaved' (GPT-J)", repr(layout))
 
 
 def pair_order(rotary_dim: int, to: str) -> Tensor:
@@ -29,7 +29,7 @@ def pair_order(rotary_dim: int, to: str) -> Tensor:
     check_sizes("pair_order", rotary_dim=rotary_dim)
     check_choice("pair_order", Layout, to=to)
     if rotary_dim % 2:
-        raise ValueError(f"pair_order: expected an even rotary_dim, got {rotary_dim}; dimensions rotate in pairs")
+        raise UsageError("pair_order", "an even rotary_dim", rotary_dim, "dimensions rotate in pairs")
     return torch.arange(rotary_dim).view((-1, 2) if to == "half" else (2, -1)).T.flatten()
 
 
@@ -52,13 +52,15 @@ def convert_layout(weight: Tensor, head_dim: int, to: str, rotary_dim: int | Non
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     check_sizes("convert_layout", head_dim=head_dim, rotary_dim=rotary_dim)
     if rotary_dim > head_dim:
-        raise ValueError(f"convert_layout: expected a rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
+        raise UsageError("convert_layout", f"a rotary_dim of at most head_dim={head_dim}", rotary_dim)
     if not isinstance(weight, Tensor):
-        raise ValueError(f"convert_layout: expected a tensor [heads * {head_dim}, ...], got {weight!r}")
+        raise UsageError("convert_layout", f"a tensor [heads * {head_dim}, ...]", repr(weight))
     if weight.dim() < 1 or not len(weight) or len(weight) % head_dim:
-        raise ValueError(
-            f"convert_layout: expected [heads * {head_dim}, ...], a multiple of head_dim={head_dim} rows, got "
-            f"{list(weight.shape)}; split fused projections into queries, keys and values first"
+        raise UsageError(
+            "convert_layout",
+            f"[heads * {head_dim}, ...], a multiple of head_dim={head_dim} rows",
+            list(weight.shape),
+            "split fused projections into queries, keys and values first",
         )
     order = torch.cat([pair_order(rotary_dim, to), torch.arange(rotary_dim, head_dim)]).to(weight.device)
     return weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)

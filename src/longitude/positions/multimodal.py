@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longitude.errors import check_choice
+from longitude.errors import UsageError, check_choice
 
 NextText = Literal["max", "extent"]
 
@@ -35,14 +35,15 @@ def multimodal_positions(segments: Sequence[int | tuple[int, int, int]], next_te
     """
     check_choice("multimodal_positions", NextText, next_text=next_text)
     if not isinstance(segments, Sequence) or isinstance(segments, str):
-        raise ValueError(f"multimodal_positions: expected a list of texts, images and videos, got {segments!r}")
+        raise UsageError("multimodal_positions", "a list of texts, images and videos", repr(segments))
     start, positions = 0, [torch.empty(0, 3, dtype=torch.int64)]
     for segment in segments:
         counts = tuple(segment) if isinstance(segment, Sequence) else (segment,)
         if len(counts) not in (1, 3) or any(type(n) is not int or n < 1 for n in counts):
-            raise ValueError(
-                "multimodal_positions: expected a number of text tokens or (frames, height, width), each an int of 1 or "
-                f"more, got {segment!r}"
+            raise UsageError(
+                "multimodal_positions",
+                "a number of text tokens or (frames, height, width), each an int of 1 or more",
+                repr(segment),
             )
         if len(counts) == 1:
             positions.append(start + torch.arange(counts[0])[:, None].expand(-1, 3))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.positions.absolute import AtInput
 from longitude.positions.base import register
 from longitude.positions.coordinates import require_positions
@@ -43,7 +43,7 @@ class Places(AtInput):
             or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in ids)
         ):
             who = type(self).__name__
-            raise ValueError(f"{who}: expected {option} to be token ids, each 0 or more and named once, got {given!r}")
+            raise UsageError(who, f"{option} to be token ids, each 0 or more and named once", repr(given))
         return ids
 
     def reset_parameters(self) -> None:
@@ -123,7 +123,7 @@ class Coupled(Places):
         super().__init__(max_length, dim, max_start, digits)
         self.separators = self.ids("separators", separators)
         if both := {*self.digits} & {*self.separators}:
-            raise ValueError(f"Coupled: expected separators that are no digits, got {sorted(both)} among both")
+            raise UsageError("Coupled", "separators that are no digits", f"{sorted(both)} among both")
 
     def from_first(self, ids: Tensor, documents: Tensor | None) -> Tensor:
         place = counted(among(ids, self.digits), documents)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
 from longitude.positions.rotation import RotaryTable
@@ -64,7 +64,7 @@ class PoPE(Encoding):
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         """Q [B, H, L, d] -> [B, H, L, 2 d], turned back by the phase of each head."""
         if q.shape[1] != self.num_heads:
-            raise ValueError(f"pope: expected {self.num_heads} heads of queries, got {list(q.shape)}")
+            raise UsageError("pope", f"{self.num_heads} heads of queries", list(q.shape))
         phase = self.phase.clamp(-2 * math.pi, 0).to(prepared.cos.dtype)[:, None]
         (cos, sin), (by_cos, by_sin) = prepared, (phase.cos(), phase.sin())
         return self._polar(q, cos * by_cos + sin * by_sin, sin * by_cos - cos * by_sin)
@@ -75,6 +75,6 @@ class PoPE(Encoding):
 
     def _polar(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.shape[-1] != self.head_dim:
-            raise ValueError(f"pope: expected [B, H, L, {self.head_dim}], got {list(x.shape)}")
+            raise UsageError("pope", f"[B, H, L, {self.head_dim}]", list(x.shape))
         size = F.softplus(x.to(cos.dtype))
         return torch.cat([size * cos, size * sin], -1).to(x.dtype)

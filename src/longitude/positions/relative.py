@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import check_flags, check_sizes
+from longitude.errors import UsageError, check_flags, check_sizes
 from longitude.linear import WideLinear
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register
 from longitude.positions.coordinates import wide
@@ -82,7 +82,7 @@ class TransformerXL(Encoding):
         clamped = {} if clamp_length is None else {"clamp_length": clamp_length}
         check_sizes("TransformerXL", num_heads=num_heads, head_dim=head_dim, dim=dim, **clamped)
         if dim % 2:
-            raise ValueError(f"TransformerXL: expected an even dim, for as many sines as cosines, got {dim}")
+            raise UsageError("TransformerXL", "an even dim, for as many sines as cosines", dim)
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
         self.clamp_length, self.shared = clamp_length, shared
         self.u, self.v = (nn.Parameter(torch.empty(num_heads, head_dim)) for _ in range(2))
@@ -95,9 +95,7 @@ class TransformerXL(Encoding):
 
     def queries(self, q: Tensor, prepared: None) -> Tensor:
         if q.shape[1:2] != (self.num_heads,):
-            raise ValueError(
-                f"TransformerXL: expected q [B, {self.num_heads}, L, {self.head_dim}], got {list(q.shape)}"
-            )
+            raise UsageError("TransformerXL", f"q [B, {self.num_heads}, L, {self.head_dim}]", list(q.shape))
         return (q + self.u[:, None]).to(q.dtype)
 
     def sinusoid(self, offset: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes
 from longitude.positions.base import register
 from longitude.positions.coordinates import require_positions, wide
 from longitude.positions.layouts import Layout
@@ -34,9 +34,11 @@ class Remapped(Rotary):
     ):
         super().__init__(head_dim, layout, base, rotary_dim, scaling)
         if not self.stable_keys:
-            raise ValueError(
-                f"{self.registered_name}: expected a scaling that follows no length, got {self.scaling!r}; declare its length "
-                "with follow='declared'"
+            raise UsageError(
+                self.registered_name,
+                "a scaling that follows no length",
+                repr(self.scaling),
+                "declare its length with follow='declared'",
             )
         self.stable_keys, self.relative = False, relative
 
@@ -273,8 +275,8 @@ class DualChunk(Remapped):
         check_sizes("dual_chunk", chunk_size=chunk_size, local_size=local_size)
         check_choice("dual_chunk", Variant, variant=variant)
         if local_size >= chunk_size:
-            raise ValueError(
-                f"dual_chunk: expected local_size below chunk_size, got {local_size} and {chunk_size}; a sixteenth is usual"
+            raise UsageError(
+                "dual_chunk", "local_size below chunk_size", f"{local_size} and {chunk_size}", "a sixteenth is usual"
             )
         super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=False)
         self.chunk_size, self.local_size, self.variant = chunk_size, local_size, variant

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
@@ -142,7 +142,7 @@ class Rotary(Encoding):
 
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         if q.shape[-1] != self.head_dim:
-            raise ValueError(f"{self.registered_name}: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
+            raise UsageError(self.registered_name, f"[B, H, L, {self.head_dim}]", list(q.shape))
         return apply_rotary(q, prepared, self.layout)
 
     def keys(self, k: Tensor, prepared: RotaryTable) -> Tensor:
@@ -187,9 +187,7 @@ class AxialRotary(Rotary):
     ):
         check_sizes("axial_rope", head_dim=head_dim, axes=axes)
         if head_dim % (2 * axes):
-            raise ValueError(
-                f"axial_rope: expected head_dim to be a multiple of {2 * axes}, 2 per axis, got {head_dim}"
-            )
+            raise UsageError("axial_rope", f"head_dim to be a multiple of {2 * axes}, 2 per axis", head_dim)
         super().__init__(head_dim, layout, base, angle_dtype=angle_dtype)
         self.axes = axes
         self.axis_of_pair = [axis for axis in range(axes) for _ in range(head_dim // axes // 2)]
@@ -250,9 +248,10 @@ class MultimodalRotary(Rotary):
             sections = (pairs - 2 * side, side, side)
         three = isinstance(sections, list | tuple) and len(sections) == 3
         if not three or any(type(n) is not int or n < 0 for n in sections) or sum(sections) != pairs:
-            raise ValueError(
-                f"mrope: expected sections of pairs for time, height and width that sum to rotary_dim/2 = {pairs}, got "
-                f"{sections!r}"
+            raise UsageError(
+                "mrope",
+                f"sections of pairs for time, height and width that sum to rotary_dim/2 = {pairs}",
+                repr(sections),
             )
         self.sections, self.arrangement = tuple(sections), arrangement
         if arrangement == "contiguous":
@@ -261,9 +260,11 @@ class MultimodalRotary(Rotary):
             self.axis_of_pair = [k % 3 if k < 3 * sections[k % 3] else 0 for k in range(pairs)]
         counts = tuple(self.axis_of_pair.count(axis) for axis in range(3))
         if counts != self.sections:
-            raise ValueError(
-                f"mrope: expected sections that interleave, got {sections!r}; {pairs} interleaved pairs read {counts}: pass "
-                "these, or arrangement='contiguous'"
+            raise UsageError(
+                "mrope",
+                "sections that interleave",
+                repr(sections),
+                f"{pairs} interleaved pairs read {counts}: pass these, or arrangement='contiguous'",
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from longitude.errors import check_sizes, unknown
+from longitude.errors import UsageError, check_sizes, unknown
 from longitude.registry import options_of, resolve_options
 
 
@@ -78,7 +78,7 @@ class Skipped:
         """Positions int64 [batch, length], on the device of the generator."""
         check_fits("Skipped", batch, length, self.max_length)
         if self.chunks > length:
-            raise ValueError(f"Skipped: expected length of at least chunks={self.chunks}, a token each, got {length}")
+            raise UsageError("Skipped", f"length of at least chunks={self.chunks}, a token each", length)
         positions = Contiguous()(batch, length, generator)
         cuts = random_subset(batch, length - 1, self.chunks - 1, generator) + 1  # a run begins at each
         skip, longest = positions.new_zeros(batch), self.max_length - length
@@ -117,7 +117,7 @@ def check_fits(who: str, batch: int, length: int, max_length: int) -> None:
     """ValueError unless a window of `length` tokens has positions below max_length."""
     check_sizes(who, batch=batch, length=length)
     if length > max_length:
-        raise ValueError(f"{who}: expected length of at most max_length={max_length}, got {length}; raise max_length")
+        raise UsageError(who, f"length of at most max_length={max_length}", length, "raise max_length")
 
 
 def random_subset(batch: int, of: int, size: int, generator: torch.Generator) -> Tensor:

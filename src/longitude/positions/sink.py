@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.positions.base import Columns, Encoding, SinkLogits, Term, register
 
 
@@ -34,7 +34,7 @@ class LearnedSink(Encoding):
         super().__init__()
         check_sizes("LearnedSink", num_heads=num_heads)
         if isinstance(initial, bool) or not isinstance(initial, int | float) or not abs(initial) < float("inf"):
-            raise ValueError(f"LearnedSink: expected initial to be a finite number, got {initial!r}")
+            raise UsageError("LearnedSink", "initial to be a finite number", repr(initial))
         self.num_heads, self.initial = num_heads, initial
         self.logits = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.base import Columns, Encoding, Temperature, Term, register
 from longitude.positions.coordinates import wide
 
@@ -71,7 +71,7 @@ class LogN(Encoding):
         if trained_length is not None:
             check_sizes("LogN", trained_length=trained_length)
             if trained_length < 2:
-                raise ValueError(f"LogN: expected a trained_length of 2 keys or more, got {trained_length}")
+                raise UsageError("LogN", "a trained_length of 2 keys or more", trained_length)
         self.trained_length = trained_length
 
     def terms(self, context: Columns) -> tuple[Term, ...]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.not_finite import of_tokens
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
@@ -66,8 +66,8 @@ def gated_delta_rule(
     tokens = {"q": (q, "B G L K"), "k": (k, "B G L K"), "v": (v, "B H L V"), "g": (g, shape), "beta": (beta, "B H L")}
     require_tokens("gated_delta_rule", **tokens)
     if v.shape[1] % q.shape[1]:
-        raise ValueError(
-            f"gated_delta_rule: expected the heads of q and k to divide those of v, got {q.shape[1]} and {v.shape[1]}"
+        raise UsageError(
+            "gated_delta_rule", "the heads of q and k to divide those of v", f"{q.shape[1]} and {v.shape[1]}"
         )
     exact = state_dtype(v)
     writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
@@ -116,7 +116,7 @@ class DeltaMixer(RecurrentMixer):
         check_positive(who, norm_eps=norm_eps)
         self.set_mode(mode, chunk_size)
         if num_heads % keys:
-            raise ValueError(f"{who}: expected num_key_heads to divide num_heads={num_heads}, got {keys}")
+            raise UsageError(who, f"num_key_heads to divide num_heads={num_heads}", keys)
         self.dim, self.num_heads, self.num_key_heads, self.head_dim = dim, num_heads, keys, head_dim
         self.value_dim, self.norm_eps = expand_v * head_dim, norm_eps
         self.q_proj, self.k_proj = (nn.Linear(dim, keys * head_dim, bias=False) for _ in range(2))

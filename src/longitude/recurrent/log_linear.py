@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import softplus
 from longitude.recurrent.mamba2 import Mamba2Block
@@ -76,9 +76,7 @@ def log_linear(
     named = {"q": (q, "B G L K"), "k": (k, "B G L K"), "v": (v, "B H L V"), "log_decay": (log_decay, "B H L")}
     require_tokens("log_linear", **named, scales=(scales, "B H L levels"))
     if v.shape[1] % q.shape[1]:
-        raise ValueError(
-            f"log_linear: expected the heads of q and k to divide those of v, got {q.shape[1]} and {v.shape[1]}"
-        )
+        raise UsageError("log_linear", "the heads of q and k to divide those of v", f"{q.shape[1]} and {v.shape[1]}")
     require_mode("log_linear", mode, chunk_size)
     (batch, heads, length, width), dtype = v.shape, state_dtype(v)
     require_flags("log_linear", batch, length, reset=reset, valid=valid)

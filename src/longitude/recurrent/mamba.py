@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.linear import WideLinear
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
@@ -78,8 +78,8 @@ def selective_scan(
     batch, channels, length = u.shape
     groups = B.shape[1] if B.dim() == 4 else 1
     if channels % groups:
-        raise ValueError(
-            f"selective_scan: expected the groups of B and C to divide the channels of u, got {groups} and {channels}"
+        raise UsageError(
+            "selective_scan", "the groups of B and C to divide the channels of u", f"{groups} and {channels}"
         )
     require_flags("selective_scan", batch, length, reset=reset, valid=valid)
     require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.recurrent.base import ChunkedMixer, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
@@ -57,9 +57,7 @@ def ssd(
     """
     require_tokens("ssd", x=(x, "B H L P"), log_decay=(log_decay, "B H L"), B=(B, "B G L N"), C=(C, "B G L N"))
     if x.shape[1] % B.shape[1]:
-        raise ValueError(
-            f"ssd: expected the groups of B and C to divide the heads of x, got {B.shape[1]} and {x.shape[1]}"
-        )
+        raise UsageError("ssd", "the groups of B and C to divide the heads of x", f"{B.shape[1]} and {x.shape[1]}")
     log_decay = log_decay[..., None]
     return decayed("ssd", C, B, x, log_decay, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid)
 
@@ -96,9 +94,10 @@ class Mamba2Block(ChunkedMixer):
         self.set_mode(mode, chunk_size)
         inner = expand * dim
         if inner % head_dim or (inner // head_dim) % groups:
-            raise ValueError(
-                f"{who}: expected head_dim to divide expand dim = {inner} into heads, and groups to divide the heads, got "
-                f"head_dim={head_dim} and groups={groups}"
+            raise UsageError(
+                who,
+                f"head_dim to divide expand dim = {inner} into heads, and groups to divide the heads",
+                f"head_dim={head_dim} and groups={groups}",
             )
         self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
         self.state_size, self.groups, self.norm_eps = state_size, groups, norm_eps

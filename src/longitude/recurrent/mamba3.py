@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_positive, check_sizes, unknown
+from longitude.errors import UsageError, check_positive, check_sizes, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.rotation import Angles, rotate_by_formula
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
@@ -86,7 +86,7 @@ def mamba3(
     require_tokens("mamba3", **named, **{name: (x, "B H L") for name, x in numbers.items()})
     (batch, heads, length, width), keys, pairs = v.shape, q.shape[-1], speed.shape[-1]
     if keys % 2 or pairs > keys // 2:
-        raise ValueError(f"mamba3: expected speeds of at most half of an even K={keys}, got {pairs}")
+        raise UsageError("mamba3", f"speeds of at most half of an even K={keys}", pairs)
     require_mode("mamba3", mode, chunk_size)
     require_flags("mamba3", batch, length, reset=reset, valid=valid)
     last = (batch, 1, heads * (keys + width))
@@ -198,9 +198,10 @@ class Mamba3(RecurrentMixer):
             raise unknown("decay_activation", decay_activation, DECAY_ACTIVATIONS, "Mamba3 decays by one of the two.")
         inner = expand * dim
         if inner % head_dim or state_size % 4:
-            raise ValueError(
-                f"Mamba3: expected head_dim to divide expand dim = {inner} into heads, and a state_size of a multiple of 4, got "
-                f"head_dim={head_dim} and state_size={state_size}"
+            raise UsageError(
+                "Mamba3",
+                f"head_dim to divide expand dim = {inner} into heads, and a state_size of a multiple of 4",
+                f"head_dim={head_dim} and state_size={state_size}",
             )
         self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
         self.state_size, self.norm_eps, self.decay_activation = state_size, norm_eps, decay_activation

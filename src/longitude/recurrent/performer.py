@@ -15,7 +15,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.derivatives import constant_in_graphs
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer
@@ -75,9 +75,7 @@ def performer(
     require_tokens("performer", q=(q, "B H L D"), k=(k, "B H L D"), v=(v, "B H L V"))
     batch, heads, length, dim = q.shape
     if projection.dim() not in (2, 3) or projection.shape[-1] != dim or projection.shape[:-2] not in ((), (heads,)):
-        raise ValueError(
-            f"projection: performer expected [m, {dim}] or [{heads}, m, {dim}], got {list(projection.shape)}"
-        )
+        raise UsageError("projection: performer", f"[m, {dim}] or [{heads}, m, {dim}]", list(projection.shape))
     m = projection.shape[-2]
     shapes = {"S": (batch, heads, m, v.shape[-1]), "z": (batch, heads, m), "largest": (batch, heads)}
     require_state("performer", state, shapes)

@@ -14,7 +14,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.derivatives import numbers_of
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.recurrent.base import RecurrentMixer
@@ -77,9 +77,9 @@ def log_gamma(
         return torch.log1p(-(2.0 ** -(5.0 + torch.arange(num_heads, device=device, dtype=exact))))
     decay = torch.as_tensor(decay, device=device).to(exact)
     if decay.shape != (num_heads,):
-        raise ValueError(f"decay: retention expected [{num_heads}], one for each head, got {list(decay.shape)}")
+        raise UsageError("decay: retention", f"[{num_heads}], one for each head", list(decay.shape))
     if not torch.compiler.is_compiling() and not bool(numbers_of((decay > 0) & (decay <= 1)).all()):
-        raise ValueError(f"decay: retention expected numbers above 0 and at most 1, got {decay.tolist()}")
+        raise UsageError("decay: retention", "numbers above 0 and at most 1", decay.tolist())
     return decay.log()
 
 
@@ -128,7 +128,7 @@ class Retention(RecurrentMixer):
         check_positive("Retention", norm_eps=norm_eps)
         self.set_mode(mode, chunk_size)
         if head_dim % 2:
-            raise ValueError(f"Retention: expected an even head_dim, whose pairs are rotated, got {head_dim}")
+            raise UsageError("Retention", "an even head_dim, whose pairs are rotated", head_dim)
         self.dim, self.num_heads, self.head_dim, self.value_dim = dim, num_heads, head_dim, expand_v * head_dim
         self.norm_eps = norm_eps
         self.q_proj, self.k_proj = (nn.Linear(dim, num_heads * head_dim, bias=bias) for _ in range(2))

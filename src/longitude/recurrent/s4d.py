@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_sizes, unknown
+from longitude.errors import UsageError, check_sizes, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
@@ -70,8 +70,8 @@ def s4d(
     require_tokens("s4d", u=(u, "B H L"), log_dt=(log_dt, "H"), D=(D, "H"))
     batch, channels, length = u.shape
     if A.dim() != 2 or len(A) != channels or C.shape != A.shape or not (A.is_complex() and C.is_complex()):
-        raise ValueError(
-            f"s4d: expected complex A and C [{channels}, N/2], got {A.dtype} {list(A.shape)} and {C.dtype} {list(C.shape)}"
+        raise UsageError(
+            "s4d", f"complex A and C [{channels}, N/2]", f"{A.dtype} {list(A.shape)} and {C.dtype} {list(C.shape)}"
         )
     require_flags("s4d", batch, length, reset=reset, valid=valid)
     require_state("s4d", state, {"state": (batch, *A.shape)})
@@ -246,7 +246,7 @@ class S4D(RecurrentMixer):
         check_sizes("S4D", dim=dim, state_size=state_size)
         self.set_mode(mode, chunk_size)
         if state_size % 2:
-            raise ValueError(f"S4D: expected an even state_size, pairs of conjugates, got {state_size}")
+            raise UsageError("S4D", "an even state_size, pairs of conjugates", state_size)
         if init not in INITS:
             raise unknown("init", init, INITS, "S4D begins with one of the two.")
         self.dim, self.state_size, self.init = dim, state_size, init

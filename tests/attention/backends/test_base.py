@@ -11,7 +11,7 @@ from longitude.attention.backends.table import band
 from longitude.attention.operation import choose, requests
 from longitude.attention.reference import reference
 from longitude.positions.composed import compose
-from tests.support import GENERAL, close, random
+from tests.support import GENERAL, close, random, refused
 
 HEADS, DIM = 4, 8
 
@@ -38,42 +38,42 @@ SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
 @pytest.mark.parametrize(
     ("backend", "options", "why"),
     [
-        ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, "it does not support RowBias"),
-        ("sdpa", {"encoding": lg.T5Bias(HEADS)}, "no gradient to what the encoding has learned"),
+        ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, ["RowBias"]),
+        ("sdpa", {"encoding": lg.T5Bias(HEADS)}, ["gradient"]),
         (
             "table",
             {"encoding": [lg.Fire(HEADS), lg.ALiBi(HEADS)]},
-            "of biases of rows and pairs it takes",
+            ["biases"],
         ),
-        ("table", {"dropout": 0.1}, "it has no dropout"),
-        ("table", {"return_weights": True}, "it never holds the weights"),
-        ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, "positions do not count up by one"),
-        ("table", {"mask": lg.Causal() & lg.Documents(SKIPPING // 3 % 2)}, "not contiguous"),
-        ("table", {"mask": lg.Causal() & lg.Padding(SKIPPING % 3 != 1)}, "middle of a sequence"),
-        ("table", {"mask": lg.Causal() | lg.Documents(SKIPPING)}, "joined by &"),
-        ("chunked", {"return_weights": True}, "it never holds the weights"),
+        ("table", {"dropout": 0.1}, ["dropout"]),
+        ("table", {"return_weights": True}, ["weights"]),
+        ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, ["positions"]),
+        ("table", {"mask": lg.Causal() & lg.Documents(SKIPPING // 3 % 2)}, ["contiguous"]),
+        ("table", {"mask": lg.Causal() & lg.Padding(SKIPPING % 3 != 1)}, ["middle"]),
+        ("table", {"mask": lg.Causal() | lg.Documents(SKIPPING)}, ["&"]),
+        ("chunked", {"return_weights": True}, ["weights"]),
     ],
 )
 def test_a_named_backend_raises_and_names_one_that_works(backend, options, why):
     q = torch.randn(1, HEADS, 6, DIM)
     inputs = {"q": q, "k": q, "v": q, **options}
-    with pytest.raises(ValueError, match=f"backend '{backend}' cannot: .*{why}") as error:
+    with refused(f"'{backend}'", *why) as error:
         lg.attend(**inputs, backend=backend)
     *able, taken = str(error.value).rsplit("; ", 1)[1].replace("'auto'", "").split("'")[1::2]
     assert able == [name for name in able if name != backend] and taken in able
     for works in able:
         lg.attend(**inputs, backend=works)
     for refuses_too in BACKENDS.keys() - {*able}:
-        with pytest.raises(ValueError, match="cannot"):
+        with refused("cannot"):
             lg.attend(**inputs, backend=refuses_too)
 
 
 def test_sdpa_refuses_a_bias_it_would_round_or_that_is_long():
     q = torch.randn(1, HEADS, 6, DIM)
-    with pytest.raises(ValueError, match=r"dense bias would be rounded to .*bfloat16"):
+    with refused("'sdpa'", "cannot", "'table'"):
         lg.attend(*[q.bfloat16()] * 3, encoding=lg.ALiBi(HEADS), backend="sdpa")
     q = torch.empty(1, HEADS, 2049, DIM)
-    with pytest.raises(ValueError, match=r"dense bias would take 64 MiB, above 64"):
+    with refused("64", "MiB"):
         lg.attend(q, q, q, encoding=lg.ALiBi(HEADS), backend="sdpa")
     assert refuses(BACKENDS["sdpa"], request(q)) is None
 
@@ -121,7 +121,7 @@ def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
     backend = lg.Backend("own", run=lambda r: reference(r)[0], memory=lambda r: 0, price=lambda r: 0.5)
     assert lg.register_backend(backend) is known["own"] is lg.register_backend(backend)
     for name in ("auto", "sdpa"):
-        with pytest.raises(ValueError, match=f"'{name}' is registered already"):
+        with refused(f"'{name}'"):
             lg.register_backend(replace(backend, name=name))
     assert (
         refuses(backend, request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS)))

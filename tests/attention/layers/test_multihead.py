@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import longitude as lg
-from tests.support import close, random, refused_calls
+from tests.support import close, random, refused, refused_calls
 
 DIM, HEADS = 16, 4
 
@@ -70,11 +70,11 @@ RUNS = torch.zeros(2, 11, dtype=torch.long)
 GATED = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
 test_refusals = refused_calls(
     [
-        (lambda: lg.MultiHeadAttention(16, 3), "num_heads to divide dim, got 3 and 16; or pass head_dim="),
-        (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads to divide num_heads, got 3 and 4"),
-        (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "got 'rope'; build one"),
+        (lambda: lg.MultiHeadAttention(16, 3), "num_heads", "3", "16", "head_dim"),
+        (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads", "num_heads", "3", "4"),
+        (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "'rope'"),
         # the encoding's context would not know of documents in the mask alone
-        (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "pass documents and padding as documents="),
+        (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "padding", "documents"),
     ]
 )
 
@@ -106,8 +106,8 @@ def test_a_cache_of_another_mixer_is_refused(of: str) -> None:
         if (of, to) in TAKES:
             assert cached_mixer(to)(x, cache=cache).shape == x.shape
             continue
-        with pytest.raises(ValueError, match=r"cache: .*expected"):
+        with refused("cache"):
             cached_mixer(to)(x, cache=cache)
     for one in (cache, cached_mixer(of).cache_layer()):  # filled or not
-        with pytest.raises(ValueError, match="cache: CrossAttention expected the DynamicLayer"):
+        with refused("cache", "CrossAttention", "DynamicLayer", "cache_layer"):
             lg.CrossAttention(16, 2)(x, x, cache=one)

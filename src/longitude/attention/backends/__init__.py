@@ -14,6 +14,7 @@ from longitude.attention.backends.transport.backend import TRANSPORT
 from longitude.attention.backends.triton import backend as triton
 from longitude.attention.backends.triton.backend import TRITON
 from longitude.derivatives import refuse_tangents
+from longitude.errors import UsageError
 from longitude.kernels import switched_off
 
 # Of equal prices "auto" takes the first.
@@ -25,8 +26,6 @@ for module in (table, triton):
     refuse_tangents(module._attention)
     refuse_tangents(module._attention_backward)
 if unknown := switched_off() - BACKENDS.keys():
-    raise ValueError(
-        f"LONGITUDE_BACKENDS: expected backends out of {', '.join(BACKENDS)}, got {', '.join(sorted(unknown))}"
-    )
+    raise UsageError("LONGITUDE_BACKENDS", f"backends out of {', '.join(BACKENDS)}", ", ".join(sorted(unknown)))
 
 __all__ = ["BACKENDS", "Backend", "refuses", "register_backend"]

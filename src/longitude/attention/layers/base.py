@@ -16,6 +16,7 @@ from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import Backend, answer, choose_once, raw_request, run_parts
 from longitude.attention.request import AllowedPairs, Request, following, part_of
 from longitude.attention.sequence_slice import SequenceSlice, slice_of
+from longitude.errors import UsageError
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical
@@ -83,13 +84,13 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
         require_tokens(x, dim)
         if cache is not None or memory.dim() != 3 or memory.shape[::2] != x.shape[::2]:
             with_cache = " and a cache; a cache already holds earlier tokens" if cache is not None else ""
-            raise ValueError(
-                f"memory: expected [{x.shape[0]}, M, {x.shape[2]}] and no cache, got {list(memory.shape)}{with_cache}"
+            raise UsageError(
+                "memory", f"[{x.shape[0]}, M, {x.shape[2]}] and no cache", f"{list(memory.shape)}{with_cache}"
             )
         x, remembered = torch.cat([memory.detach(), x], 1), memory.shape[1]
     past = cache.get_seq_length() if cache is not None else 0
     if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
-        raise ValueError(f"x: expected a batch of {len(cache.keys)}, as the cache holds, got {len(x)}")
+        raise UsageError("x", f"a batch of {len(cache.keys)}, as the cache holds", len(x))
     call: Call = inputs.once(
         ("call", encoding, mask, past, dim, x.shape), lambda: _checked(x, dim, encoding, mask, inputs, past, remembered)
     )

@@ -13,7 +13,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.masks import NoMask, Padding
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.request import require_options
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 
 if TYPE_CHECKING:
     from longitude.attention.cache import DynamicLayer
@@ -99,14 +99,12 @@ class CrossAttention(nn.Module):
         dim, kv_dim = self.q_proj.in_features, self.k_proj.in_features
         require_tokens(x, dim)
         if source is not None and (source.dim() != 3 or source.shape[::2] != (len(x), kv_dim) or source.numel() == 0):
-            raise ValueError(
-                f"source: expected [{len(x)}, S, {kv_dim}] with no empty dimension, got {list(source.shape)}"
-            )
+            raise UsageError("source", f"[{len(x)}, S, {kv_dim}] with no empty dimension", list(source.shape))
         q = split_heads(self.q_proj(x), self.num_heads)
         k, v = self.keys_and_values(source, cache, len(x))
         if valid is not None and valid.shape != (len(x), k.shape[2]):
             expected = [len(x), k.shape[2]]
-            raise ValueError(f"valid: expected {expected}, one per token of the source, got {list(valid.shape)}")
+            raise UsageError("valid", f"{expected}, one per token of the source", list(valid.shape))
         out = attend(
             q.to(k.dtype), k, v, mask=NoMask() if valid is None else Padding(valid), scale=self.scale,
             dropout=self.dropout if self.training else 0.0, return_weights=return_weights, backend=self.backend,
@@ -118,20 +116,21 @@ class CrossAttention(nn.Module):
     def keys_and_values(self, source: Tensor | None, cache: DynamicLayer | None, batch: int) -> tuple[Tensor, Tensor]:
         """[B, Hkv, S, head_dim] each: those of a filled cache, else projected from the source and cached."""
         if cache is not None and (not hasattr(cache, "keys") or hasattr(cache, "kind")):
-            raise ValueError(
-                "cache: CrossAttention expected the DynamicLayer that its cache_layer() makes, got "
-                f"{getattr(cache, 'owner', None) or type(cache).__name__}"
+            raise UsageError(
+                "cache: CrossAttention",
+                "the DynamicLayer that its cache_layer() makes",
+                getattr(cache, "owner", None) or type(cache).__name__,
             )
         if cache is None or not cache.get_seq_length():
             if source is None:
-                raise ValueError("source: expected [B, S, kv_dim], or a cache with its keys and values, got neither")
+                raise UsageError("source", "[B, S, kv_dim], or a cache with its keys and values", "neither")
             k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
             return (k, v) if cache is None else cache.update(k, v)
         k, v = cache.keys, cache.values
         assert isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
         expected = batch, self.num_kv_heads, k.shape[2] if source is None else source.shape[1], self.head_dim
         if k.shape != expected:
-            raise ValueError(
-                f"cache: expected keys {list(expected)} of this layer's source, got {list(k.shape)}; a cache serves one source"
+            raise UsageError(
+                "cache", f"keys {list(expected)} of this layer's source", list(k.shape), "a cache serves one source"
             )
         return k, v

@@ -16,7 +16,7 @@ from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.suffix_encoding import SuffixEncoding
-from longitude.errors import check_sizes, unknown
+from longitude.errors import UsageError, check_sizes, unknown
 from longitude.linear import is_plain
 from longitude.positions.base import Encoding, OffsetVectors
 from longitude.positions.composed import Composed, compose
@@ -240,9 +240,10 @@ class LatentAttention(Mixer):
             for name, own in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
                 got = getattr(member, name, own)
                 if got != own:
-                    raise ValueError(
-                        f"{type(member).__name__}: expected {name}={own} for latent attention, whose encodings rotate rope_dim "
-                        f"numbers of each head, got {got}"
+                    raise UsageError(
+                        type(member).__name__,
+                        f"{name}={own} for latent attention, whose encodings rotate rope_dim numbers of each head",
+                        got,
                     )
 
     def require_cache(self, cache: LatentCacheLayer | None) -> None:
@@ -254,8 +255,8 @@ class LatentAttention(Mixer):
         held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width
         if not ours or held != width:
             got = f"one of width {held}" if ours else f"one of {getattr(cache, 'owner', None) or type(cache).__name__}"
-            raise ValueError(
-                f"cache: expected the LatentCacheLayer of width {width} that this LatentAttention.cache_layer() makes, got {got}"
+            raise UsageError(
+                "cache", f"the LatentCacheLayer of width {width} that this LatentAttention.cache_layer() makes", got
             )
 
 
@@ -286,7 +287,5 @@ def sized(
     value_dim = head_dim if value_dim is None else value_dim
     check_sizes("LatentAttention", kv_rank=kv_rank, nope_dim=nope_dim, value_dim=value_dim)
     if isinstance(rope_dim, bool) or not isinstance(rope_dim, int) or rope_dim < 0 or rope_dim % 2:
-        raise ValueError(
-            f"LatentAttention: expected an even rope_dim, whose numbers rotate in pairs, or 0, got {rope_dim!r}"
-        )
+        raise UsageError("LatentAttention", "an even rope_dim, whose numbers rotate in pairs, or 0", repr(rope_dim))
     return kv_rank, nope_dim, rope_dim, value_dim

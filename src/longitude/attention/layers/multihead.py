@@ -15,6 +15,7 @@ from longitude.attention.masks import Mask
 from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
+from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
@@ -92,9 +93,10 @@ class MultiHeadAttention(Mixer):
     def require_cache(self, cache: Any) -> None:
         """ValueError unless it is None or of a kind that this mixer reads."""
         if cache is not None and getattr(cache, "kind", None) not in self.cache_kinds:
-            raise ValueError(
-                f"cache: {type(self).__name__} expected the {type(self.cache_layer()).__name__} that its cache_layer() makes, "
-                f"got {getattr(cache, 'owner', None) or type(cache).__name__}"
+            raise UsageError(
+                f"cache: {type(self).__name__}",
+                f"the {type(self.cache_layer()).__name__} that its cache_layer() makes",
+                getattr(cache, "owner", None) or type(cache).__name__,
             )
 
     def mask_of(self, inputs: MixerInputs) -> Mask:

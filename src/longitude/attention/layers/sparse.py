@@ -21,7 +21,7 @@ from longitude.attention.mixer import Mixer, MixerInputs, register_mixer, requir
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.derivatives import with_zero_gradients
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.not_finite import all_finite, filled, gradients_apart, lost_after, not_finite
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
@@ -278,9 +278,11 @@ class NativeSparseAttention(Mixer):
         check_sizes(name, select_count=select_count)
         sizes = f"block={block}, stride={stride}, select_block={select_block}, select_count={select_count}"
         if block % stride or select_block % stride or select_block < block or select_count < 3:
-            raise ValueError(
-                f"{name}: expected stride to divide block and select_block, block of at most select_block tokens, and "
-                f"select_count of 3 or more, got {sizes}"
+            raise UsageError(
+                name,
+                "stride to divide block and select_block, block of at most select_block tokens, and select_count "
+                "of 3 or more",
+                sizes,
             )
         require_backend(backend)
         require_options(scale, dropout)
@@ -325,9 +327,10 @@ class NativeSparseAttention(Mixer):
         """That of the window."""
         require_mask(inputs.mask)
         if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
-            raise ValueError(
-                f"mask: {type(self).__name__} chooses among all tokens before each in its document: expected lg.Causal(), with "
-                f"documents and padding as documents=, got {inputs.mask!r}"
+            raise UsageError(
+                f"mask: {type(self).__name__} chooses among all tokens before each in its document",
+                "lg.Causal(), with documents and padding as documents=",
+                repr(inputs.mask),
             )
         return inputs.once(("window", self.window, 1), lambda: inputs.mask & Window(self.window))
 
@@ -393,7 +396,8 @@ class NativeSparseAttention(Mixer):
     def require_cache(self, cache: Any) -> None:
         """ValueError unless it is None or what cache_layer() makes."""
         if cache is not None and getattr(cache, "kind", None) != "sparse":
-            raise ValueError(
-                f"cache: {type(self).__name__} expected the SparseCacheLayer that its cache_layer() makes, got "
-                f"{getattr(cache, 'owner', None) or type(cache).__name__}"
+            raise UsageError(
+                f"cache: {type(self).__name__}",
+                "the SparseCacheLayer that its cache_layer() makes",
+                getattr(cache, "owner", None) or type(cache).__name__,
             )

@@ -12,7 +12,7 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Mask, Window, is_causal, require_mask
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.patterns import Dilated
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.positions.base import Encoding
 
 if TYPE_CHECKING:
@@ -97,9 +97,11 @@ class WindowAttention(MultiHeadAttention):
         """
         rolling = getattr(inputs.cache, "kind", None) == "rolling"
         if rolling and inputs.cache.keep < (need := (self.size - 1) * self.step):
-            raise ValueError(
-                f"cache: expected a layer that keeps {need} tokens or more, got one that keeps {inputs.cache.keep}; "
-                "self.cache_layer() makes one"
+            raise UsageError(
+                "cache",
+                f"a layer that keeps {need} tokens or more",
+                f"one that keeps {inputs.cache.keep}",
+                "self.cache_layer() makes one",
             )
         out = super().mix_tokens(x, inputs)
         if rolling:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from longitude.attention.layers.latent import LatentAttention
 from longitude.checkpoints.config import from_hugging_face
+from longitude.errors import UsageError
 from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.hugging_face import RopeConfig
@@ -51,7 +52,7 @@ def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
         config_of(AutoConfig.from_pretrained(model))  # refused before weights are read
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"from_deepseek: expected a model of transformers or a path, got {type(model).__name__}")
+        raise UsageError("from_deepseek", "a model of transformers or a path", type(model).__name__)
     ours = LongitudeForCausalLM(config_of(model.config))
     ours.load_state_dict(renamed(model))
     ours.generation_config = model.generation_config
@@ -73,8 +74,8 @@ def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
     """
     config: Any = getattr(attention, "config", None)
     if not hasattr(config, "kv_lora_rank") or not hasattr(attention, "kv_b_proj"):
-        raise ValueError(
-            f"from_deepseek_attention: expected an attention layer of DeepSeek-V2 or DeepSeek-V3, got {type(attention).__name__}"
+        raise UsageError(
+            "from_deepseek_attention", "an attention layer of DeepSeek-V2 or DeepSeek-V3", type(attention).__name__
         )
     encoding = rope_of(config).encoding(config.qk_rope_head_dim, layout_of(config))
     ours = LatentAttention(
@@ -93,14 +94,14 @@ def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
 def config_of(config: PreTrainedConfig) -> LongitudeConfig:
     """Their config -> ours."""
     if config.model_type not in KINDS:
-        raise ValueError(f"from_deepseek: expected a model of type {' or '.join(KINDS)}, got {config.model_type!r}")
+        raise UsageError("from_deepseek", f"a model of type {' or '.join(KINDS)}", repr(config.model_type))
     if config.first_k_dense_replace < config.num_hidden_layers:
         raise ValueError(
             f"from_deepseek: layers from {config.first_k_dense_replace} on mix experts, which LongitudeForCausalLM has not; "
             "expected dense layers only, or use from_deepseek_attention on each layer's attention"
         )
     if config.hidden_act != "silu":
-        raise ValueError(f"from_deepseek: expected hidden_act 'silu', got {config.hidden_act!r}")
+        raise UsageError("from_deepseek", "hidden_act 'silu'", repr(config.hidden_act))
     rope_dim = config.qk_rope_head_dim
     rope = {"name": "rope", "layout": layout_of(config), **rope_of(config).options(rope_dim)}
     same = (

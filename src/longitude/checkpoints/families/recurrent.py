@@ -35,6 +35,7 @@ from longitude.checkpoints.load import (
 )
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import fetched
+from longitude.errors import UsageError
 from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.runs.files import read_json
@@ -87,7 +88,7 @@ def from_recurrent(
     if isinstance(checkpoint, PreTrainedModel):
         return of_model(checkpoint, dtype)
     if not isinstance(checkpoint, str | Path):
-        raise ValueError(f"from_recurrent: expected a path or a model of transformers, got {type(checkpoint).__name__}")
+        raise UsageError("from_recurrent", "a path or a model of transformers", type(checkpoint).__name__)
     where = str(checkpoint)
     if (file := Path(where).expanduser()).is_file() and file.suffix in SUFFIXES:
         state = renamed(tensors_of_file(file, allow_pickle), rwkv.AUTHORS)
@@ -100,9 +101,10 @@ def from_recurrent(
         plain = mamba.of_mamba_ssm(where, plain)
         kind = plain["model_type"]
     if kind not in FAMILIES and kind != WITHOUT_CLASS:
-        raise ValueError(
-            f"{where}: expected a model of type {', '.join(FAMILIES)} or {WITHOUT_CLASS}, or a config.json of mamba_ssm, got "
-            f"{kind!r}"
+        raise UsageError(
+            where,
+            f"a model of type {', '.join(FAMILIES)} or {WITHOUT_CLASS}, or a config.json of mamba_ssm",
+            repr(kind),
         )
     if kind in FAMILIES:
         with quiet(), in_one_line(f"{folder / 'config.json'}: no configuration of {kind}"):
@@ -136,8 +138,8 @@ def to_transformers(model: LongitudeForCausalLM) -> PreTrainedModel:
     config: Any = model.config if isinstance(model, LongitudeForCausalLM) else None
     if config is None or (kind := kind_of(config)) is None:
         what = type(model).__name__ if config is None else f"one of {', '.join(mixers_of(config))}"
-        raise ValueError(
-            f"to_transformers: expected a model of mamba, mamba2 or rwkv4 in all layers, got {what}; transformers has no other"
+        raise UsageError(
+            "to_transformers", "a model of mamba, mamba2 or rwkv4 in all layers", what, "transformers has no other"
         )
     family = FAMILIES[kind]
     ids = {name: getattr(config, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
@@ -162,7 +164,7 @@ def of_model(model: PreTrainedModel, dtype: str | torch.dtype | None) -> Longitu
     """A model of transformers as ours."""
     kind, where = model.config.model_type, f"from_recurrent({type(model).__name__})"
     if kind not in FAMILIES:
-        raise ValueError(f"from_recurrent: expected a model of type {', '.join(FAMILIES)}, got {kind!r}")
+        raise UsageError("from_recurrent", f"a model of type {', '.join(FAMILIES)}", repr(kind))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if getattr(model.base_model, "layers_are_rescaled", False):
         undo_rescaling(state, model.config.rescale_every)

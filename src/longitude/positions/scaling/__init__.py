@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.scaling.base import SCHEMES, Follows, Frequencies, Scaling, register_scheme
 from longitude.positions.scaling.linear import BaseChange, Linear
 from longitude.positions.scaling.llama3 import Llama3
@@ -58,9 +58,9 @@ def rope_frequencies(
     check_sizes(who, head_dim=head_dim, rotary_dim=rotary_dim)
     check_positive(who, base=base)
     if rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(f"{who}: expected an even rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
+        raise UsageError(who, f"an even rotary_dim of at most head_dim={head_dim}", rotary_dim)
     if isinstance(proportion, bool) or not isinstance(proportion, int | float) or not 0 <= proportion <= 1:
-        raise ValueError(f"{who}: expected a proportion from 0 to 1, got {proportion!r}")
+        raise UsageError(who, "a proportion from 0 to 1", repr(proportion))
     scheme = from_dict(scaling) or Scaling()
     inverse = scheme.frequencies(rotary_dim, base, length, device)
     rotating = int(proportion * rotary_dim) // 2
@@ -83,9 +83,11 @@ def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
     if spec is None or isinstance(spec, Scaling):
         return spec
     if not isinstance(spec, Mapping) or "name" not in spec:
-        raise ValueError(
-            f"scaling: expected a scheme, {{'name': ..., its options}} or None, got {spec!r}; "
-            "a Hugging Face config is read by from_hugging_face"
+        raise UsageError(
+            "scaling",
+            "a scheme, {'name': ..., its options} or None",
+            repr(spec),
+            "a Hugging Face config is read by from_hugging_face",
         )
     name, options = spec["name"], {option: value for option, value in spec.items() if option != "name"}
     kind = SCHEMES[name]

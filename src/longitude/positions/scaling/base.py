@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes
 from longitude.positions.coordinates import wide
 from longitude.registry import Registry
 
@@ -84,9 +84,7 @@ class Scaling:
             elif field.name in ("factor", "attention_factor"):
                 check_positive(self.name, **{field.name: value})
                 if field.name == "factor" and value < 1:
-                    raise ValueError(
-                        f"{self.name}: expected a factor of 1 or more, got {value!r}; it multiplies lengths"
-                    )
+                    raise UsageError(self.name, "a factor of 1 or more", repr(value), "it multiplies lengths")
             elif field.name == "follow":
                 check_choice(self.name, Follow, follow=value)
 
@@ -141,9 +139,11 @@ class Follows(Scaling):
         if self.follow != "declared":
             return self.max_length or self.original_max_length
         if (declared := self.declared()) is None:
-            raise ValueError(
-                f"{self.name}: expected max_length, the length that follow='declared' chooses its frequencies for, got None; "
-                "pass it, or follow='row' or 'sequence'"
+            raise UsageError(
+                self.name,
+                "max_length, the length that follow='declared' chooses its frequencies for",
+                "None",
+                "pass it, or follow='row' or 'sequence'",
             )
         return declared
 

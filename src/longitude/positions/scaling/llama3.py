@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from longitude.errors import check_positive
+from longitude.errors import UsageError, check_positive
 from longitude.positions.scaling.base import Scaling, plain, register_scheme
 from longitude.positions.scaling.yarn import blend, rotations_ramp
 
@@ -39,7 +39,7 @@ class Llama3(Scaling):
         low, high = self.low_freq_factor, self.high_freq_factor
         check_positive(self.name, low_freq_factor=low, high_freq_factor=high)
         if high < low:
-            raise ValueError(f"llama3: expected high_freq_factor of at least low_freq_factor, got {high!r} and {low!r}")
+            raise UsageError("llama3", "high_freq_factor of at least low_freq_factor", f"{high!r} and {low!r}")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta = plain(rotary_dim, base, device)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.errors import check_positive
+from longitude.errors import UsageError, check_positive
 from longitude.positions.coordinates import constants
 from longitude.positions.scaling.base import Follow, Follows, plain, register_scheme
 
@@ -49,20 +49,20 @@ class LongRoPE(Follows):
         for name in ("short_factor", "long_factor"):
             given = getattr(self, name)
             if not isinstance(given, list | tuple):
-                raise ValueError(f"longrope: expected {name} to be a list of numbers, got {given!r}")
+                raise UsageError("longrope", f"{name} to be a list of numbers", repr(given))
             # Published lists start at 0.998, so the paper's bound of 1 is not ours.
             check_positive(self.name, **{f"{name}[{i}]": number for i, number in enumerate(given)})
             object.__setattr__(self, name, tuple(given))
         if self.attention_factor is None and self.factor is None and self.max_length is None:
-            raise ValueError("longrope: expected factor, max_length or attention_factor, for cos and sin, got none")
+            raise UsageError("longrope", "factor, max_length or attention_factor, for cos and sin", "none")
         if self.attention_factor is None and self.original_max_length < 2:
-            raise ValueError("longrope: expected an original_max_length of 2 or more, got 1")
+            raise UsageError("longrope", "an original_max_length of 2 or more", "1")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta = plain(rotary_dim, base, device)
         for name in ("short_factor", "long_factor"):
             if (count := len(getattr(self, name))) != len(theta):
-                raise ValueError(f"longrope: expected {name} of {len(theta)} numbers (rotary_dim/2), got {count}")
+                raise UsageError("longrope", f"{name} of {len(theta)} numbers (rotary_dim/2)", count)
         short, long = (constants(x, theta.dtype, device) for x in (self.short_factor, self.long_factor))
         is_long = self.followed(length) > self.original_max_length
         if isinstance(is_long, bool):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.errors import UsageError
 from longitude.positions.coordinates import wide
 from longitude.positions.scaling.base import Follow, Follows, Scaling, at_least, plain, register_scheme
 
@@ -15,7 +16,7 @@ from longitude.positions.scaling.base import Follow, Follows, Scaling, at_least,
 def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
     """Base stretch^(d/(d-2)): the slowest frequency is divided by exactly `stretch`, the fastest stays."""
     if rotary_dim < 4:
-        raise ValueError(f"{who}: expected a rotary_dim of 4 or more, got {rotary_dim}; one pair has no slower one")
+        raise UsageError(who, "a rotary_dim of 4 or more", rotary_dim, "one pair has no slower one")
     return base * stretch ** (rotary_dim / (rotary_dim - 2))
 
 
@@ -66,7 +67,7 @@ class DynamicNTK(Follows):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.step is not None and self.follow != "row":
-            raise ValueError(f"{self.name}: expected step only with follow='row', got follow={self.follow!r}")
+            raise UsageError(self.name, "step only with follow='row'", f"follow={self.follow!r}")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         s, original = self.factor, self.original_max_length

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longitude.errors import check_choice, check_flags, check_positive
+from longitude.errors import UsageError, check_choice, check_flags, check_positive
 from longitude.positions.scaling.base import Scaling, plain, register_scheme
 
 Ramp = Literal["dimensions", "rotations"]
@@ -74,11 +74,9 @@ class NTKByParts(Scaling):
         check_choice(self.name, Ramp, ramp=self.ramp)
         check_flags(self.name, truncate=self.truncate)
         if fast < slow:
-            raise ValueError(
-                f"{self.name}: expected beta_fast of at least beta_slow, in rotations, got {fast!r} and {slow!r}"
-            )
+            raise UsageError(self.name, "beta_fast of at least beta_slow, in rotations", f"{fast!r} and {slow!r}")
         if self.ramp == "rotations" and not self.truncate:
-            raise ValueError(f"{self.name}: expected truncate=False only with ramp='dimensions', got ramp='rotations'")
+            raise UsageError(self.name, "truncate=False only with ramp='dimensions'", "ramp='rotations'")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta = plain(rotary_dim, base, device)
@@ -95,7 +93,7 @@ class NTKByParts(Scaling):
         equal. ValueError where the second is below pair 0.
         """
         if base <= 1:
-            raise ValueError(f"{self.name}: expected a base above 1, got {base!r}")
+            raise UsageError(self.name, "a base above 1", repr(base))
 
         def pair_of(rotations: float) -> float:  # solves r_k = rotations for k
             return rotary_dim * math.log(self.original_max_length / (2 * math.pi * rotations)) / (2 * math.log(base))
@@ -104,9 +102,11 @@ class NTKByParts(Scaling):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         if high < 0:  # below the lower clamp: the ramp would run backwards, and nothing be scaled
-            raise ValueError(
-                f"{self.name}: expected an original_max_length in which a pair rotates beta_slow={self.beta_slow} times, got "
-                f"{self.original_max_length}; ramp='rotations' has no such limit"
+            raise UsageError(
+                self.name,
+                f"an original_max_length in which a pair rotates beta_slow={self.beta_slow} times",
+                self.original_max_length,
+                "ramp='rotations' has no such limit",
             )
         low, high = max(low, 0), min(high, rotary_dim - 1)
         return low, high + 0.001 if low == high else high

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
 
 MODES = ("parallel", "chunked", "recurrent")
 """Three ways to the same numbers: all pairs or a convolution at once, chunks with a state between them, token after token."""
@@ -18,7 +18,7 @@ def require_mode(who: str, mode: str, chunk_size: int) -> None:
     if mode not in MODES:
         raise unknown("mode", mode, MODES, f"{who} gives the same numbers in each.")
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ValueError(f"{who}: expected chunk_size of 1 or more tokens, got {chunk_size!r}")
+        raise UsageError(who, "chunk_size of 1 or more tokens", repr(chunk_size))
 
 
 def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
@@ -32,14 +32,14 @@ def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
     if not fine:
         wanted = ", ".join(f"{name} [{', '.join(dims)}]" for name, (_, dims) in given.items())
         got = ", ".join(f"{name} {_shown(x)}" for name, (x, _) in given.items())
-        raise ValueError(f"{who}: expected floats {wanted}, none empty, got {got}")
+        raise UsageError(who, f"floats {wanted}, none empty", got)
 
 
 def require_flags(who: str, batch: int, length: int, **flags: Tensor | None) -> None:
     """ValueError unless each is None or a bool tensor [B, L]."""
     for name, flag in flags.items():
         if flag is not None and (flag.dtype != torch.bool or flag.shape != (batch, length)):
-            raise ValueError(f"{name}: {who} expected bool [{batch}, {length}], got {flag.dtype} {list(flag.shape)}")
+            raise UsageError(f"{name}: {who}", f"bool [{batch}, {length}]", f"{flag.dtype} {list(flag.shape)}")
 
 
 def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -51,9 +51,7 @@ def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> N
     if not fits:
         wanted = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         got = ", ".join(map(_shown, parts)) if isinstance(parts, tuple) else repr(parts)
-        raise ValueError(
-            f"state: {who} expected {wanted}, got {got}; pass what an earlier call of it returned, or None"
-        )
+        raise UsageError(f"state: {who}", wanted, got, "pass what an earlier call of it returned, or None")
 
 
 def _shown(x: Any) -> str:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longitude.errors import UsageError
 from longitude.linear import is_plain
 from longitude.recurrent.ops.checks import require_state, state_dtype
 
@@ -39,7 +40,7 @@ def causal_conv(
     weight: as nn.Conv1d's, the last column for the token itself. tail, reset, valid: as `previous` has them.
     """
     if weight.dim() != 2 or weight.shape[0] != x.shape[-1] or weight.shape[1] < 1:
-        raise ValueError(f"weight: expected [{x.shape[-1]}, K] with K of 1 or more, got {list(weight.shape)}")
+        raise UsageError("weight", f"[{x.shape[-1]}, K] with K of 1 or more", list(weight.shape))
     row = _Row(x, weight.shape[1], tail, reset, valid)
     if row.segment is None:
         columns = row.tokens.transpose(1, 2)

@@ -27,7 +27,7 @@ from longitude.attention.operation import raw_request, run
 from longitude.attention.request import as_int, validate
 from longitude.attention.state_mixer import StateInputs, document_flags, without_trivial
 from longitude.derivatives import readable
-from longitude.errors import check_flags, check_sizes, unknown
+from longitude.errors import UsageError, check_flags, check_sizes, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -93,7 +93,7 @@ def hierarchical_attention(
     """
     validate(q, k, v, Causal(), scale, dropout)
     if q.shape[2] != k.shape[2]:
-        raise ValueError(f"expected as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+        raise UsageError("", "as many queries as keys", f"{q.shape[2]} and {k.shape[2]}")
     require_rule("hierarchical_attention", window, combine, size_term, "mean" if isinstance(merge, tuple) else merge)
     rule = Rule(
         window, combine, size_term, q.shape[3] ** -0.5 if scale is None else scale,
@@ -104,7 +104,7 @@ def hierarchical_attention(
             f"gate: combine={combine!r} expected {'a gate' if combine == 'gate' else 'no gate'}, got {gate!r}"
         )
     if gate is not None and gate.shape != q.shape[:3]:
-        raise ValueError(f"gate: expected [B, H, L] = {list(q.shape[:3])}, got {list(gate.shape)}")
+        raise UsageError("gate", f"[B, H, L] = {list(q.shape[:3])}", list(gate.shape))
     if documents is not None:
         require_number_per_token(documents, q.shape[0], q.shape[2])
     encoding = compose(encoding)

@@ -18,7 +18,7 @@ from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.derivatives import with_zero_gradients
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 
@@ -178,9 +178,10 @@ class HierarchicalAttention(StateMixer):
         """ValueError for a state of another batch, window, size or encoding."""
         expected = [batch, self.num_kv_heads, self.window, self.head_dim]
         if state is not None and list(state.keys.shape) != expected:
-            raise ValueError(
-                f"cache: HierarchicalAttention expected a state with keys [B, Hkv, window, head_dim] = {expected}, got "
-                f"{list(state.keys.shape)}"
+            raise UsageError(
+                "cache: HierarchicalAttention",
+                f"a state with keys [B, Hkv, window, head_dim] = {expected}",
+                list(state.keys.shape),
             )
         if state is not None and (state.rotated is not None) != encoding.transforms:
             raise ValueError(
