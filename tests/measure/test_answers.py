@@ -27,6 +27,7 @@ from longitude.measure.windows import Bounded, Reader
 from longitude.runs.progress import Progress
 from longitude.statistics import proportions
 from tests.measure.conftest import build, write
+from tests.support import refused
 
 SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64, "device": "cpu"}
 ASKED: dict[str, Any] = {"lengths": (512,), "tasks": ("passkey",), "depths": (0.0, 1.0), "trials": 3, "trained": False}
@@ -192,5 +193,5 @@ def test_rows_say_what_begins_them(text, tmp_path, monkeypatch) -> None:
         values[choice] = [row.value for row in results.rows]
         assert {row.bos for row in results.rows} == {"none" if choice == "never" else "first"}
     assert values["tokenizer"] == values["always"] != values["never"]
-    with pytest.raises(ValueError, match="--bos"):
+    with refused("--bos"):
         plan(replace(config, bos="always"), (str(write(tmp_path / "bare", "llama")),))

@@ -11,6 +11,7 @@ from torch import nn
 
 from longitude.measure import by_length, default_bins, document_losses, losses_by_length
 from tests.measure.conftest import build
+from tests.support import refused
 
 VOCAB = 37
 LENGTHS = [3, 8, 16]  # 3 does not divide 16: ragged windows
@@ -174,35 +175,35 @@ def test_default_bins_cover_every_position_once():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
-        ({"lengths": []}, "lengths must be one or more"),
-        ({"lengths": [8, 8]}, "ascending without repeats, got 8 8"),
-        ({"lengths": [0, 8]}, r"lengths\[0\] to be an int of 1 or more, got 0"),
-        ({"lengths": [8.0]}, r"lengths\[0\] to be an int of 1 or more, got 8.0"),
-        ({"lengths": [16, 32]}, "document 0 has 17 tokens, but the longest window needs 33"),
-        ({"methods": []}, "methods must name at least one"),
-        ({"methods": "sliding"}, r"expected methods\[0\] 'non-overlapping'"),
-        ({"methods": ["sliding", "sliding"]}, "each once"),
-        ({"methods": ["slidng"]}, r"methods\[0\] .*'sliding' or 'per-position', got 'slidng'"),
-        ({"stride": 0}, "stride to be an int of 1 or more"),
-        ({"stride": 9}, "at most the shortest length 8, got 9"),
-        ({"span": 15}, "at least the longest length 16, got 15"),
-        ({"bins": [0]}, "at least two"),
-        ({"bins": [0, 4, 4]}, "ascending without repeats, got 0 4 4"),
-        ({"bins": [0, 17]}, "bins must be one or more numbers from 0 to 16"),
-        ({"batch_tokens": 0}, "batch_tokens to be an int of 1 or more"),
-        ({"token_bytes": 0}, "token_bytes to be an int of 1 or more"),
-        ({"token_bytes": torch.ones(VOCAB)}, "token_bytes must be int64"),
-        ({"token_bytes": torch.ones(3, dtype=torch.int64)}, "token_bytes has 3 entries"),
-        ({"documents": []}, "at least one document"),
-        ({"documents": [torch.zeros(17)]}, "document 0 must be a 1-D int64 tensor.*float32"),
-        ({"documents": [torch.zeros(1, 17, dtype=torch.int64)]}, "document 0 must be a 1-D int64 tensor"),
-        ({"lable": "rope"}, "unknown label 'lable'.*'label'"),
+        ({"lengths": []}, ("lengths", "1")),
+        ({"lengths": [8, 8]}, ("lengths", "8")),
+        ({"lengths": [0, 8]}, ("lengths[0]", "0")),
+        ({"lengths": [8.0]}, ("lengths[0]", "8.0")),
+        ({"lengths": [16, 32]}, ("0", "17", "33")),
+        ({"methods": []}, ("methods", "none")),
+        ({"methods": "sliding"}, ("methods[0]", "'non-overlapping'")),
+        ({"methods": ["sliding", "sliding"]}, ("methods",)),
+        ({"methods": ["slidng"]}, ("'non-overlapping'", "'sliding'", "'per-position'", "'slidng'")),
+        ({"stride": 0}, ("stride", "0")),
+        ({"stride": 9}, ("stride", "8", "9")),
+        ({"span": 15}, ("span", "16", "15")),
+        ({"bins": [0]}, ("bins", "[0]")),
+        ({"bins": [0, 4, 4]}, ("bins", "0 4 4")),
+        ({"bins": [0, 17]}, ("bins", "0", "16", "17")),
+        ({"batch_tokens": 0}, ("batch_tokens", "1")),
+        ({"token_bytes": 0}, ("token_bytes", "1")),
+        ({"token_bytes": torch.ones(VOCAB)}, ("token_bytes", "[vocab]", "[37]")),
+        ({"token_bytes": torch.ones(3, dtype=torch.int64)}, ("token_bytes", "3")),
+        ({"documents": []}, ("documents", "none")),
+        ({"documents": [torch.zeros(17)]}, ("torch.float32", "[17]")),
+        ({"documents": [torch.zeros(1, 17, dtype=torch.int64)]}, ("0", "[1, 17]")),
+        ({"lable": "rope"}, ("'lable'", "'label'")),
     ],
 )
-def test_wrong_use(documents, change, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_use(documents, change, words):
+    with refused(*words):
         by_length(Uniform(), **{"documents": documents, "lengths": [8, 16]} | change)
 
 
@@ -210,5 +211,5 @@ def test_wrong_use(documents, change, message):
 def test_a_model_without_causal_logits_is_refused(documents, answer):
     model = Uniform()
     model.forward = lambda input_ids, use_cache: SimpleNamespace(logits=answer)
-    with pytest.raises(ValueError, match="AutoModelForCausalLM"):
+    with refused("AutoModelForCausalLM"):
         by_length(model, documents, lengths=[16])

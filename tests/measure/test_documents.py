@@ -10,6 +10,7 @@ from longitude.checkpoints.load import byte_tokenizer
 from longitude.measure.documents import documents_of, tokens_of
 from longitude.measure.sources import Text
 from tests.measure.conftest import byte_pairs
+from tests.support import refused
 
 HARD = "  Grüße  aus\tKöln,\n\nx = 1  # ★ 日本 \U0001f600\U0001f600 naïve </s> ende "
 CORPUS = ["the cat sat on the mat  and the dog sat too " * 20, HARD, "def f(x):\n    return x + 1\n" * 10]
@@ -53,7 +54,7 @@ def test_all_bytes_of_the_text_are_counted_once(make, text):
 
 
 def test_a_tokenizer_without_offsets_that_drops_text_is_refused():
-    with pytest.raises(ValueError, match="what it decodes has 67 bytes where the text has 69"):
+    with refused("67", "69"):
         tokens_of(HARD, ByT5Tokenizer())
 
 
@@ -90,5 +91,5 @@ def test_short_documents_are_joined_and_one_file_gives_blocks_from_all_of_it():
     content = b"".join(bytes([97 + i]) * 65 for i in range(26))
     found = documents_of(Text("file", [("file", content)]), byte_tokenizer(), 64, 4)
     assert [chr(int(ids[0])) for ids in found.ids] == ["a", "g", "n", "t"]
-    with pytest.raises(ValueError, match=r"41 tokens long by this tokenizer, and the longest length needs 65"):
+    with refused("41", "65"):
         documents_of(texts(1, 40), byte_tokenizer(), 64, 4)

@@ -1,6 +1,5 @@
 """What is refused before any weights are read, in one line; and what a model needs."""
 
-import re
 import shutil
 from dataclasses import replace
 from typing import get_args
@@ -14,7 +13,7 @@ from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, Task, with_trained
 from longitude.measure.plan import outline_of, plan
 from tests.measure.conftest import build, write
-from tests.support import edit_config
+from tests.support import edit_config, refused
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -31,76 +30,72 @@ def test_a_base_that_only_the_models_class_knows_is_measured(checkpoints, config
     assert plan(config, (str(folder),)).subjects[0].label == "model"
 
 
-def refusal(config, *models) -> str:
-    """The one line that a plan is refused with."""
-    with pytest.raises(ValueError) as caught:
+def refusal(config, *models, words) -> str:
+    """The one line that a plan is refused with, which has these words."""
+    with refused(*words) as caught:
         plan(config, tuple(map(str, models)))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        ({"rope_parameters": ROPE | {"rope_type": "zork"}}, "unknown rope_type 'zork'"),
-        ({"rope_parameters": ROPE, "rope_theta": 5e4}, "rope_theta is 50000.0 at the top and 10000.0 in rope_param"),
-        ({"rope_parameters": ROPE, "rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json: .*rope_"),
-        ({"hidden_act": "zork"}, "its model cannot be built from config.json .KeyError: 'zork'.; correct it"),
+        ({"rope_parameters": ROPE | {"rope_type": "zork"}}, ["'zork'", "rope_type"]),
+        ({"rope_parameters": ROPE, "rope_theta": 5e4}, ["rope_theta", "50000.0", "10000.0"]),
+        ({"rope_parameters": ROPE, "rope_scaling": {"type": "linear", "factor": 2.0}}, ["config.json", "rope_scaling"]),
+        ({"hidden_act": "zork"}, ["config.json", "'zork'"]),
     ],
 )
-def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, config, tmp_path, changes, message):
+def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, config, tmp_path, changes, words):
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
     edit_config(folder, **changes)
-    refused = refusal(config, folder)
-    assert refused.startswith(f"{folder}: ") and re.search(message, refused)
+    assert refusal(config, folder, words=words).startswith(f"{folder}: ")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        ({"lengths": (64, 48)}, "--lengths must be .* ascending without repeats, got 64 48"),
-        ({"lengths": ()}, "--lengths must be one or more numbers from 2, .* got none"),
-        ({"tasks": ("passkey", "passkey")}, "--tasks must name at least one, and each once"),
-        ({"text": "/nowhere/text"}, "--text /nowhere/text: there is no such file"),
-        (
-            {"lengths": (48, 4096)},
-            r"the text .* is \d+ tokens long by this tokenizer, and the longest length needs 4097",
-        ),
-        ({"lengths": (48, 2**40), "tasks": ("passkey",)}, "GB are free on cpu"),
-        ({"stride": 50}, "--stride must be from 1 to 48, the shortest of --lengths, got 50"),
-        ({"tokens": 10}, "--tokens must be at least 64, the longest of --lengths, got 10"),
-        ({"documents": 0}, "--documents must be at least 1"),
-        ({"seed": -1}, "--seed must be from 0"),
-        ({"depths": (0.5, 0.5)}, "--depths must be .* from 0 to 1, ascending"),
-        ({"lengths": (33, 48), "tasks": ("passkey",)}, "has no prompt at lengths"),
+        ({"lengths": (64, 48)}, ["--lengths", "64 48"]),
+        ({"lengths": ()}, ["--lengths", "none"]),
+        ({"tasks": ("passkey", "passkey")}, ["--tasks", "passkey"]),
+        ({"text": "/nowhere/text"}, ["--text", "/nowhere/text"]),
+        ({"lengths": (48, 4096)}, ["text", "4097"]),
+        ({"lengths": (48, 2**40), "tasks": ("passkey",)}, ["GB", "cpu"]),
+        ({"stride": 50}, ["--stride", "48", "50"]),
+        ({"tokens": 10}, ["--tokens", "64", "10"]),
+        ({"documents": 0}, ["--documents", "0"]),
+        ({"seed": -1}, ["--seed", "-1"]),
+        ({"depths": (0.5, 0.5)}, ["--depths", "0.5 0.5"]),
+        ({"lengths": (33, 48), "tasks": ("passkey",)}, ["passkey", "33"]),
     ],
 )
-def test_bad_options_are_one_line(checkpoints, config, text, changes, message):
+def test_bad_options_are_one_line(checkpoints, config, text, changes, words):
     config = replace(config, **{"lengths": (48, 64), "tasks": ("perplexity",), "text": str(text)} | changes)
-    assert re.search(message, refusal(config, checkpoints["llama"]))
+    refusal(config, checkpoints["llama"], words=words)
 
 
 def test_bad_models_are_one_line(checkpoints, config, tmp_path, text):
     llama = str(checkpoints["llama"])
     assert plan(config, (f"{llama}/",)).subjects[0].model == llama  # a folder has one name
-    assert "models must name at least one, and each once, got none" in refusal(config)
-    assert "no such folder" in refusal(config, "/nowhere")
-    assert "each once" in refusal(config, llama, f"{llama}/")
+    refusal(config, words=["models", "none"])
+    refusal(config, "/nowhere", words=["/nowhere"])
+    refusal(config, llama, f"{llama}/", words=["models", f"{llama} {llama}"])
     bare = write(tmp_path, "llama", tokenizer=False)
-    assert "no tokenizer" in refusal(config, bare)
+    refusal(config, bare, words=["tokenizer"])
     shutil.copy(checkpoints["llama"] / "tokenizer.json", bare)
     weights = bare / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    assert "the weights are truncated" in refusal(config, checkpoints["gpt_neox"], bare)  # before the first is measured
+    refusal(config, checkpoints["gpt_neox"], bare, words=["model.safetensors"])  # before the first is measured
     text = replace(
         config, tasks=("perplexity",), lengths=(48,), text=str(text)
     )  # its highest byte is 195, of an umlaut
     narrow = write(tmp_path / "narrow", "llama", vocab_size=195)
-    assert "its tokenizer gives token 195, and the model has 195" in refusal(text, narrow)
+    refusal(text, narrow, words=["tokenizer", "195"])
     small = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)
     T5ForConditionalGeneration(small).save_pretrained(tmp_path / "t5")
     byte_tokenizer().save_pretrained(tmp_path / "t5")
-    assert "a t5 model is no causal language model" in refusal(config, tmp_path / "t5")
+    refusal(config, tmp_path / "t5", words=["t5", "causal"])
 
 
 def test_a_stock_model_with_our_positions_is_measured_as_it_is(config, tmp_path):

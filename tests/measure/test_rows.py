@@ -8,6 +8,7 @@ import pytest
 
 from longitude.measure import SCHEMA, Row, from_frame, read_rows, to_frame, write_rows
 from longitude.measure.rows import ADDED
+from tests.support import refused
 
 PUBLISHED = """schema task model encoding label seed train_length length position_from position_to metric method window
 stride weighting bos truncation documents tokens count value low high dtype backend commit""".split()
@@ -45,24 +46,24 @@ def test_missing_is_missing_and_not_nan():
     assert frame["value"].isna().tolist() == [False, True, False]
     assert frame["value"].array[1] is pd.NA and from_frame(frame)[1].value is None
     for number in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="value must be a finite number or None"):
+        with refused("value", got=str(number)):
             Row(task="text", metric="perplexity", value=number)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
-        (lambda table: table.assign(schema=SCHEMA + 1), rf"schema version {SCHEMA + 1}.*reads version {SCHEMA}"),
-        (lambda table: table.assign(schema=SCHEMA - 1), rf"schema version {SCHEMA - 1}"),
-        (lambda table: table.drop(columns="stride").assign(extra=1), r"missing: \['stride'\], unknown: \['extra'\]"),
-        (lambda table: pd.DataFrame({"a": [1]}), "schema"),
+        (lambda table: table.assign(schema=SCHEMA + 1), [str(SCHEMA + 1), str(SCHEMA)]),
+        (lambda table: table.assign(schema=SCHEMA - 1), [str(SCHEMA - 1), str(SCHEMA)]),
+        (lambda table: table.drop(columns="stride").assign(extra=1), ["['stride']", "['extra']"]),
+        (lambda table: pd.DataFrame({"a": [1]}), ["schema"]),
     ],
 )
-def test_other_tables_are_refused(path, change, message):
+def test_other_tables_are_refused(path, change, words):
     table = change(to_frame(ROWS))
     table.to_parquet(path)
     for call in (lambda: read_rows(path), lambda: write_rows(table, path), lambda: from_frame(table)):
-        with pytest.raises(ValueError, match=message):
+        with refused(*words):
             call()
 
 
@@ -77,7 +78,7 @@ def test_a_file_that_is_no_table_is_refused(path):
         read_rows(path)
     write_rows(ROWS, path)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(ValueError, match=r"results\.parquet is not a readable parquet table"):
+    with refused("results.parquet"):
         read_rows(path)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from tyro.conf import arg
 
-from longitude.errors import check_sizes
+from longitude.errors import UsageError, check_sizes
 from longitude.runs.device import Device
 
 Method = Literal["non-overlapping", "sliding", "per-position"]
@@ -85,14 +85,16 @@ def require_consistent(config: MeasureConfig) -> None:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
             why = {"tokens": ", the longest of --lengths", "stride": ", the shortest of --lengths"}.get(name, "")
-            limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-            raise ValueError(f"--{name.replace('_', '-')} must be {limits}{why}, got {value}")
+            limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
+            raise UsageError(f"--{name.replace('_', '-')}", f"{limits}{why}", value)
     if config.evaluator is not None and PERPLEXITY not in config.tasks:
         raise ValueError("--evaluator: expected perplexity among --tasks, which it adds LongPPL to")
     if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:
-        raise ValueError(
-            f"--evaluator-context must be less than the longest of --lengths, {config.lengths[-1]}, got "
-            f"{config.evaluator_context} (published: 4096); such as {max(1, config.lengths[-1] // 4)}"
+        raise UsageError(
+            "--evaluator-context",
+            f"less than the longest of --lengths, {config.lengths[-1]}",
+            f"{config.evaluator_context} (published: 4096)",
+            f"such as {max(1, config.lengths[-1] // 4)}",
         )
 
 
@@ -100,15 +102,13 @@ def check_ascending(name: str, values: Sequence[float], low: float, high: float 
     """ValueError unless there are some, from low to high, each above the one before."""
     if not values or not low <= min(values) <= max(values) <= high or any(a >= b for a, b in pairwise(values)):
         limits = f"from {low}" if high == math.inf else f"from {low} to {high}"
-        raise ValueError(
-            f"{name} must be one or more numbers {limits}, ascending without repeats, got {words(values) or 'none'}"
-        )
+        raise UsageError(name, f"one or more numbers {limits}, ascending without repeats", words(values) or "none")
 
 
 def check_each_once(name: str, values: Sequence[str]) -> None:
     """ValueError unless there are some, all different."""
     if not values or len({*values}) < len(values):
-        raise ValueError(f"{name} must name at least one, and each once, got {words(values) or 'none'}")
+        raise UsageError(name, "at least one name, and each once", words(values) or "none")
 
 
 def checked_lengths(lengths: Sequence[int]) -> list[int]:

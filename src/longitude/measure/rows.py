@@ -9,7 +9,7 @@ from typing import get_args
 
 import pandas as pd
 
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
 from longitude.runs.files import atomic
 
 SCHEMA = 2
@@ -112,7 +112,7 @@ class Row:
         for name in ("value", "low", "high", "learning_rate", "train_seconds", "flops_per_token"):
             number = getattr(self, name)
             if number is not None and not math.isfinite(number):
-                raise ValueError(f"Row {name} must be a finite number or None, got {number}; pass None for missing")
+                raise UsageError(f"Row {name}", "a finite number or None", number, "pass None for missing")
 
 
 TRAINING = tuple("learning_rate train_steps train_tokens train_bytes train_seconds parameters flops_per_token".split())

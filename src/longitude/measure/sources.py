@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from longitude.checkpoints.load import one_line_of
+from longitude.errors import UsageError
 
 # Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.
 NOT_STDLIB = {
@@ -57,7 +58,7 @@ def read_text(data: str, option: str = "--data") -> Text:
         )
     content = _read(path)
     if not _is_text(content):
-        raise ValueError(f"{option} {data}: expected UTF-8 text, got a binary file; convert it to UTF-8 text first")
+        raise UsageError(f"{option} {data}", "UTF-8 text", "a binary file", "convert it to UTF-8 text first")
     return Text(data, [(path.name, content)])
 
 
@@ -95,7 +96,7 @@ def _folder(root: Path, option: str) -> Text:
     other, empty = [name for name in full if name not in dict(documents)], len(contents) - len(full)
     if not documents:
         what = f"{len(other)} binary and {empty} empty files" if contents else "no files"
-        raise ValueError(f"{option} {root}: expected files of UTF-8 text in this folder, got {what}")
+        raise UsageError(f"{option} {root}", "files of UTF-8 text in this folder", what)
     left_out = [f"{len(other)} files that are not UTF-8 text, such as {other[0]}"] if other else []
     left_out += [f"{empty} empty files"] if empty else []
     return Text(str(root), documents, "; ".join(left_out))
@@ -116,7 +117,7 @@ def _dataset(data: str, option: str) -> Text:
     part = "train" if "train" in parts else next(iter(parts))
     rows = parts[part]
     if "text" not in rows.column_names:
-        raise ValueError(f"{option} {data}: expected a column named text, got {', '.join(rows.column_names)}")
+        raise UsageError(f"{option} {data}", "a column named text", ", ".join(rows.column_names))
     contents = [text.encode() for text in rows["text"] if text]
     return Text(f"{data}, split {part}", [(f"row {i}", content) for i, content in enumerate(contents)])
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, int64, nn
 
-from longitude.errors import check_choice, check_sizes
+from longitude.errors import UsageError, check_choice, check_sizes
 from longitude.measure.config import METHODS, Method, check_ascending, check_each_once, checked_lengths
 from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress, Reader, plan_windows, score
@@ -204,15 +204,13 @@ def losses_by_length(  # noqa: C901
     for window, of_window in edges.items():
         check_ascending("bins", of_window, 0, window)
         if len(of_window) < 2:
-            raise ValueError(f"bins must have at least two edges, got {of_window}")
+            raise UsageError("bins", "at least two edges", of_window)
     if alien := [window for window in edges if window not in lengths]:
-        raise ValueError(f"bins must be of windows that are measured, {lengths}; got {alien}")
+        raise UsageError("bins", f"of windows that are measured, {lengths}", alien)
     if span < longest:
-        raise ValueError(f"span must be at least the longest length {longest}, got {span}; leave it out or raise it")
+        raise UsageError("span", f"at least the longest length {longest}", span, "leave it out or raise it")
     if "sliding" in methods and stride is not None and stride > lengths[0]:
-        raise ValueError(
-            f"stride must be at most the shortest length {lengths[0]}, got {stride}; text would be skipped"
-        )
+        raise UsageError("stride", f"at most the shortest length {lengths[0]}", stride, "text would be skipped")
     flat = lengths if "non-overlapping" in methods else sorted(edges) if "per-position" in methods else []
     passes = [("non-overlapping", length, length) for length in flat]
     if "sliding" in methods:
@@ -304,11 +302,11 @@ def default_bins(length: int) -> list[int]:
 
 def _check_documents(documents: Sequence[Tensor], span: int) -> None:
     if len(documents) == 0:
-        raise ValueError("documents must hold at least one document, got none; pass a sequence of 1-D token tensors")
+        raise UsageError("documents", "at least one document", "none", "pass a sequence of 1-D token tensors")
     for index, document in enumerate(documents):
         if not isinstance(document, Tensor) or document.ndim != 1 or document.dtype != int64:
             got = f"{document.dtype} {list(document.shape)}" if isinstance(document, Tensor) else type(document)
-            raise ValueError(f"document {index} must be a 1-D int64 tensor of token ids, got {got}")
+            raise UsageError(f"document {index}", "a 1-D int64 tensor of token ids", got)
         if len(document) < span + 1:
             raise ValueError(
                 f"document {index} has {len(document)} tokens, but the longest window needs {span + 1}: {span} and the "
@@ -329,17 +327,16 @@ def _bytes(
     if isinstance(token_bytes, Sequence):
         given, expected = [list(each.shape) for each in token_bytes], [list(each.shape) for each in documents]
         if given != expected:
-            raise ValueError(
-                f"token_bytes of each document must have its shape, {expected[:3]} ...; got {given[:3]} ..."
-            )
+            raise UsageError("token_bytes of each document", f"its shape, {expected[:3]} ...", f"{given[:3]} ...")
         return [sizes[1 : count + 1].cpu().numpy() for sizes, count in zip(token_bytes, counts, strict=True)]
     if not isinstance(token_bytes, Tensor):
         check_sizes("measure", token_bytes=token_bytes)
         return [np.full(count, token_bytes, dtype=np.int64) for count in counts]
     if token_bytes.ndim != 1 or token_bytes.dtype != int64 or (token_bytes < 0).any():
-        raise ValueError(
-            f"token_bytes must be int64 [vocab], none negative, or one positive integer; got {token_bytes.dtype} "
-            f"{list(token_bytes.shape)}"
+        raise UsageError(
+            "token_bytes",
+            "int64 [vocab], none negative, or one positive integer",
+            f"{token_bytes.dtype} {list(token_bytes.shape)}",
         )
     highest = max(int(targets.max()) for targets in scored)
     if highest >= len(token_bytes):
