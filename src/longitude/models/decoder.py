@@ -277,7 +277,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         )
         x, tables = self._positioned(x, call)
         source_of = Source(source, source_valid, cross_cache)
-        x, hidden_states, attentions, cross_attentions = self._run(x, call, tables, source_of, wanted, output_attentions)
+        x, hidden_states, attentions, cross_attentions = self._run(
+            x, call, tables, source_of, wanted, output_attentions
+        )
         return DecoderOutput(
             last_hidden_state=x,
             **{INSTALLED: call.cache},
