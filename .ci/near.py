@@ -1,7 +1,7 @@
 """The quick tests that what you changed can break: `make near`, as arguments of pytest, one a line.
 
-Changed are the files that differ from a commit (by default from main, or on main from HEAD). A test file is near where it changed,
-or imports a module that changed, or one that imports such a module. A change of what is registered by name runs its laws, too.
+Changed are the files that differ from a commit, by default from main, and on main from HEAD. A test file is near where it changed,
+or imports a module that changed, or one that imports such a module. A change of what is registered by name runs its laws.
 
     python .ci/near.py [COMMIT]
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 import grimp
 
 import longitude
+import longitude.measure
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
@@ -23,6 +24,8 @@ LAWS = "tests/testing/test_laws.py"
 REGISTERED = re.compile(r'@register\w*\(\s*"([^"]+)"')
 EVERYWHERE = ("pyproject.toml", "constraints.txt", "tests/conftest.py", "tests/support.py")
 """Files that any test may depend on."""
+LAZY = {package.__name__: package._MODULE_OF for package in (longitude, longitude.measure)}
+"""Packages whose names come from other modules, on first use."""
 ALWAYS = ("tests/test_house.py", "tests/test_imports.py", "tests/test_docstrings.py", "tests/test_public_api.py")
 
 
@@ -47,10 +50,12 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            places = LAZY.get(node.module, {})
+            names = [alias.name for alias in node.names]
+            yield from (f"longitude.{places[name]}" if name in places else f"{node.module}.{name}" for name in names)
     yield from re.findall(r"\blongitude(?:\.\w+)+", text)
     for name in {*re.findall(r"\blg\.(\w+)", text)}:
-        yield f"longitude.{longitude._MODULE_OF.get(name, name)}"
+        yield f"longitude.{LAZY['longitude'].get(name, name)}"
 
 
 def near(files: list[str]) -> list[str]:
