@@ -1,6 +1,6 @@
 """The quick tests that what you changed can break: `make near`, as arguments of pytest, one a line.
 
-Changed are the files that differ from a commit, by default from main, and on main from HEAD. A test file is near where it changed,
+Changed are the files that differ from a commit, by default from main (on main: HEAD). A test file is near where it changed,
 or imports a module that changed, or one that imports such a module. A change of what is registered by name runs its laws.
 
     python .ci/near.py [COMMIT]
