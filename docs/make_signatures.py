@@ -1,4 +1,6 @@
-"""The public API, frozen: docs/public_api.txt has a line for each public name, its signature, and each public member of a class.
+"""The public API, frozen in docs/public_api.txt: names with their signatures, and what a subclass of yours may override.
+
+Other members of classes may change; class methods, which make objects, stand there too.
 
 python docs/make_signatures.py            # write the file: on purpose only, as `make freeze-api`
 python docs/make_signatures.py --check    # print what differs; exit code 1 where anything does
@@ -11,12 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import make_api
-from longitude.attention.mixer import MIXERS
-from longitude.positions.base import ENCODINGS
-from longitude.positions.scaling import SCHEMES
+from longitude.attention.backends.base import Backend
+from longitude.attention.masks import Mask
+from longitude.attention.mixer import MIXERS, Mixer
+from longitude.positions.base import ENCODINGS, Encoding
+from longitude.positions.scaling import SCHEMES, Scaling
 from longitude.registry import Registry
-from longitude.study.tasks.base import TASKS
+from longitude.study.tasks.base import TASKS, Task
 
+SUBCLASSED = (Encoding, Mixer, Mask, Backend, Scaling, Task)
+"""Classes that a user inherits."""
 FILE = Path(__file__).with_name("public_api.txt")
 OPENING = """\
 # The public API: names, signatures, and what a user may call in the library by a word in quotes.
@@ -39,15 +45,15 @@ def member(kind: type, name: str) -> str:
     return name + (f"({words[1:].removeprefix('self').removeprefix(', ')}")
 
 
-def members(kind: type, public: set[type]) -> Iterator[str]:
-    """The public members of a class. What it has from a public class, with the same signature, stands there."""
-    bases = inspect.getmro(kind)
-    ours = [each for each in bases if each.__module__.split(".")[0] == "longitude"]
-    names = {name for each in ours for name in [*vars(each), *vars(each).get("__annotations__", {})]}
-    for name in sorted(each for each in names if not each.startswith("_")):
-        line = member(kind, name)
-        if line not in [member(base, name) for base in bases[1:] if base in public and hasattr(base, name)]:
-            yield line
+def members(kind: type) -> Iterator[str]:
+    """Of a class that users inherit all public members; of others those that make an object: class methods of its own."""
+    own = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    if kind in SUBCLASSED:
+        yield from (
+            member(kind, name) for name in sorted({*own, *vars(kind).get("__annotations__", {})}) if name[0] != "_"
+        )
+    else:
+        yield from (member(kind, name) for name, value in sorted(own.items()) if isinstance(value, classmethod))
 
 
 def registered(registry: Registry) -> Iterator[str]:
@@ -60,7 +66,6 @@ def registered(registry: Registry) -> Iterator[str]:
 def text() -> str:
     """The whole file."""
     named = dict(make_api.public_names())
-    public = {value for value in named.values() if isinstance(value, type)}
     lines, known = [], {}
     for name, value in sorted(named.items(), key=lambda each: each[0].count(".")):
         if not callable(value):
@@ -70,7 +75,7 @@ def text() -> str:
         else:
             lines.append(name + make_api.signature(value))
             if isinstance(value, type) and value.__module__.startswith("longitude"):
-                lines += [f"{name}.{each}" for each in members(value, public)]
+                lines += [f"{name}.{each}" for each in members(value)]
     lines += [each for registry in (ENCODINGS, MIXERS, SCHEMES, TASKS) for each in registered(registry)]
     return OPENING + "\n".join(sorted(lines)) + "\n"
 

@@ -25,9 +25,9 @@ class Sloped(lg.ALiBi):
     def places(self, ids, random_start=True):
         return ids
 
-    @staticmethod
-    def of(heads: int) -> "Sloped":
-        return Sloped(heads)
+    @classmethod
+    def of(cls, heads: int) -> "Sloped":
+        return cls(heads)
 
 
 CHANGES = {
@@ -53,11 +53,11 @@ def test_a_change_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith(f"-lg.{changed}(") for line in found)
     if changed == "ALiBi":
         assert {"+lg.ALiBi(num_heads, steep=False)", "+lg.ALiBi.of(heads)"} <= set(found)
-        assert "+lg.ALiBi.places(ids, random_start=True)" in found
+        assert not any("places" in line for line in found)  # what no user overrides there may change
 
 
 def test_what_the_file_holds() -> None:
-    """At least: a function, a class, a method, a property, a word in quotes."""
+    """At least: a function, a class, what a subclass overrides, a word in quotes."""
     lines = set(make_signatures.FILE.read_text(encoding="utf-8").splitlines())
     assert {
         "lg.Encoding.terms(context)",

@@ -148,3 +148,15 @@ def test_the_page_of_security_names_what_there_is() -> None:
     for option in re.findall(r"`--([a-z-]+)", page):
         assert option.replace("-", "_") in code, option
     assert "http" not in page  # a place that is not there
+
+
+def test_near_tests_are_those_that_a_change_can_break() -> None:
+    """Of a room that few import, of one that all import, of a page that none reads, and of a name's laws."""
+    near = runpy.run_path(str(ROOT / ".ci" / "near.py"))["near"]
+    few = near(["src/longitude/statistics/seeds.py"])
+    assert {"tests/statistics/test_seeds.py", "tests/study/test_analysis.py"} <= {*few}
+    assert not [name for name in few if name.startswith(("tests/positions", "tests/attention", "tests/recurrent"))]
+    assert {"tests/measure/test_run.py", "tests/study/test_runner.py"} <= {*near(["src/longitude/positions/base.py"])}
+    assert near(["docs/start.md"]) == [] and near(["tests/support.py"]) == ["tests"]
+    laws = [name for name in near(["src/longitude/recurrent/rwkv7.py"]) if "::" in name]
+    assert laws and all("rwkv7" in name for name in laws)

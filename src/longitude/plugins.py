@@ -21,7 +21,7 @@ from typing import Any
 GROUP = "longitude.plugins"
 VARIABLE = "LONGITUDE_PLUGINS"
 Record = dict[str, str]
-"""A plugin in study.json: name, sha256, and path or distribution."""
+"""A plugin in question.json: name, sha256, and path or distribution."""
 
 
 @dataclass(frozen=True)

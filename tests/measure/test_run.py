@@ -329,12 +329,13 @@ def test_a_damaged_unit_is_one_line(llama, checkpoints, config, tmp_path, file, 
 
 
 @pytest.mark.parametrize("content", ["garbage", "3", '{"verb": "study"}', '{"verb": "measure", "units": 3}'])
-def test_a_question_is_written_again(llama, checkpoints, config, tmp_path, content):
+def test_a_question_that_is_damaged_is_named_and_removed(llama, checkpoints, config, tmp_path, content):
     """It says what was asked last, and decides nothing that is measured."""
     out = shutil.copytree(llama[0].path, tmp_path / "run")
     (out / "question.json").write_text(content)
     with pytest.raises(ValueError, match=str(out)):
         read_results(out)
+    (out / "question.json").unlink()
     results, _, watcher = go(replace(config, methods=METHODS), out, checkpoints["llama"])
     assert watcher.units == [] and results.rows == llama[0].rows
 

@@ -103,8 +103,13 @@ def test_a_place_is_new_empty_or_of_units(tmp_path):
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")
     for place in (tmp_path / "thesis", tmp_path / "thesis" / "thesis.txt"):
         with pytest.raises(ValueError, match=str(place)):
-            Store(place).ask({})
+            Store(place).ask("study", {})
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", tmp_path / "new" / "run", tmp_path / "empty"):
-        Store(Path(place)).ask({"asked": 1})
-        assert Store(place).question() == {"asked": 1}
+        Store(Path(place)).ask("study", {"asked": 1})
+        assert Store(place).question() == {"verb": "study", "asked": 1}
+    for content in ('{"verb": "measure"}', "3", "{}", "garbage"):
+        (tmp_path / "empty" / "question.json").write_text(content)
+        with pytest.raises(ValueError, match=str(tmp_path / "empty")):
+            Store(tmp_path / "empty").ask("study", {})
+        assert (tmp_path / "empty" / "question.json").read_text() == content

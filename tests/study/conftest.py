@@ -285,6 +285,7 @@ def write_run(
     with store.making(ngrams_unit(config, data)) as folder:
         (folder / "ngrams.json").write_text(json.dumps(ngrams or {}))
     store.ask(
+        "study",
         runner.question_for(planned) | {
             "begun": "2026-01-31T12:00:00+00:00", "commit": "0123456789abcdef0123456789abcdef01234567",
             "versions": {"python": "3.11.2", "longitude": "0.1.0", "torch": "2.13.0+cpu", "accelerate": None},

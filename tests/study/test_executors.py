@@ -38,6 +38,9 @@ class KilledOnce:
     def store(self):
         return self.runner.store
 
+    def at(self, store):
+        return KilledOnce(self.runner.at(store), self.flag)
+
     def run(self, units, on_progress, note):
         def die(share, words):
             if share > 0.2 and not self.flag.exists() and units.trial.label == "rope":
@@ -142,7 +145,7 @@ from longitude.study.ray_cluster import RayCluster
 from tests.study.test_executors import Killing
 if sys.argv[3:]:  # as on a machine that does not see the run directory
     from longitude.study import ray_cluster
-    ray_cluster._question = lambda store: b"" if "ray_worker" in sys.modules else os.urandom(8)
+    ray_cluster._question = lambda store: b"another folder"
 notes = []
 executor = Killing(RayCluster(), Path(sys.argv[2]))
 outcome = runner.study(plan(replace(config, steps=4), Path(sys.argv[1])), note=notes.append, executor=executor)
@@ -153,9 +156,9 @@ assert outcome.complete, notes
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("storage", [False, True])
-def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(storage, plain, tmp_path):
-    arguments = [str(tmp_path / name) for name in ("ray", "killed", *(["storage"] if storage else []))]
+@pytest.mark.parametrize("unseen", [False, True])
+def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(unseen, plain, tmp_path):
+    arguments = [str(tmp_path / name) for name in ("ray", "killed", *(["unseen"] if unseen else []))]
     study = process(RAY, *arguments)
     _, errors = study.communicate()
     assert study.returncode == 0, errors

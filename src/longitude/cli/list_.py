@@ -1,112 +1,105 @@
 """`longitude list`."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from longitude.cli.shared import DONE, print_json
+from longitude.errors import unknown
+
+PARTS = {
+    "encodings": "position encodings",
+    "mixers": "mixers (--encodings rope+mamba in a study)",
+    "scaling": "RoPE scaling",
+    "samplers": "training positions",
+}
+NAME, KIND = 25, 16
+"""Columns of the two first words of a line."""
 
 
-def list_(json: bool = False) -> int:
+def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -> int:
     """List what there is: encodings, mixers, scaling schemes, samplers of positions, plugins, and what runs on this machine.
 
     Args:
-        json: Print JSON instead of tables.
+        name: One of these: its options, properties, backends and papers. By default a line for each.
+        json: Print JSON.
     """
     from longitude.catalogue import catalogue
+    from longitude.report.table import width
 
     facts = catalogue()
+    if name:
+        found = [(part, each) for part in PARTS for each in facts[part] if each["name"] == name]
+        if not found:
+            names = [each["name"] for part in PARTS for each in facts[part]]
+            raise unknown("name", name, names, "`longitude list` lists them.")
+        if json:
+            print_json(found[0][1])
+        else:
+            print("\n\n".join("\n".join(_entry(part, each)) for part, each in found))
+        return DONE
     if json:
         print_json(facts)
         return DONE
-    from rich.console import Console
-
-    Console().print(*_tables(facts), sep="\n", highlight=False)
+    print("\n".join(_overview(facts, width())))
     return DONE
 
 
-def _tables(facts: dict[str, Any]) -> Iterator[Any]:
-    """The catalogue for the terminal."""
-    from rich.text import Text
-
-    from longitude.report.table import table as empty
-
-    def table(title: str, *columns: str, rows: Iterator[tuple[str, ...]]) -> Any:
-        shown = empty(*columns, words=len(columns), title=title)
-        for column in shown.columns[1:]:
-            column.no_wrap, column.overflow = False, "fold"
-        for name, *cells in rows:
-            shown.add_row(Text(name, "bold"), *(cell or "-" for cell in cells))
-        return shown
-
-    entries = facts["encodings"]
-    by_all = set.intersection(*(set(takers) for entry in entries for takers in entry["backends"].values()))
-    yield table(
-        "encodings", "name", "class", "acts as", "properties", "source", "backends",
-        rows=(
-            (each["name"], each["class"], " ".join(each["acts"]), _properties(each), _papers(each), _backends(each, by_all))
-            for each in entries
-        ),
-    )  # fmt: skip
-    yield (
-        "relative: one number added to all positions changes nothing. causal: keys in the future have no meaning. raw keys: "
-        "a cache keeps keys without their rotation. one for all: layers share one module, as in the paper. "
-        f"backends: {' and '.join(sorted(by_all))} take all encodings; those in parentheses only without gradients.\n"
-    )
-    options = "options; models give dim, num_heads, head_dim, max_length from their shape"
-    rows = ((each["name"], " ".join(each["options"])) for each in entries)
-    yield table("their options", "name", options, rows=rows)
-    rows = (
-        (each["name"], each["class"], " ".join(each["takes"]), each["cache"], " ".join(_own(each)), _papers(each))
-        for each in facts["mixers"]
-    )
-    yield table("\nmixers", "name", "class", "takes of an encoding", "cache", "options", "source", rows=rows)
-    yield "cache: how its size grows with the N tokens before.\n"
-    rows = ((each["name"], _options(each), _papers(each)) for each in facts["scaling"])
-    yield table("\nscaling of rotations", "name", "options (those with = are optional)", "source", rows=rows)
-    rows = ((each["name"], _options(each), each["is"]) for each in facts["samplers"])
-    yield table("\nsamplers of training positions", "name", "options", "what it is", rows=rows)
+def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
+    """A line of name, kind and what it is for each, cut to the width of the terminal."""
+    for part, title in PARTS.items():
+        yield title
+        for each in facts[part]:
+            kind = f"{_kind(part, each):<{KIND}}" if part in ("encodings", "mixers") else ""
+            line = f"  {each['name']:<{NAME - 2}}{kind}{each['is']}"
+            yield line if len(line) <= columns else line[: columns - 1].rstrip() + "…"
+        yield ""
     for each in facts["plugins"]:
         names = ", ".join(f"{kind} {name}" for name, kind in each["registers"].items())
-        yield f"\nplugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"
+        yield f"plugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"
         yield from (f"  {name} cannot be built at toy size: {reason}" for name, reason in each["problems"].items())
     here = facts["machine"]
     yield (
-        f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, CUDA {here['gpu'] or 'no'}, "
+        f"here: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, CUDA {here['gpu'] or 'no'}, "
         f"MPS {'yes' if here['mps'] else 'no'}, transformers {here['transformers'] or 'not installed'}"
     )
     yield here["loops"]
+    yield "options, properties and papers of one: longitude list NAME"
 
 
-def _backends(entry: dict[str, Any], by_all: set[str]) -> str:
-    """Those that not every encoding has; in parentheses where only without gradients."""
-    training, reading = entry["backends"]["training"], entry["backends"]["reading"]
-    return " ".join(name if name in training else f"({name})" for name in reading if name not in by_all)
+def _kind(part: str, each: dict[str, Any]) -> str:
+    """Where an encoding acts; how the cache of a mixer grows with the N tokens before."""
+    return f"cache {each['cache']}" if part == "mixers" else ", ".join(each["acts"]) or "-"
 
 
-def _papers(entry: dict[str, Any]) -> str:
-    """Authors and years; the links are in the JSON."""
-    papers = (entry["source"] or "").split("; ")
-    return "; ".join(paper.partition(", http")[0].partition(", arXiv")[0] for paper in papers)
+def _entry(part: str, each: dict[str, Any]) -> Iterator[str]:
+    """Everything about one, a fact a line."""
+    yield f"{each['name']}: {each['is']}"
+    facts = {"class": each["class"]}
+    if part == "encodings":
+        facts |= {"acts as": _kind(part, each), "properties": ", ".join(_properties(each))}
+        facts["options"] = " ".join(each["options"])
+        for when, backends in each["backends"].items():
+            facts[f"backends, {when}"] = " ".join(backends)
+    else:
+        required = (n if n in each["required"] else f"{n}={default}" for n, default in each["options"].items())
+        facts["options"] = " ".join(required)
+    if part == "mixers":
+        facts |= {"takes of an encoding": " ".join(each["takes"]), "cache": each["cache"]}
+    facts["source"] = each["source"] or ""
+    yield from (f"  {head:<22}{words}" for head, words in facts.items() if words)
 
 
-def _properties(entry: dict[str, Any]) -> str:
+def _properties(entry: dict[str, Any]) -> Iterator[str]:
     words = {
-        "relative": entry["relative"],
+        "relative (one number added to all positions changes nothing)": entry["relative"],
         "absolute": not entry["relative"],
         "learned": entry["learned"],
-        "causal": entry["causal_only"],
+        "causal (keys in the future have no meaning)": entry["causal_only"],
         f"up to {entry['max_length']}": entry["max_length"],
         f"{entry['axes']} axes": entry["axes"] > 1,
-        "raw keys": not entry["stable_keys"],
-        "one for all": entry["learned"] and entry["shared"],
+        "a cache keeps keys without their rotation": not entry["stable_keys"],
+        "one module for all layers": entry["learned"] and entry["shared"],
     }
-    return ", ".join(word for word, is_so in words.items() if is_so)
-
-
-def _own(mixer: dict[str, Any]) -> list[str]:
-    """Options that are not the model's shape."""
-    return [option for option in mixer["options"] if option not in ("dim", "num_heads", "num_kv_heads", "head_dim")]
-
-
-def _options(entry: dict[str, Any]) -> str:
-    return " ".join(n if n in entry["required"] else f"{n}={default}" for n, default in entry["options"].items())
+    return (word for word, is_so in words.items() if is_so)

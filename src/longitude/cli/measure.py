@@ -39,7 +39,7 @@ def measure(
         from longitude.measure.plan import plan as checked
         from longitude.runs.store import Store
 
-        Store(out).require_place()
+        Store(out).require_place(run.VERB)
         planned = checked(config, models)
         bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
         results = run.measure(planned, out, bar, fresh)

@@ -45,7 +45,7 @@ RANK = 16
 """Of the matrices that LoRA adds to every linear layer."""
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
-SAVED = 180.0
+SAVED = 120.0
 """Seconds between saves of the training: what a kill loses at most, and a step."""
 
 UNFINISHED, WHOLE = "checkpoint", "step"
@@ -101,7 +101,7 @@ def fine_tune(
     the old ones; LoRA's are merged, so that plain transformers loads it. The same call under `accelerate launch` trains on
     every process that it starts, as one process does with as many times the batch; the first process writes, and the others
     wait until it has made `directory`. A stock model holds the logits of its whole batch for the loss: the memory is
-    estimated first. Every three minutes the training is saved next to `out`, so that the same call continues after a kill;
+    estimated first. Every two minutes the training is saved next to `out`, so that the same call continues after a kill;
     what is saved goes when `out` is there.
 
     Args:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from longitude.runs.store import key_of
 
 
 def staged(out: Path) -> Path:
@@ -28,7 +29,7 @@ def training_folder(out: Path) -> Path:
 
 def folder_of(question: dict[str, Any], parent: Path) -> Path:
     """The folder of a question in `parent`: another length, text, model or option is another question."""
-    return parent / sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:12]
+    return parent / key_of(question)
 
 
 def digest_of_weights(model: nn.Module) -> str:

@@ -98,7 +98,7 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
     store, question = Store(out), _question(plan)
     made = not out.exists()
     with _removed_if_nothing(store, made):
-        store.ask(question)
+        store.ask(VERB, question)
         if fresh:
             store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
         run = Run(plan, store, watcher)
@@ -316,7 +316,7 @@ def _question(plan: MeasurePlan) -> dict[str, Any]:
         for subject in plan.subjects
         for part, unit in plan.units(subject).items()
     ]
-    asked = {"verb": VERB, "at": datetime.now(UTC).isoformat(timespec="seconds"), "device": plan.device} | provenance()
+    asked = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "device": plan.device} | provenance()
     models = {subject.model: subject.as_json() for subject in plan.subjects}
     return asked | {"configuration": as_json(plan.config), "models": models, "text": text, "units": units}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +103,38 @@ def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePre
         yield from kinds_of(one)
 
 
+class Call(NamedTuple):
+    """What one call of a stack tells each of its layers.
+
+    Attributes:
+        mask: Which keys a query may attend to.
+        positions: Of the new tokens, and of remembered ones before them.
+        streams: A number per token [B, Lk], of its document; -1 for padding; None where all are one.
+        cache: Filled or empty; None without one.
+        memories: For each layer its input at an earlier segment, [B, M, D].
+        remembered: Tokens of the memories.
+        ids: Tokens [B, Lk] up to the last one, where an encoding reads them.
+        place_ids: [B, L], instead of those that encodings make of ids.
+    """
+
+    mask: Mask
+    positions: Positions
+    streams: Tensor | None
+    cache: Any
+    memories: Sequence[Tensor] | None
+    remembered: int
+    ids: Tensor | None
+    place_ids: Tensor | None
+
+
+class Source(NamedTuple):
+    """What cross-attention attends to: states [B, S, D], which of them are no padding [B, S], and a cache of keys and values."""
+
+    states: Tensor | None
+    valid: Tensor | None
+    cache: Any
+
+
 class LongitudeModel(LongitudePreTrainedModel):
     """Tokens [B, L] -> hidden states [B, L, hidden_size].
 
@@ -187,7 +219,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         ]
 
     @can_return_tuple
-    def forward(  # noqa: C901
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -238,17 +270,51 @@ class LongitudeModel(LongitudePreTrainedModel):
             cache = one_of(cache, past_key_values)
         if (input_ids is None) == (inputs_embeds is None) and not self.cross:
             raise ValueError("expected either input_ids or inputs_embeds")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        else:
-            require_embeds("inputs_embeds", inputs_embeds, self.config, getattr(self, "embed_tokens", None))
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         wanted = layers_of(output_hidden_states, len(self.layers) + 1)
         if output_attentions:
             self.require_weights()
+        x = self._embedded(input_ids, inputs_embeds)
+        call = self._call_of(
+            x, attention_mask, position_ids, cache, use_cache, document_ids, memories, input_ids, place_ids, packed
+        )
+        x, tables = self._positioned(x, call)
+        source_of = Source(source, source_valid, cross_cache)
+        x, hidden_states, attentions, cross_attentions = self._run(
+            x, call, tables, source_of, wanted, output_attentions
+        )
+        return DecoderOutput(
+            last_hidden_state=x,
+            **{INSTALLED: call.cache},
+            hidden_states=hidden_states if wanted else None,
+            attentions=attentions if output_attentions else None,
+            cross_attentions=cross_attentions if output_attentions and self.cross else None,
+        )
+
+    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Tokens [B, L] or their embeddings [B, L, D] -> what the encodings are given, [B, L, D]."""
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        else:
+            require_embeds("inputs_embeds", inputs_embeds, self.config, getattr(self, "embed_tokens", None))
         x: Tensor = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale  # type: ignore[operator]
-        x = x if self.embed_norm is None else self.embed_norm(x)
-        mask, positions = self.mask, None
+        return x if self.embed_norm is None else self.embed_norm(x)
+
+    def _call_of(
+        self,
+        x: Tensor,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        use_cache: bool | None,
+        document_ids: Tensor | None,
+        memories: Sequence[Tensor] | None,
+        input_ids: Tensor | None,
+        place_ids: Tensor | None,
+        packed: Packed,
+    ) -> Call:
+        """Arguments of `forward` -> what every layer is told, with a new cache where one is asked for."""
+        mask, positions, (batch, length) = self.mask, None, x.shape[:2]
         if isinstance(attention_mask, SequenceSlice):
             marks = {"document_ids": document_ids, "memories": memories, "place_ids": place_ids, **packed}
             others = {"cache": cache, "use_cache": use_cache, **marks}
@@ -257,7 +323,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         alone = cache is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(
-            x.shape[0], x.shape[1], document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
+            batch, length, document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
         )
         if documents is not None and document_ids is None:
             use_cache = False  # the default; a cache would not keep its documents apart
@@ -273,19 +339,27 @@ class LongitudeModel(LongitudePreTrainedModel):
         past = cache.get_seq_length() if cache is not None else 0
         if memories is not None:
             past = self.require_memories(memories, cache, position_ids)
-        streams = streams_of(attention_mask, documents, x.shape[0], past + x.shape[1], x.device)
+        streams = streams_of(attention_mask, documents, batch, past + length, x.device)
         remembered = 0 if memories is None else past
         if positions is None:
-            positions = self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1])
-        positions = as_int(positions)
+            positions = self.positions_of(position_ids, streams, cache, batch, remembered + length)
+        ids = None
+        if input_ids is not None and (place_ids is not None or self.encoding_of_layer[0].reads_ids):
+            ids = ids_so_far(input_ids, cache, past)
+        return Call(mask, as_int(positions), streams, cache, memories, remembered, ids, place_ids)
 
-        places = explicit(positions, remembered + x.shape[1], x.device)
-        length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]
+    def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, list[Any]]:
+        """The input of the first layer, [B, L, D], and the tables of each distinct encoding.
+
+        None stands for the tables of an encoding whose keys are not the same at every query.
+        """
+        batch, length = x.shape[:2]
+        places = explicit(call.positions, call.remembered + length, x.device)
+        own = places[call.remembered :] if places.dim() == 1 else places[:, call.remembered :]
         first, places_of_member = self.encoding_of_layer[0], ()
-        if place_ids is not None or first.reads_ids:
-            input_ids = None if input_ids is None else ids_so_far(input_ids, cache, past)
-            random_start = self.training and cache is None
-            places_of_member = places_of(first, place_ids, input_ids, streams, x.shape[0], length, random_start)
+        if call.place_ids is not None or first.reads_ids:
+            random_start = self.training and call.cache is None
+            places_of_member = places_of(first, call.place_ids, call.ids, call.streams, batch, length, random_start)
         if first.at_input:
             x = first.embed(x, own, places_of_member)
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
@@ -294,36 +368,45 @@ class LongitudeModel(LongitudePreTrainedModel):
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
         # By index: torch.export returns another object each time a module is looked up.
-        tables = [
+        return x, [
             tuple(m.prepare(of_axes(m, places), None, x.dtype) for m in own) if own.stable_keys else None
             for own in self.distinct_encodings
         ]
+
+    def _run(
+        self, x: Tensor, call: Call, tables: list[Any], source: Source, wanted: Any, output_attentions: bool
+    ) -> tuple[Tensor, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+        """The layers and the last norm.
+
+        Returns:
+            The output, [B, L, D]; of each layer its hidden states where they are wanted; its weights; those over the source.
+        """
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
-        caches = [each for each in (cache, cross_cache) if each is not None]
-        offloaded = [each for each in caches if each.offloading]
         shared: dict[Any, Any] = {}
+        caches = [each for each in (call.cache, source.cache) if each is not None]
+        offloaded = [each for each in caches if each.offloading]
         weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
         with unchanged_if_refused(*(layer for each in caches for layer in each.layers), copied=self.mixed):
-            if cache is not None and first.reads_ids:
-                vars(cache.layers[0])["ids"] = input_ids
+            if call.cache is not None and self.encoding_of_layer[0].reads_ids:
+                vars(call.cache.layers[0])["ids"] = call.ids
             for i, layer in enumerate(self.layers):
                 for each in offloaded:
                     each.layers[i].prefetch()
                 which = self.encoding_index[i]
                 inputs = MixerInputs(
-                    mask,
-                    positions,
-                    streams,
-                    None if cache is None else cache.layers[i],
-                    None if memories is None else memories[i],
+                    call.mask,
+                    call.positions,
+                    call.streams,
+                    None if call.cache is None else call.cache.layers[i],
+                    None if call.memories is None else call.memories[i],
                     self.distinct_encodings[which],
                     tables[which],
                     weighs is not None and weighs[i],
                     shared,
                 )
-                cross = None if cross_cache is None else cross_cache.layers[i]
-                x, weights, cross_weights = layer(x, inputs, source, source_valid, cross, output_attentions)
+                cross = None if source.cache is None else source.cache.layers[i]
+                x, weights, cross_weights = layer(x, inputs, source.states, source.valid, cross, output_attentions)
                 for each in offloaded:
                     each.layers[i].offload()
                 hidden_states.append(x if i + 1 in wanted else None)
@@ -331,13 +414,7 @@ class LongitudeModel(LongitudePreTrainedModel):
                 cross_attentions.append(cross_weights)
         x = self.norm(x)
         last: Any = x if len(self.layers) in wanted else None
-        return DecoderOutput(
-            last_hidden_state=x,
-            **{INSTALLED: cache},
-            hidden_states=(*hidden_states[:-1], last) if wanted else None,
-            attentions=tuple(attentions) if output_attentions else None,
-            cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,
-        )
+        return x, (*hidden_states[:-1], last), tuple(attentions), tuple(cross_attentions)
 
     @property
     def reads_restarts(self) -> bool:

@@ -157,23 +157,27 @@ class Store:
             yield
 
     # ---- the question ---------------------------------------------------------------------------------------------
-    def ask(self, question: Mapping[str, Any]) -> None:
-        """Write what was asked, whole or not at all. ValueError where the directory holds something else."""
-        self.require_place()
+    def ask(self, verb: str, question: Mapping[str, Any]) -> None:
+        """Write what a command was asked, whole or not at all. ValueError where the directory holds something else."""
+        self.require_place(verb)
         self.run.mkdir(parents=True, exist_ok=True)
-        write_json(self.run / QUESTION, question)
+        write_json(self.run / QUESTION, {"verb": verb, **question})
 
     def question(self) -> Any:
         """What was asked last; None where nothing was."""
         return read_json(self.run / QUESTION, "remove it, and give the command again with its options")
 
-    def require_place(self) -> None:
-        """ValueError unless the directory is new, empty, or holds units."""
+    def require_place(self, verb: str) -> None:
+        """ValueError unless the directory is new, empty, or holds what this command was asked before."""
         out = self.run
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out {out}: there is a file of this name; choose another --out")
         if out.is_dir() and not (out / QUESTION).exists() and not self.units.is_dir() and any(out.iterdir()):
             raise ValueError(f"--out {out}: the directory holds other files and no results; choose another --out")
+        asked = self.question()
+        if asked is not None and (before := asked.get("verb") if isinstance(asked, dict) else None) != verb:
+            of = f"what `longitude {before}` wrote" if before else f"a {QUESTION} of another program"
+            raise ValueError(f"--out {out}: the directory holds {of}; choose another --out")
 
     def remove(self, units: Iterable[Unit]) -> None:
         """Remove these units, finished or not. ValueError where another process works on one."""

@@ -98,7 +98,7 @@ class StudyConfig:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
-        """The configuration of a study.json, where an option that is not in it is at its default.
+        """The configuration of a question.json, where an option that is not in it is at its default.
 
         Raises:
             ValueError: An option that no release had, a value of another type or out of its range.

@@ -43,7 +43,7 @@ class StudyData:
         training: Documents of tokens, integers [n] each (bytes: uint8); none where examples are drawn.
         validation: Likewise, int64 [n].
         selection: Training windows, each with the token after it, to choose learning rates on.
-        description: For study.json.
+        description: For question.json.
         token_bytes: Of the validation documents, the bytes of each token; None where a token is a byte.
         apart: What the selection windows were cut from, int64 [n].
         start: Of each seed the file of weights that training begins with; empty where it draws them.

@@ -21,8 +21,6 @@ class Execution:
         ray_address: Of the cluster, HOST:PORT or auto; by default RAY_ADDRESS, or Ray on this machine alone.
         cpus_per_trial: Cores that Ray reserves for a model; by default its --threads.
         gpus_per_trial: GPUs that Ray reserves for a model, in fractions too; by default one where --device is cuda.
-        storage: A folder that all machines of the cluster see, to train in: a model whose machine is lost continues from
-            its newest checkpoint.
     """
 
     workers: int | None = None

@@ -31,7 +31,7 @@ from longitude.study.config import (
     with_all,
 )
 from longitude.study.data import StudyData
-from longitude.study.results import question_of
+from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
@@ -69,7 +69,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
         run: Where. What its units hold is not computed again.
     """
     store = Store(run)
-    store.require_place()
+    store.require_place(VERB)
     config = checked(config, split_of(config, run))
     config = replace(config, device=cast(Device, device_of(config.device).type))
     task, sizes = task_of(config.task), []

@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """For study.json, whose keys are text."""
+        """For question.json, whose keys are text."""
         losses = {str(rate): {str(seed): loss for seed, loss in each.items()} for rate, each in self.losses.items()}
         return {"rate": self.rate, "losses": losses, "means": {str(rate): value for rate, value in self.means.items()}}
 
@@ -64,7 +64,7 @@ def is_candidate(status: Status) -> bool:
 
 
 def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
-    """The choices in a study.json."""
+    """The choices of a question."""
     return {
         label: Choice(
             saved["rate"],

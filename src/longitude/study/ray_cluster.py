@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def _work(
     with tempfile.TemporaryDirectory() as temporary:
         store = Store(Path(temporary))
         _unpack(packed, store.units)
-        ended = attempted(replace(runner, store=store), units, on_progress, note)
+        ended = attempted(runner.at(store), units, on_progress, note)
         return ended, _pack(_folders(store, units))
 
 

@@ -342,7 +342,7 @@ def _described(label: str) -> list[dict[str, Any]]:
 
 
 def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """study.json, legibly: (heading, [(name, value)])."""
+    """The question, legibly: (heading, [(name, value)])."""
     study, data = run.study, run.study["data"]
     seconds = pd.DataFrame(
         [(t.training_seconds, t.measuring_seconds) for t in run.trials if t.status == "done"]

@@ -62,7 +62,7 @@ def study(
     """
     store, question = Store(planned.run), question_for(planned)
     with _full_disk_is_a_user_error(planned.run):
-        store.ask(question)
+        store.ask(VERB, question)
         if fresh:
             store.remove(unit for units in planned.trials for unit in (units.training, units.measuring))
         _count_ngrams(planned, store)
@@ -78,7 +78,7 @@ def study(
 def question_for(planned: StudyPlan) -> dict[str, Any]:
     """question.json: what is asked, and the keys of the units that answer it, in order."""
     config, data = planned.config, planned.data.description
-    asked = {"verb": VERB, "begun": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
+    asked = {"begun": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
     trials = [
         asdict(units.trial) | {"training": units.training.key, "measuring": units.measuring.key}
         for units in planned.trials

@@ -57,7 +57,7 @@ class Reader:
 
     @property
     def description(self) -> dict[str, Any]:
-        """For study.json: nothing of bytes."""
+        """For question.json: nothing of bytes."""
         if self.tokenizer is None:
             return {}
         whole = getattr(self.tokenizer, "backend_tokenizer", None)

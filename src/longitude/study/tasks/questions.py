@@ -49,7 +49,7 @@ class Questions(Task):
     """Accuracy of symbols. A subclass says what is drawn.
 
     Attributes:
-        source: What is read and asked, for study.json and the page.
+        source: What is read and asked, for question.json and the page.
         symbols: Size of the vocabulary.
         version: Of what is drawn; a change of it makes another study.
         grows: Whether training lengths are 1 to the training length, or that alone.

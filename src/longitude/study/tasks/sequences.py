@@ -44,7 +44,7 @@ class Sequences(Task):
     """Accuracy of whole answers by greedy generation. A subclass says what is drawn, and the answer to it.
 
     Attributes:
-        source: What is read and written, for study.json and the page.
+        source: What is read and written, for question.json and the page.
         alphabet: The symbols drawn, as bytes.
         drawn: Symbols drawn for each unit of length.
     """
