@@ -112,6 +112,13 @@ class LargestTensor(TorchDispatchMode):
 PROSE = re.compile(r"[a-z]{2,},? [a-z]{2,}")
 
 
+def require_words(message: str, *words: str) -> None:
+    """The message has each of these key names and numbers, which are no prose."""
+    for word in words:
+        assert not PROSE.search(word), f"prose pins the wording: {word!r}"
+        assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message), f"expected {word!r} in {message!r}"
+
+
 @contextmanager
 def refused(*words: str, **fields: str) -> Iterator[pytest.ExceptionInfo[Any]]:
     """The block raises a ValueError whose message has these key names and numbers; with fields or no words, a UsageError.
@@ -119,10 +126,7 @@ def refused(*words: str, **fields: str) -> Iterator[pytest.ExceptionInfo[Any]]:
     No prose: the wording of a message is tested once for its kind, in test_errors.py, so that it can be improved."""
     with pytest.raises(UsageError if fields or not words else ValueError) as caught:
         yield caught
-    message = str(caught.value)
-    for word in words:
-        assert not PROSE.search(word), f"prose pins the wording: {word!r}"
-        assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message), f"expected {word!r} in {message!r}"
+    require_words(str(caught.value), *words)
     found = {name: getattr(caught.value, name) for name in fields}
     assert found == fields, f"expected the fields {fields}, got {found}"
 

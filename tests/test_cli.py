@@ -10,7 +10,7 @@ from longitude.cli import verbs
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
 from longitude.study import runner, train
-from tests.support import printed
+from tests.support import printed, require_words
 
 TINY = "--layers 1 --hidden 16 --heads 2 --train-length 16 --test-lengths 16 32 --steps 3 --batch-size 2".split()
 
@@ -65,54 +65,55 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "words"),
     [
-        ("stdy", "unknown verb 'stdy': did you mean 'study'"),
-        ("--vresion", "did you mean '--version'"),
-        ("study --encoding rope", "unknown option '--encoding': did you mean '--encodings'"),
-        ("study --step=3", "did you mean '--steps'"),
-        ("study --workers 0", "--workers must be at least 1, got 0"),
-        ("study --encodings rop", "unknown encoding 'rop': did you mean 'rope'"),
-        ("study --executr ray", "unknown option '--executr': did you mean '--executor'"),
-        ("study --learning-rates 0.01 0", "--learning-rates must be above 0, got 0.01 0.0"),
-        ("study --learning-rates 0.01 0.01", "--learning-rates must name at least one, and each once"),
-        ("study --match flops", "invalid choice 'flops'"),
-        ("study --steps 0", "--steps must be at least 1, got 0"),
-        ("study --steps many", "--steps: invalid literal for int"),
-        ("study --steps", "Missing value for argument '--steps'"),
-        ("study --seeds -1", "--seeds must be numbers from 0"),
-        ("study --test-lengths 512 256", "must ascend"),
-        ("study --test-lengths -1 256", "must be positive"),
-        ("study --heads 3", "--heads must divide --hidden"),
-        ("study --data no/such/text", "no such file or folder"),
-        ("study --device tpu", "invalid choice 'tpu'"),
-        ("study rope", "Unrecognized options: rope"),
-        ("study --positions randomised", "invalid choice 'randomised'"),
-        ("study --position-range 512", "--positions is contiguous; leave it out"),
-        ("study --positions skipped --position-range 8", "at least the training length 64, got 8"),
-        ("study --encodings rope:scaling=yarm,factor=2", "unknown scaling 'yarm': did you mean 'yarn'"),
-        ("study --encodings rope:scaling=yarn(factor=2)", "no shell changes"),
-        ("study --encodings rope;ls", "';' at its character 5; a label is made of"),
-        ("study --task tekst", "unknown task of --task 'tekst': did you mean 'text'?"),
-        ("study --preset quik", "unknown preset 'quik': did you mean 'quick'?"),
-        ("study --preset mine.toml", "--preset mine.toml: it cannot be read"),
-        ("study --methods slidng", "longitude: unknown method 'slidng': did you mean 'sliding'?"),
-        ("study --plugin mine.py", "--plugin mine.py: it cannot be read"),
+        ("stdy", ["'stdy'", "'study'"]),
+        ("--vresion", ["'--version'"]),
+        ("study --encoding rope", ["'--encoding'", "'--encodings'"]),
+        ("study --step=3", ["'--steps'"]),
+        ("study --workers 0", ["--workers", "0"]),
+        ("study --encodings rop", ["'rop'", "'rope'"]),
+        ("study --executr ray", ["'--executr'", "'--executor'"]),
+        ("study --learning-rates 0.01 0", ["--learning-rates", "0.01 0.0"]),
+        ("study --learning-rates 0.01 0.01", ["--learning-rates", "0.01 0.01"]),
+        ("study --match flops", ["'flops'"]),
+        ("study --steps 0", ["--steps", "0"]),
+        ("study --steps many", ["--steps", "'many'"]),
+        ("study --steps", ["'--steps'"]),
+        ("study --seeds -1", ["--seeds", "-1"]),
+        ("study --test-lengths 512 256", ["--test-lengths", "512 256"]),
+        ("study --test-lengths -1 256", ["--test-lengths", "-1 256"]),
+        ("study --heads 3", ["--heads", "--hidden"]),
+        ("study --data no/such/text", ["--data", "no/such/text"]),
+        ("study --device tpu", ["'tpu'"]),
+        ("study rope", ["rope"]),
+        ("study --positions randomised", ["'randomised'"]),
+        ("study --position-range 512", ["--position-range", "--positions"]),
+        ("study --positions skipped --position-range 8", ["--position-range", "64", "8"]),
+        ("study --encodings rope:scaling=yarm,factor=2", ["'yarm'", "'yarn'"]),
+        ("study --encodings rope:scaling=yarn(factor=2)", ["'('", "rope:scaling=yarn(factor=2)"]),
+        ("study --encodings rope;ls", ["';'", "5"]),
+        ("study --task tekst", ["'tekst'", "'text'"]),
+        ("study --preset quik", ["'quik'", "'quick'"]),
+        ("study --preset mine.toml", ["--preset", "mine.toml"]),
+        ("study --methods slidng", ["'slidng'", "'sliding'"]),
+        ("study --plugin mine.py", ["--plugin", "mine.py"]),
         (
             f"study --data {__file__}",
-            "bytes long and must be at least 12288: three blocks of 4 times the longest window",
+            ["12288", "1024"],
         ),
-        (f"study --out {__file__}", "there is a file of this name; choose another --out"),
-        ("report", "expected the directory of a study"),
-        ("report no/such/run", "holds no study"),
-        ("list --jsn", "did you mean '--json'"),
+        (f"study --out {__file__}", ["--out", "test_cli.py"]),
+        ("report", ["report"]),
+        ("report no/such/run", ["no/such/run"]),
+        ("list --jsn", ["'--json'"]),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monkeypatch, command):
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     code, out, err = command(*arguments.split())
     assert code == 2 and out == ""
-    assert err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
+    assert err.startswith("longitude: ") and err.count("\n") == 1
+    require_words(err, *words)
     assert not list(tmp_path.iterdir())
 
 

@@ -115,6 +115,12 @@ def filled():
         return cache_in(llama()(torch.arange(4)[None], use_cache=True))
 
 
+def test_a_process_outside_of_the_group_is_refused(alone, monkeypatch):
+    monkeypatch.setattr(dist, "get_rank", lambda group: -1)
+    with refused(what="SequenceSlice"):
+        lg.SequenceSlice(LENGTH)
+
+
 def test_what_cannot_be_right_is_refused(alone):
     for call, words in calls():
         with refused(*words):

@@ -14,6 +14,7 @@ from longitude.bench.peers import PEERS, installed
 from longitude.bench.rows import FAILED, Row
 from longitude.runs.memory import can_measure_peak
 from longitude.runs.progress import Progress
+from tests.support import require_words
 
 TINY = {"lengths": (12, 17), "heads": 4, "kv_heads": 2, "head_dim": 8, "repeats": 1, "threads": 1, "no_memory": True}
 
@@ -134,29 +135,30 @@ def test_json_is_what_is_written(monkeypatch, command):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "words"),
     [
-        ("--encodings rop", "unknown encoding 'rop': did you mean 'rope'"),
-        ("--encodings rope all", "either all or a list"),
-        ("--backends tabel", "unknown backend 'tabel': did you mean 'table'"),
-        ("--pass forward", "unknown option '--pass': did you mean '--passes'"),
-        ("--passes backward", "'--passes'. Expected one of ('forward', 'forward+backward')"),
-        ("--dtype float", "'--dtype'. Expected one of ('float32', "),
-        ("--lengths 64 32", "must ascend"),
-        ("--lengths 0", "must be positive"),
-        ("--repeats 0", "--repeats must be at least 1, got 0"),
-        ("--kv-heads 3", "--kv-heads must divide --heads, got 3 and 8"),
-        ("--encodings rope rope", "each once"),
-        ("--encodings axial_rope --head-dim 10", "--encodings axial_rope: axial_rope: expected head_dim"),
-        ("--lengths 1000000000 --encodings none", "about 30517.6 GiB of memory"),
-        ("--out there.txt", "ends in .json"),
-        ("--set", "unknown option '--set'"),
-        ("--peers", "did you mean '--no-peers'"),
+        ("--encodings rop", ["'rop'", "'rope'"]),
+        ("--encodings rope all", ["--encodings", "all"]),
+        ("--backends tabel", ["'tabel'", "'table'"]),
+        ("--pass forward", ["'--pass'", "'--passes'"]),
+        ("--passes backward", ["'--passes'", "'forward+backward'"]),
+        ("--dtype float", ["'--dtype'", "'float32'"]),
+        ("--lengths 64 32", ["--lengths", "64 32"]),
+        ("--lengths 0", ["--lengths", "0"]),
+        ("--repeats 0", ["--repeats", "0"]),
+        ("--kv-heads 3", ["--kv-heads", "3 and 8"]),
+        ("--encodings rope rope", ["--encodings", "rope"]),
+        ("--encodings axial_rope --head-dim 10", ["--encodings", "axial_rope", "head_dim"]),
+        ("--lengths 1000000000 --encodings none", ["30517.6", "GiB"]),
+        ("--out there.txt", ["there.txt", ".json"]),
+        ("--set", ["'--set'"]),
+        ("--peers", ["'--no-peers'"]),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monkeypatch, command):
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     code, out, err = command("bench", *arguments.split())
     assert code == 2 and out == ""
-    assert err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
+    assert err.startswith("longitude: ") and err.count("\n") == 1
+    require_words(err, *words)
     assert not list(tmp_path.iterdir())

@@ -5,13 +5,19 @@ import shutil
 import pytest
 import torch
 from huggingface_hub import logging as hub
-from transformers import AutoConfig, T5Config
+from transformers import AutoConfig, T5Config, ViTConfig
 from transformers.utils import logging as transformers
 
 from longitude.check import check
 from longitude.checkpoints.load import load, require
 from longitude.hf import set_positions
 from tests.support import edit_config, refused
+
+
+def test_a_model_of_images_is_refused(tmp_path):
+    ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8).save_pretrained(tmp_path)
+    with refused(what=str(tmp_path), got="vit"):
+        load(tmp_path, tokenizer=False)
 
 
 @pytest.fixture

@@ -9,15 +9,25 @@ from transformers import AutoConfig, GraniteSWAConfig, LlamaConfig, PhimoeConfig
 
 import longitude as lg
 from longitude.checkpoints.config import contradictions, remarks, ropes
-from longitude.checkpoints.reading import read
+from longitude.checkpoints.keys import of_full_attention
+from longitude.checkpoints.reading import read, text_part
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Linear, YaRN
 from longitude.show import checkpoint
 from tests.checkpoints.published import KIMI_K2, MPT_16, OLMO_3, ORIGINAL, PHI_35_MOE, PUBLISHED, QWEN3_VL
-from tests.support import refused
+from tests.support import refused, refused_calls
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 96, "intermediate_size": 64}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+test_parts_that_differ = refused_calls(
+    [
+        (lambda: text_part({"text_config": 3}), "text_config", "3"),
+        (lambda: of_full_attention({"full": RopeConfig(1e4), "other": RopeConfig(1e4, Linear(2.0))}), "full", "other"),
+        (lambda: of_full_attention({"sliding_attention": RopeConfig(1e4)}), "sliding_attention"),
+    ]
+)
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> lg.scaling.Frequencies:

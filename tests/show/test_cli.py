@@ -10,6 +10,7 @@ import pytest
 
 from longitude.show.drawing import Lines
 from longitude.show.terminal import drawn
+from tests.support import require_words
 
 SMALL = "--length 64 --heads 4 --head-dim 16".split()
 
@@ -78,24 +79,25 @@ def test_a_registered_name_is_no_folder_and_other_files_are_refused(command, tmp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "words"),
     [
-        ("", "expected a name: longitude show alibi"),
-        ("alibbi", "unknown encoding 'alibbi': did you mean 'alibi'?"),
-        ("rope:scaling=yarm", "unknown scaling 'yarm': did you mean 'yarn'?"),
-        ("rope:rotary_dim=7", "rope: expected an even rotary_dim of at most head_dim=64, got 7"),
-        ("window", "'window' needs the option 'size'"),
-        ("alibi --heads 0", "show: expected heads to be an int of 1 or more, got 0"),
-        ("alibi --length 1", "--length must be at least 2, got 1"),
-        ("alibi --out alibi.pdf", "--out alibi.pdf: expected a name that ends in .svg, .html or .png"),
-        ("alibi --out no/alibi.svg", "--out no/alibi.svg: there is no folder no; make it first"),
-        ("alibi --ot x.svg", "unknown option '--ot': did you mean '--out'?"),
+        ("", ["alibi"]),
+        ("alibbi", ["'alibbi'", "'alibi'"]),
+        ("rope:scaling=yarm", ["'yarm'", "'yarn'"]),
+        ("rope:rotary_dim=7", ["rotary_dim", "head_dim=64", "7"]),
+        ("window", ["'window'", "'size'"]),
+        ("alibi --heads 0", ["heads", "0"]),
+        ("alibi --length 1", ["--length", "2", "1"]),
+        ("alibi --out alibi.pdf", ["--out", "alibi.pdf", ".svg"]),
+        ("alibi --out no/alibi.svg", ["--out", "no/alibi.svg"]),
+        ("alibi --ot x.svg", ["'--ot'", "'--out'"]),
     ],
 )
-def test_wrong_use_is_one_line(arguments, reason, command, tmp_path, monkeypatch):
+def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = command("show", *arguments.split())
-    assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
+    assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1
+    require_words(err, *words)
     assert not list(tmp_path.iterdir())
 
 

@@ -22,6 +22,7 @@ from longitude.study.executors import InProcess, Workers
 from longitude.study.ray_cluster import RayCluster
 from longitude.study.run_trial import TrialRunner
 from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, process, run
+from tests.support import refused
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
@@ -120,7 +121,7 @@ def test_as_many_workers_as_the_cores_hold(monkeypatch):
     assert Execution().of(on("cpu", 2), 20) == Workers(4)
     assert Execution().of(on("cpu", 2), 3) == Workers(3)
     assert Execution().of(on("cpu", 16), 3) == Execution(workers=1).of(on("cpu", 1), 3) == InProcess()
-    with pytest.raises(ValueError, match="--workers must be at least 1, got 0"):
+    with refused("--workers", "0"):
         Execution(workers=0).of(on("cpu", 1), 3)
 
 
@@ -230,9 +231,9 @@ def test_options_of_ray():
 
 
 def test_options_of_another_executor_are_refused():
-    with pytest.raises(ValueError, match="--ray-address has no meaning with --executor local"):
+    with refused("--ray-address", "--executor"):
         Execution(ray_address="auto").of(on("cpu", 1), 1)
-    with pytest.raises(ValueError, match="--workers has no meaning with --executor ray"):
+    with refused("--workers", "--executor"):
         Execution(executor="ray", workers=2).of(on("cpu", 1), 1)
     with pytest.raises(ValueError, match="--gpus-per-trial must be 0 or more, got -1"):
         Execution(executor="ray", gpus_per_trial=-1).of(on("cpu", 1), 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
 from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped"]
@@ -146,7 +146,7 @@ def require_at_least(config: Any, **least: int) -> None:
     for name, number in least.items():
         value = getattr(config, name)
         if value is not None and value < number:
-            raise ValueError(f"{option(name)} must be at least {number}, got {value}")
+            raise UsageError(option(name), f"at least {number}", value)
 
 
 def require_numbers(config: StudyConfig) -> None:
@@ -160,15 +160,15 @@ def require_numbers(config: StudyConfig) -> None:
 def require_ascending(name: str, values: Sequence[int]) -> None:
     """ValueError unless there are values, all above 0, each above the one before."""
     if not values or min(values) < 1:
-        raise ValueError(f"{option(name)} must be positive numbers, got {listed(values)}")
+        raise UsageError(option(name), "positive numbers", listed(values))
     if any(a >= b for a, b in pairwise(values)):
-        raise ValueError(f"{option(name)} must ascend without repeats, got {listed(values)}; sort them")
+        raise UsageError(option(name), "numbers that ascend without repeats", listed(values), "sort them")
 
 
 def require_distinct(name: str, values: Sequence[Any]) -> None:
     """ValueError unless there are values, no two of them alike."""
     if not values or len({*values}) < len(values):
-        raise ValueError(f"{option(name)} must name at least one, and each once, got {listed(values)}")
+        raise UsageError(option(name), "at least one name, and each once", listed(values))
 
 
 def with_all(labels: tuple[str, ...], every: Callable[[], Iterable[str]]) -> tuple[str, ...]:
@@ -176,5 +176,5 @@ def with_all(labels: tuple[str, ...], every: Callable[[], Iterable[str]]) -> tup
     if "all" not in labels:
         return labels
     if len(labels) > 1:
-        raise ValueError(f"--encodings is either all or a list of names, got {listed(labels)}")
+        raise UsageError("--encodings", "either all or a list of names", listed(labels))
     return tuple(every())

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from longitude.errors import UsageError
 from longitude.study.tasks.base import register_task
 from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
 
@@ -35,7 +36,7 @@ class FlipFlop(Questions):
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         if length < 4 or length % 2:
-            raise ValueError(f"a length of flip-flop must be even and at least 4, two pairs of symbols, got {length}")
+            raise UsageError("a length of flip-flop", "even and at least 4, two pairs of symbols", length)
         pairs, ignored = length // 2, self.ignored[method]
         draw = random.random((examples, pairs))
         instructions = np.where(draw < ignored, IGNORE, np.where(draw < (1 + ignored) / 2, WRITE, READ))
@@ -174,7 +175,7 @@ class Dyck(Questions):
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         if length < 2 or length % 2:
-            raise ValueError(f"a length of dyck must be even, so that every bracket is closed, got {length}")
+            raise UsageError("a length of dyck", "even, so that every bracket is closed", length)
         tokens = random.integers(0, self.kinds, (examples, length))
         opens = random.random((examples, length)) < 0.5
         labels, distances = np.full_like(tokens, NOT_ASKED), np.zeros_like(tokens)

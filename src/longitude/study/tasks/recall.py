@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from longitude.errors import UsageError
 from longitude.study.tasks.base import register_task
 from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
 
@@ -34,8 +35,8 @@ class Recall(Questions):
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         pairs, half = length // 16, self.symbols // 2
         if length % 2 or not 1 <= pairs < half:
-            raise ValueError(
-                f"a length of recall must be even, at least 16, and below {16 * half}, where its {half} keys end; got {length}"
+            raise UsageError(
+                "a length of recall", f"even, at least 16, and below {16 * half}, where its {half} keys end", length
             )
         keys = distinct(random, examples, pairs, half - 1) + 1
         values = distinct(random, examples, pairs, half) + half
@@ -70,9 +71,7 @@ class Induction(Questions):
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         if length < 3:
-            raise ValueError(
-                f"a length of induction must be at least 3: the special symbol, another, and it again; got {length}"
-            )
+            raise UsageError("a length of induction", "at least 3: the special symbol, another, and it again", length)
         tokens = random.integers(1, self.symbols, (examples, length))
         place, every = random.integers(0, length - 2, examples), np.arange(examples)
         tokens[every, place], tokens[:, -1] = 0, 0
@@ -101,9 +100,7 @@ class Copied(Questions):
         mark, noise = self.symbols - 1, self.symbols - 2
         least = 2 * self.remembered + self.together
         if length < least:
-            raise ValueError(
-                f"a length of {self.name} must be at least {least}, for its {self.remembered} symbols, got {length}"
-            )
+            raise UsageError(f"a length of {self.name}", f"at least {least}, for its {self.remembered} symbols", length)
         room = length - self.remembered
         rows, asked = np.arange(examples)[:, None], np.arange(room, length)
         data = random.integers(0, noise, (examples, self.remembered))
@@ -157,7 +154,7 @@ class Lookback(Questions):
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         if length <= self.back:
-            raise ValueError(f"a length of lookback must be above {self.back}, the places it looks back, got {length}")
+            raise UsageError("a length of lookback", f"above {self.back}, the places it looks back", length)
         tokens = random.integers(0, self.symbols, (examples, length))
         labels, distances = np.full_like(tokens, NOT_ASKED), np.zeros_like(tokens)
         labels[:, self.back :], distances[:, self.back :] = tokens[:, : -self.back], self.back

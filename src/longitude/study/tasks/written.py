@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from longitude.errors import UsageError
 from longitude.study.tasks.base import register_task
 from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
 
@@ -141,7 +142,7 @@ class Sum(Written):
 
     def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         if self.hints and length + 1 > HINTS:
-            raise ValueError(f"a length of {self.name} must be below its {HINTS} hints, got {length}")
+            raise UsageError(f"a length of {self.name}", f"below its {HINTS} hints", length)
         numbers = random.integers(0, 10, (2, examples, length))  # the least digit first
         total, carry = np.zeros((examples, length + 1), dtype=np.int64), np.zeros(examples, dtype=np.int64)
         for place in range(length):
