@@ -10,6 +10,7 @@ from transformers.utils import logging as transformers
 
 from longitude.check import check
 from longitude.checkpoints.load import load, require
+from longitude.checkpoints.source import open_source
 from longitude.hf import set_positions
 from tests.support import edit_config, refused
 
@@ -17,7 +18,7 @@ from tests.support import edit_config, refused
 def test_a_model_of_images_is_refused(tmp_path):
     ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8).save_pretrained(tmp_path)
     with refused(what=str(tmp_path), got="vit"):
-        load(tmp_path, tokenizer=False)
+        open_source(str(tmp_path))
 
 
 @pytest.fixture
