@@ -3,8 +3,6 @@
 import os
 from contextlib import suppress
 
-import pytest
-
 from longitude.runs.files import (
     atomic,
     locked,
@@ -15,6 +13,7 @@ from longitude.runs.files import (
     require_space,
     write_json,
 )
+from tests.support import refused
 
 
 def test_a_file_is_whole_or_not_there(tmp_path):
@@ -24,7 +23,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
     write_json(path, {"é": 1})
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with refused("JSON"):
         write_json(path, float("nan"))
     with suppress(RuntimeError), atomic(path) as unfinished:
         assert read_json(path) == {"é": 1}  # there until the new one is whole
@@ -37,16 +36,16 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 def test_json_that_cannot_be_read(tmp_path):
     path = tmp_path / "a.json"
     assert read_json(path) is None
-    for text, reason in (("{", "Expecting property name"), ('{"a": 1, "a": 2}', "'a' is in it twice")):
+    for text, reason in (("{", "property"), ('{"a": 1, "a": 2}', "'a'")):
         path.write_text(text)
-        with pytest.raises(ValueError, match=rf"a\.json is not readable JSON \({reason}.*; start over"):
-            read_json(path, "start over")
+        with refused("a.json", reason, "remedy"):
+            read_json(path, "remedy")
     path.write_text("[" * 100_000 + "]" * 100_000)
-    with pytest.raises(ValueError, match="nested"):
+    with refused("a.json", "nested"):
         read_json(path)
     path.unlink()
     os.mkfifo(path)  # which would be waited for
-    with pytest.raises(ValueError, match=r"a\.json"):
+    with refused("a.json"):
         read_json(path)
 
 
@@ -60,15 +59,15 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
     (out.parent / ".out.unfinished" / "killed").touch()
     with new_folder(out) as unfinished:
         (unfinished / "a").write_text("whole")
-        with pytest.raises(ValueError, match="another process"), new_folder(out):
+        with refused(str(out)), new_folder(out):
             pass
     assert [path.name for path in out.parent.iterdir()] == ["out"] and [path.name for path in out.iterdir()] == ["a"]
-    with pytest.raises(ValueError, match="nothing is written over"), new_folder(out):
+    with refused("--out", str(out)), new_folder(out):
         pass
 
 
 def test_one_writer_per_directory(tmp_path):
-    with locked(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()}; wait"), locked(tmp_path):
+    with locked(tmp_path), refused(str(os.getpid())), locked(tmp_path):
         pass
     with locked(tmp_path):
         (tmp_path / ".a.json.7.tmp").touch()
@@ -78,7 +77,7 @@ def test_one_writer_per_directory(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-    with pytest.raises(ValueError, match=f"the study needs about .* MB of disk, {tmp_path} has"):
+    with refused("MB", str(tmp_path)):
         require_space(tmp_path / "not" / "there", 2**60, "the study")
     wrapped = RuntimeError("in words of its own")
     wrapped.__cause__ = OSError(28, "no space")

@@ -10,6 +10,7 @@ from longitude.study.plan import checked, plan
 from longitude.study.presets import FOLDER, list_presets, of_preset
 from longitude.study.runner import FEW
 from longitude.study.tasks.base import TASKS, of_task
+from tests.support import refused
 
 
 def test_quick_is_the_default():
@@ -61,24 +62,24 @@ def test_a_file_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "words"),
     [
-        ("train_lenght = 4", "unknown key of --preset .*my.toml: 'train_lenght': did you mean 'train_length'?"),
-        ("encodings = 'rope'", "my.toml: encodings must be a list, got 'rope'"),
-        ("steps = 1.5", "my.toml: steps must be a whole number, got 1.5"),
-        ("steps = true", "my.toml: steps must be a whole number, got True"),
-        ("seeds = ['0']", "my.toml: seeds must be a whole number, got '0'"),
-        ("learning_rates = ['1e-3']", "my.toml: learning_rates must be a number, got '1e-3'"),
-        ("positions = 'random'", "my.toml: positions must be one of contiguous, randomized, skipped, got 'random'"),
-        ("data = [1]", "my.toml: data must be text in quotes, got 1"),
-        ("task = 'txt'", "unknown task of --task 'txt': did you mean 'text'?"),
-        ("about = 3", "about must be a sentence"),
-        ("steps 4", "my.toml: it is not TOML: Expected '='"),
+        ("train_lenght = 4", ["my.toml", "'train_lenght'", "'train_length'"]),
+        ("encodings = 'rope'", ["my.toml", "encodings", "'rope'"]),
+        ("steps = 1.5", ["my.toml", "steps", "1.5"]),
+        ("steps = true", ["my.toml", "steps", "True"]),
+        ("seeds = ['0']", ["my.toml", "seeds", "'0'"]),
+        ("learning_rates = ['1e-3']", ["my.toml", "learning_rates", "'1e-3'"]),
+        ("positions = 'random'", ["my.toml", "positions", "'random'"]),
+        ("data = [1]", ["my.toml", "data", "1"]),
+        ("task = 'txt'", ["'txt'", "'text'"]),
+        ("about = 3", ["my.toml", "about"]),
+        ("steps 4", ["my.toml", "TOML"]),
     ],
 )
-def test_what_is_wrong_in_a_file(tmp_path, content, message):
+def test_what_is_wrong_in_a_file(tmp_path, content, words):
     (tmp_path / "my.toml").write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with refused(*words):
         of_preset(str(tmp_path / "my.toml"))
 
 
