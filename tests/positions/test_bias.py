@@ -177,17 +177,17 @@ def test_published_sandwich(options: dict, head: int, want: dict) -> None:
 
 test_wrong_options = refused_calls(
     [
-        (lambda: lg.ALiBi(4, slopes=[1.0, 2.0]), "numbers", "4", "2"),
+        (lambda: lg.ALiBi(4, slopes=[1.0, 2.0]), "slopes", "4", "2"),
         (lambda: lg.ALiBi(2, slopes=[1.0, -2.0]), "ALiBi", "-2.0"),
         (lambda: lg.ALiBi(2, slopes=[1.0, float("nan")]), "0", "nan"),
         (lambda: lg.ALiBi(2, slopes="papers"), "'paper'", "'mpt'", "'papers'"),
         (lambda: lg.ALiBi(2, slopes=None), "slopes", "None"),
         (lambda: lg.ALiBi(2, slopes=["x", "y"]), "slopes"),
         (lambda: lg.ALiBi(2, future="causal"), "'symmetric'", "'one-sided'", "'causal'"),
-        (lambda: lg.ALiBi(2, future=[1]), "numbers", "2", "1"),
+        (lambda: lg.ALiBi(2, future=[1]), "future", "2", "1"),
         (lambda: lg.ALiBi(2, future=[0, 1]), "ALiBi", "0.0"),
-        (lambda: lg.ALiBi(2, slopes=[1, 1], biased_heads=1), "numbers", "1"),
-        (lambda: lg.ALiBi(2, future=[1, 1], biased_heads=1), "numbers", "1"),
+        (lambda: lg.ALiBi(2, slopes=[1, 1], biased_heads=1), "slopes", "1"),
+        (lambda: lg.ALiBi(2, future=[1, 1], biased_heads=1), "future", "1"),
         (lambda: lg.ALiBi(2, biased_heads=3), "biased_heads", "num_heads=2", "3"),
         (lambda: lg.ALiBi(2, biased_heads=0), "biased_heads"),
         (lambda: lg.ALiBi(3, future="one-sided"), "future='one-sided'", "3"),

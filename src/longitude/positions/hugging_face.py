@@ -206,7 +206,7 @@ def rope_of(
         if key not in keys and not is_foreign(key) and not (stretched and key in KEYS["yarn"]):
             raise unknown(f"key of rope_type {kind!r}", key, keys, f"its keys: {', '.join(keys)}.")
     if missing := [key for key in needed if key not in given]:
-        raise UsageError(f"rope_type {kind!r}", f"{', '.join(missing)}", sorted(given))
+        raise UsageError(f"rope_type {kind!r}", ", ".join(missing), sorted(given))
     share, proportional = given["partial_rotary_factor"], kind == "proportional"
     check_positive("rope", rope_theta=given["rope_theta"])
     number = isinstance(share, int | float) and not isinstance(share, bool)
