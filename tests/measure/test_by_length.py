@@ -192,6 +192,7 @@ def test_default_bins_cover_every_position_once():
         ({"bins": [0]}, ("bins", "[0]")),
         ({"bins": [0, 4, 4]}, ("bins", "0 4 4")),
         ({"bins": [0, 17]}, ("bins", "0", "16", "17")),
+        ({"bins": {12: [0, 12]}}, ("bins", "12")),
         ({"batch_tokens": 0}, ("batch_tokens", "1")),
         ({"token_bytes": 0}, ("token_bytes", "1")),
         ({"token_bytes": torch.ones(VOCAB)}, ("token_bytes", "[vocab]", "[37]")),
