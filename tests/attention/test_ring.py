@@ -90,6 +90,7 @@ def calls():
     yield lambda: lg.attend(*heads(9), mask=lg.Causal() & lg.SequenceSlice(10)), ("10", "0")
     yield lambda: lg.SequenceSlice(1), ("SequenceSlice", "2")
     yield lambda: lg.cut_sequence({"labels": ids}), ("input_ids",)
+    yield lambda: lg.cut_sequence({"input_ids": ids, "position_ids": ids[:, :3]}), ("position_ids", "[1, 3]")
     yield lambda: lg.cut_sequence({"input_ids": ids, "past_key_values": 1}), ("past_key_values",)
     cut = lg.cut_sequence({"input_ids": ids})
     yield lambda: ours("fox")(**cut), ("FoX",)

@@ -162,6 +162,7 @@ def test_truncate_cuts_what_belongs_to_the_tokens(options: dict) -> None:
 X, AT = torch.zeros(1, 2, 4), torch.tensor
 test_wrong_options = refused_calls(
     [
+        (lambda: lg.Sinusoidal(4).embed(torch.zeros(1, 2, 6), torch.arange(2)), "[B, L, 4]", "[1, 2, 6]"),
         (lambda: lg.Sinusoidal(1, frequencies="tensor2tensor"), "dim", "2"),
         (lambda: lg.Sinusoidal(4, base=0.0), "base"),
         (lambda: lg.Sinusoidal(4, base=float("nan")), "base", "0", "nan"),
