@@ -141,12 +141,13 @@ def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
 
     require_characters(label)
     valid = {**ENCODINGS, **mixers}
-    for name in (part.partition(":")[0] for part in _parts(label)):
+    parts = [re.sub(r"^[^:]+", lambda name: ENCODINGS.canonical(name[0]), part) for part in _parts(label)]
+    for name in (part.partition(":")[0] for part in parts):
         if name not in valid:
             near = nearest(name, valid)
             kind = "mixer" if near in mixers else "encoding" if near or not mixers else "encoding or mixer"
             raise unknown(kind, name, valid, "`longitude list` lists them.")
-    return [_spec(part, valid) for part in _parts(label)]
+    return [_spec(part, valid) for part in parts]
 
 
 def _parts(label: str) -> list[str]:

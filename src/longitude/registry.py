@@ -23,6 +23,8 @@ class Registry(Mapping[str, Any]):
     def __init__(self, noun: str, listed_by: str, packages: Sequence[str]) -> None:
         self.noun, self.listed_by, self.packages = noun, listed_by, packages
         self.factories: dict[str, Callable[..., Any]] = {}
+        self.aliases: dict[str, str] = {}
+        """Other names, which are read and never written."""
         self._loaded = False
 
     def register(self, name: str) -> Callable[[Factory], Factory]:
@@ -52,17 +54,21 @@ class Registry(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """ValueError with the nearest name where there is none such."""
         self.load()
-        if not isinstance(name, str) or name not in self.factories:
+        if not isinstance(name, str) or name not in self:
             raise unknown(self.noun, name, self.factories, f"{self.listed_by} lists them.")
-        return self.factories[name]
+        return self.factories[self.canonical(name)]
+
+    def canonical(self, name: str) -> str:
+        """The name that is written: of an alias its own, of another name itself."""
+        return self.aliases.get(name, name)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The factory of a name, or the default: without an error."""
-        return self.factories.get(key, default) if key in self else default
+        return self.factories.get(self.canonical(key), default) if key in self else default
 
     def __contains__(self, name: object) -> bool:
         self.load()
-        return name in self.factories
+        return name in self.factories or name in self.aliases
 
     def __iter__(self) -> Iterator[str]:
         self.load()

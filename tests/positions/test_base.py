@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.registry import options_of
@@ -190,3 +191,10 @@ def test_rotate_takes_any_leading_dimensions() -> None:
     assert torch.equal(xpos.rotate_keys(x, 3), xpos.keys(x, tables))
     axial, place = lg.AxialRotary(8, "half"), torch.tensor([[0, 3], [1, 1], [2, 9], [5, 5], [7, 0]])
     close(axial.rotate(x[0], place), axial.rotate(x, place)[0], 0)
+
+
+def test_nope_is_read_and_none_is_written():
+    """The name of papers: as an encoding, in a label and in a config."""
+    assert type(lg.encoding("nope")) is type(lg.encoding("none")) and "nope" not in lg.list_encodings()
+    assert parse_label("nope+mamba").encodings == [{"name": "none"}]
+    assert lg.LongitudeConfig(encoding="nope").encoding == lg.LongitudeConfig(encoding="none").encoding

@@ -93,7 +93,7 @@ def test_the_three_lines(tmp_path):
     assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["t5", "rope"]}
     assert "4096" in found.result and "16 times" in found.result
     assert re.match(r"alibi: 0\.12 .*\[0\.12, 0\.12\].* t5 .*one seed.*24", found.best)
-    for words in ("learned", "diverged at step 117", '"none"', "one seed"):
+    for words in ("learned", "diverged at step 117", "NoPE", "one seed"):
         assert words in found.caution
 
 
@@ -107,10 +107,10 @@ def test_what_learned_too_little_does_not_hold(tmp_path):
         "holding",
     )
     found, shown = conclusion(run), printed(run)
-    assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["rope"], "Unclear": ['"none" *']}
-    numbers = r'"none" \(3.0\d against 2.67 of trigrams; −0.06 bits from context; \+3\d% above rope\)'
+    assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["rope"], "Unclear": ["NoPE *"]}
+    numbers = r"NoPE \(3.0\d against 2.67 of trigrams; −0.06 bits from context; \+3\d% above rope\)"
     assert re.search(numbers, found.caution)
-    assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and '"none"' in found.best
+    assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
     assert rows == ["alibi", "rope", "none"] and "none *" in shown  # by result; what learned too little is last
 
@@ -344,7 +344,7 @@ def test_a_failure_to_learn_is_not_a_failure_of_length(tmp_path):
     failed = {label: [line(frame, label, length)["failed"] for length in (8, 16, 32)] for label in shares}
     learning, holding = ("learning",), ("holding",)
     assert failed == {"rope": [(), (), holding], "none": [learning] * 3, "t5": [(), (), holding]}
-    assert '"none" (50%)' in conclusion(run).caution
+    assert "NoPE (50%)" in conclusion(run).caution
     edit_question(run, lambda asked: asked["data"].update(floor={"16": 0.5}))
     assert "rule without positions: 50%" in conclusion(run).caution
 

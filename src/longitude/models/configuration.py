@@ -310,6 +310,7 @@ class LongitudeConfig(PreTrainedConfig):
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
         if not isinstance(name := options.pop("name", None), str):
             raise UsageError("encoding", 'a name, {"name": name, **options} or a list of them', repr(spec))
+        name = ENCODINGS.canonical(name)
         defaults = getattr(ENCODINGS[name], "model_defaults", {})
         known: dict[str, Any] = {**self.sizes, **self.encoding_shapes(layer), "embedding_scale": self.embedding_scale}
         if self.max_position_embeddings is not None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import UsageError, check_choice, check_positive, check_sizes
-from longitude.positions.base import Encoding, register
+from longitude.positions.base import ENCODINGS, Encoding, register
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.positions.scaling.linear import Linear
 
@@ -17,6 +17,9 @@ Layout = Literal["interleaved", "half"]
 SinusoidFrequencies = Literal["paper", "tensor2tensor"]
 Beyond = Literal["error", "clamp", "truncate", "interpolate"]
 Align = Literal["end", "start"]
+
+
+ENCODINGS.aliases["nope"] = "none"  # as papers call it
 
 
 @register("none")

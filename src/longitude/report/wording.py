@@ -5,8 +5,8 @@ from typing import Any
 
 
 def named(label: str) -> str:
-    """A label inside a sentence, where the encoding called none is not a count."""
-    return '"none"' if label == "none" else label
+    """A label inside a sentence. `none` there would read as a count: it is NoPE, as papers call it."""
+    return "NoPE" if label in ("none", "nope") else label
 
 
 def and_(words: Sequence[str]) -> str:
