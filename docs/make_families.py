@@ -129,6 +129,7 @@ OWN_TEXT: dict[str, dict[str, Any]] = {
     **dict.fromkeys("qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe".split(), MROPE),
     "mistral_large4": LATENT | UNSET,
     "muse_spark": {"moe_hidden_size": 32},
+    "step3p7": {"sliding_window": 8},
     "glm5_next": {
         "num_key_value_heads": 4, "qk_rope_head_dim": 0, "head_dim": None, "index_kpool": 4,
         "layer_types": ["linear_attention", "indexed_attention"] * 3,

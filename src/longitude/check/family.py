@@ -83,6 +83,14 @@ def measured(test: Test, subject: Subject) -> float | None:
     return None if found.holds else found.measured
 
 
+def fulfilled(test: Test, subject: Subject) -> bool:
+    """Whether a law applies and holds: what it does not apply to explains nothing."""
+    try:
+        return test(subject).holds
+    except Exception:
+        return False
+
+
 def of_its_class(subject: Subject) -> Subject | None:
     """A small random model of the config, as transformers makes it; None where it makes none."""
     return as_subject(subject, copy.deepcopy(subject.model.config))
@@ -114,7 +122,7 @@ def without_effect(test: Test, fresh: Subject, failure: float) -> str:
             other = type(config).from_dict(less)
         except Exception:  # it is needed
             continue
-        if measured(test, replace(fresh, declared=other)) is not None:
+        if not fulfilled(test, replace(fresh, declared=other)):
             continue  # it explains nothing
         if (again := as_subject(fresh, other, declared=config)) is not None and measured(test, again) == failure:
             return f"{key} = {value}"
