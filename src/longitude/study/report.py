@@ -21,7 +21,7 @@ from longitude.labels import parse_label
 from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as empty_table
-from longitude.report.wording import legible, percent
+from longitude.report.wording import legible, named, percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state, summary
 from longitude.study.answers import SOLVED
@@ -150,7 +150,9 @@ def _over(analysis: Analysis, halves: bool) -> str:
 
 
 def _marked(analysis: Analysis, label: str) -> str:
-    return f"{label} *" if analysis.criterion.learned_too_little(label) else label
+    """The label as it is typed, with its name where sentences have another, and an asterisk where it learned too little."""
+    known = label if named(label) == label else f"{named(label)} ({label})"
+    return f"{known} *" if analysis.criterion.learned_too_little(label) else known
 
 
 def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
