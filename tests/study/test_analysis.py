@@ -112,7 +112,7 @@ def test_what_learned_too_little_does_not_hold(tmp_path):
     assert re.search(numbers, found.caution)
     assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
-    assert rows == ["alibi", "rope", "NoPE"] and "none *" in shown  # by result; what learned too little is last
+    assert rows == ["alibi", "rope", "NoPE"] and "NoPE (none) *" in shown  # by result; what learned too little is last
 
 
 def test_nothing_holds_of_which_it_is_unknown_whether_it_learned(tmp_path):
