@@ -95,8 +95,7 @@ def _beyond_memory(error: RuntimeError) -> str | None:
     """What was asked for, where memory on the CPU is at its end; torch has no class of its own for this error."""
     asked = re.search(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes", str(error))
     return (
-        asked
-        and f"{int(asked[1]) / 2**30:,.0f} GiB of memory were asked for at once, more than there is; ask for less"
+        asked and f"{int(asked[1]) / 2**30:,.0f} GiB of memory were asked for at once, more than there is; ask for less"
     )
 
 
