@@ -124,6 +124,26 @@ def test_llama3s_factors_are_compared_pair_by_pair(tmp_path):
     assert name == "frequencies" and "2.694" in here and "11.412" in there and "pair 8" in there
 
 
+@pytest.mark.parametrize(
+    ("rope", "changes", "factors", "found"),
+    [
+        ({"rope_type": "default"}, {}, [1.0] * 4, set()),  # nothing is divided: two names of one rotation
+        ({"rope_type": "linear", "factor": 4.0}, {"rope_scaling_factor": 4.0}, None, set()),  # no type: linear
+        ({"rope_type": "default"}, {"rope_scaling_factor": 4.0}, None, {"scaling", "frequencies"}),
+        ({"rope_type": "linear", "factor": 4.0}, {"rope_scaling_factor": 4.0}, [1.0, 1.0, 2.0, 8.0], {"frequencies"}),
+        ({"rope_type": "dynamic", "factor": 4.0}, {}, None, {"scaling"}),  # the same at the trained length alone
+        (YARN, {}, [1.0, 1.0, 2.0, 8.0], {"frequencies"}),
+        ({"rope_type": "proportional", "partial_rotary_factor": 0.5}, {}, [1.0, 1.0, 1e30, 1e30], set()),
+        ({"rope_type": "proportional", "partial_rotary_factor": 0.5}, {}, [1.0] * 4, {"scaling", "frequencies"}),
+    ],
+)
+def test_factors_divide_whatever_the_scheme_is_and_names_prove_nothing(rope, changes, factors, found, tmp_path):
+    llama(rope=rope | {"rope_theta": 1e4}).save_pretrained(tmp_path / "model")
+    factors = None if factors is None else torch.tensor(factors)
+    file = written(tmp_path / "model", tmp_path / "one.gguf", factors=factors, **changes)
+    assert {fact.name for fact in against(tmp_path / "model", file) if fact.differs} == found
+
+
 def test_the_lists_of_longrope_are_compared(tmp_path):
     lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
     llama(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from longitude.checkpoints.load import require_own_files
 from tests.extend.conftest import files, saved
 
 
@@ -183,6 +184,14 @@ def test_links_of_the_hubs_cache_are_followed(whole, tmp_path, monkeypatch, comm
         "extend", snapshot, "--to", 256, "--method", "yarn", "--no-measure", "--out", tmp_path / "out"
     )
     assert code == 0 and not [path for path in (tmp_path / "out").iterdir() if path.is_symlink()], printed
+
+
+def test_a_user_without_a_home_reads_a_folder(whole, monkeypatch):
+    """Its cache of the hub is "~/.cache" of nobody, of which nothing is read."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.setattr("longitude.checkpoints.load.HF_HUB_CACHE", "~/.cache/huggingface/hub")
+    require_own_files(whole)
 
 
 def test_code_in_a_pickle_is_named_and_advice_to_run_it_is_not_passed_on(whole, tmp_path, command):

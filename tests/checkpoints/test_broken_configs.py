@@ -69,6 +69,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}, "mrope_section",
     ),
     "a window below zero": ({"model_type": "gemma3_text", "head_dim": 16, "sliding_window": -4}, "sliding_window"),
+    "a window of nothing in all layers": ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
     "no layers between those without windows": ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "pattern"),
     "no parameters of one layer type": (
         {"model_type": "gemma3_text", "head_dim": 16, "rope_parameters": {"full_attention": FLAT}}, "sliding_attention",

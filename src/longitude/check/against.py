@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import shapes_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import Follows, LongRoPE, rope_frequencies
+from longitude.positions.scaling import DynamicNTK, Follows, LongRoPE, rope_frequencies
 from longitude.runs.files import read_json
 
 ADAPTER = "adapter_config.json"
@@ -28,6 +28,8 @@ FORMS = {
 """What weights are called whose rows are in another rotary layout."""
 FREQUENCIES_EQUAL = 1e-4
 """Relative: lists of factors are float32."""
+NOT_ROTATED = 1e-12
+"""Radians a position: 0 where pairs are not rotated, and 1e-30 of it in lists that divide such pairs by 1e30."""
 ROUNDED, QUANTIZED = 1e-2, 0.2
 """Of the largest number of a weight: what half precision may change, and few bits."""
 
@@ -70,17 +72,18 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
     source, place = open_source(str(model), allow_pickle), Path(other)
     if place.suffix == ".gguf":
         file = GGUF(place)
-        facts = [
-            *compared(facts_of(source), file.facts()),
-            *frequency_facts(frequencies_of(source), file.frequencies()),
-        ]
+        facts = _with_frequencies(
+            compared(facts_of(source), file.facts()), frequency_facts(frequencies_of(source), file.frequencies())
+        )
         return [*facts, gguf_layouts(source, file)]
     if (place / ADAPTER).is_file():
         return of_adapter(source, place, allow_pickle)
     theirs = open_source(str(other), allow_pickle)
     tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
     rounding = 0.0 if source.dtype == theirs.dtype else ROUNDED
-    facts = [*compared(facts_of(source), facts_of(theirs)), *frequency_facts(*map(frequencies_of, (source, theirs)))]
+    facts = _with_frequencies(
+        compared(facts_of(source), facts_of(theirs)), frequency_facts(*map(frequencies_of, (source, theirs)))
+    )
     return [*facts, weights_fact(source, tensors, rounding)]
 
 
@@ -139,13 +142,26 @@ def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -
         if theirs is None:  # an engine that has one list takes it at every length
             facts.append(Fact(kind, f"{len(ours.inverse)} pairs", None, False))
         elif len(ours.inverse) == len(theirs.inverse):  # else the rotated dimensions differ, which is a fact of its own
-            off = (theirs.inverse / ours.inverse - 1).abs().nan_to_num(nan=0.0)
+            larger = theirs.inverse.maximum(ours.inverse).clamp(min=NOT_ROTATED)
+            off = (theirs.inverse - ours.inverse).abs() / larger
             pair = int(off.argmax())
             if float(off[pair]) <= FREQUENCIES_EQUAL:
                 facts.append(Fact(kind, f"{len(off)} pairs", "the same", False))
             else:
                 facts.append(Fact(kind, ours.of_pair(pair), theirs.of_pair(pair), True))
     return facts
+
+
+def _with_frequencies(facts: list[Fact], frequencies: list[Fact]) -> list[Fact]:
+    """Both. Two names of a scheme contradict nothing where frequencies are the same, but for a scheme that follows the length."""
+    same = bool(frequencies) and all(fact.there == "the same" for fact in frequencies)
+    named = [
+        replace(fact, differs=False)
+        if same and fact.name == "scaling" and DynamicNTK.name not in (fact.here, fact.there)
+        else fact
+        for fact in facts
+    ]
+    return [*named, *frequencies]
 
 
 def compared(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Fact]:

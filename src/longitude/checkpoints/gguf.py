@@ -43,8 +43,8 @@ class Divided(NamedTuple):
 
     def of_pair(self, pair: int) -> str:
         """A frequency, and by what a scheme divides it."""
-        plain = self.base ** (-pair / len(self.inverse))
-        return f"pair {pair}: {float(self.inverse[pair]):.6g} rad, {plain:.6g} divided by {plain / float(self.inverse[pair]):.5g}"
+        plain, rad = self.base ** (-pair / len(self.inverse)), float(self.inverse[pair])
+        return f"pair {pair}: {rad:.6g} rad, " + (f"{plain:.6g} divided by {plain / rad:.5g}" if rad else "not rotated")
 
 
 class GGUF:
@@ -71,7 +71,9 @@ class GGUF:
         """By name; None where the file has none."""
         heads, dim = self._own("attention.head_count"), self._own("embedding_length")
         width = self._own("attention.key_length") or (dim // heads if dim and isinstance(heads, int) else None)
-        kind = self._own("rope.scaling.type")
+        kind, factor = self._own("rope.scaling.type"), self._own("rope.scaling.factor")
+        if kind is None and factor:
+            kind = "linear"  # what llama.cpp takes where a file has a factor and no type
         if kind in (None, "none") and any(tensor.name == FACTORS for tensor in self.reader.tensors):
             kind = "llama3"
         pairs = {**dict.fromkeys(NEIGHBOURS, "interleaved"), **dict.fromkeys(HALVES, "half")}.get(self.architecture)
@@ -84,7 +86,7 @@ class GGUF:
             "pairs": pairs,
             "base": self._own("rope.freq_base") or 10_000.0,
             "scaling": "none" if kind is None else str(kind),
-            "factor": self._own("rope.scaling.factor"),
+            "factor": factor,
             "attention factor": self._attention_factor(kind),
             "original length": self._own("rope.scaling.original_context_length"),
             "beta fast": (self._own("rope.scaling.yarn_beta_fast") or 32.0) if kind == "yarn" else None,
@@ -108,18 +110,19 @@ class GGUF:
         tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         if not width:
             return {}
-        plain = rope_frequencies(width, base=base).inverse
-        if facts["scaling"] == "linear":
-            return {SHORT: Divided(base, plain / factor)}
+        scheme = None
         if facts["scaling"] == "yarn":
             original = facts["original length"] or facts["declared length"]
             scheme = YaRN(factor, original, beta_fast=facts["beta fast"], beta_slow=facts["beta slow"])
-            return {SHORT: Divided(base, rope_frequencies(width, base=base, scaling=scheme).inverse)}
+        inverse = rope_frequencies(width, base=base, scaling=scheme).inverse
+        if facts["scaling"] == "linear":
+            inverse = inverse / factor
         lists = {kind: tensors[name] for name, kind in DIVISORS.items() if name in tensors}
-        divided = {
-            kind: Divided(base, plain / torch.from_numpy(_numbers(one).copy()).double()) for kind, one in lists.items()
+        divided = {  # whatever the scheme is: its frequencies are divided by the factors of the file as well
+            kind: Divided(base, inverse / torch.from_numpy(_numbers(one).copy()).double())
+            for kind, one in lists.items()
         }
-        return divided or {SHORT: Divided(base, plain)}
+        return divided or {SHORT: Divided(base, inverse)}
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""

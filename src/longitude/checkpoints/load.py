@@ -231,7 +231,7 @@ def require_own_files(folder: Path) -> None:
     Links to blobs of the hub's cache are how that cache holds files.
     """
     own = folder.resolve()
-    blobs = [own.parent.parent / "blobs", *Path(HF_HUB_CACHE).expanduser().resolve().glob("*/blobs")]
+    blobs = [own.parent.parent / "blobs", *Path(os.path.expanduser(HF_HUB_CACHE)).resolve().glob("*/blobs")]
     for path in sorted((*folder.iterdir(), *folder.glob("*/*"))):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue  # nothing reads them

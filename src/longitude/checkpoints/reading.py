@@ -36,7 +36,9 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     from longitude.checkpoints.trace import traced
 
     keys = as_mapping(theirs)
-    if {*keys.get("layer_types", ())} & {*WINDOWED} and keys.get("sliding_window") is not None:
+    kinds = keys.get("layer_types")  # Mistral has none, and its window is that of all layers
+    windows = {*kinds} & {*WINDOWED} if kinds else hasattr(type(theirs), "sliding_window")
+    if windows and keys.get("sliding_window") is not None:
         check_sizes("config", sliding_window=keys["sliding_window"])
     try:
         seen = traced(theirs)

@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
-    except ImportError as error:
-        if (unsupported := _unsupported(error)) is None:
+    except (ImportError, RuntimeError) as error:
+        if (reason := _unsupported(error) if isinstance(error, ImportError) else _beyond_memory(error)) is None:
             raise
-        print(f"longitude: {unsupported}", file=sys.stderr)
+        print(f"longitude: {reason}", file=sys.stderr)
         return WRONG_USE
     except BrokenPipeError:  # the reader of our output is gone
         sys.stdout = None
@@ -89,6 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 # ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
+
+
+def _beyond_memory(error: RuntimeError) -> str | None:
+    """What was asked for, where memory on the CPU is at its end; torch has no class of its own for this error."""
+    asked = re.search(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes", str(error))
+    return (
+        asked and f"{int(asked[1]) / 2**30:,.0f} GiB of memory were asked for at once, more than there is; ask for less"
+    )
 
 
 def _unsupported(error: ImportError) -> ImportError | None:

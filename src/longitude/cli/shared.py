@@ -25,6 +25,9 @@ PLAIN = {
 PLAIN |= dict.fromkeys("│┆╎", "|") | dict.fromkeys("─┄━╌", "-") | dict.fromkeys("█▓▒░▇▆▅▄▃▂▁", "#")
 """Written for a sign where the terminal, or the file behind standard output, cannot hold it."""
 
+STRICT = ("strict", "surrogateescape")
+"""Handlers of errors that raise for such a sign; the second is Python's own choice where the locale is C."""
+
 
 def print_json(value: Any) -> None:
     """Plain data, or a DataFrame as a list of rows, on standard output."""
@@ -34,7 +37,7 @@ def print_json(value: Any) -> None:
 
 def write_any_sign() -> None:
     """Let standard output write a plain sign for one that its encoding lacks, where it would raise after hours of work."""
-    if isinstance(sys.stdout, TextIOWrapper) and not _holds_all_signs(sys.stdout) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, TextIOWrapper) and not _holds_all_signs(sys.stdout) and sys.stdout.errors in STRICT:
         codecs.register_error("longitude", _in_plain_signs)
         sys.stdout.reconfigure(errors="longitude")
 
