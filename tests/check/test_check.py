@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
 
 from longitude.check import check, laws, layers, recorder, subject_of
 from longitude.check.coordinates import Piece, published, text
+from longitude.check.family import replaced
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
@@ -460,3 +462,25 @@ def test_laws_are_chosen_by_name():
 def test_which_of_our_models_have_states(name, recurrent):
     config = LongitudeConfig(vocab_size=40, hidden_size=16, num_layers=1, num_heads=2, mixer=name)
     assert subject_of(LongitudeForCausalLM(config)).recurrent == recurrent
+
+
+def test_a_function_that_was_replaced_in_place_is_not_what_transformers_published(monkeypatch):
+    """Libraries patch modeling files; the class is then no witness for what the patch does."""
+    plain = modeling_llama.apply_rotary_pos_emb
+
+    def wrong(q, k, cos, sin, *more):
+        return plain(q, k, cos, sin, *more)[0], plain(q, k, cos, -sin, *more)[1]
+
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "vocab_size": 64,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=64, initializer_range=0.5)).eval()
+    assert replaced(LlamaForCausalLM) is None and check(model)["layer_rotations"].status == "holds"
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", wrong)
+    assert "apply_rotary_pos_emb" in (replaced(LlamaForCausalLM) or "")
+    assert check(model)["layer_rotations"].status == "broken"

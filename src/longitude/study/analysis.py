@@ -124,6 +124,8 @@ def conclude(analysis: Analysis) -> Conclusion:
     sign = 1 if criterion.less_is_better else -1
     first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
+    if all(map(criterion.learned_too_little, first)):  # neither is a best of anything
+        pairs = []
     absent = [named(label) for label in run.labels if label not in {each.label for each in last}]
     cautions = [
         *criterion.cautions(last),
