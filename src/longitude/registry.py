@@ -54,9 +54,10 @@ class Registry(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """ValueError with the nearest name where there is none such."""
         self.load()
-        if not isinstance(name, str) or name not in self:
+        written = self.aliases.get(name, name) if isinstance(name, str) else None
+        if written not in self.factories:
             raise unknown(self.noun, name, self.factories, f"{self.listed_by} lists them.")
-        return self.factories[self.canonical(name)]
+        return self.factories[written]
 
     def canonical(self, name: str) -> str:
         """The name that is written: of an alias its own, of another name itself."""
