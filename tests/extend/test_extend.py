@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from itertools import product
 
@@ -398,3 +399,20 @@ def test_every_question_has_a_folder_of_its_own(checkpoint, command, tmp_path, m
     assert len(names) == 4 and re.fullmatch("llama-yarn-256-[0-9a-f]{6}", names[3])
     code, _, line = command(checkpoint("llama"), *by("yarn"))
     assert code == 2 and "exists already" in line
+
+
+@pytest.mark.parametrize(
+    ("rope", "key"),
+    [
+        ({"rope_type": "yarnn", "factor": 4.0}, "'yarn'"),
+        ({"rope_type": "linear", "factor": "4"}, "factor"),
+        ({"rope_type": "yarn", "factor": 4.0, "mscale": "1.0", "mscale_all_dim": 1.0}, "mscale"),
+        ({"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0], "long_factor": [1.0]}, "short_factor"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_key_that_no_class_can_be_built_with_is_named(rope, key, checkpoint, tmp_path, refused) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "broken")
+    changed = json.loads((folder / "config.json").read_text()) | {"rope_parameters": {"rope_theta": 1e4, **rope}}
+    (folder / "config.json").write_text(json.dumps(changed))
+    assert key in refused(folder, *by("yarn"))

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedC
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from longitude.checkpoints.config import LENGTH_KEYS, declared_length
+from longitude.checkpoints.config import LENGTH_KEYS, contradictions, declared_length
 from longitude.checkpoints.load import config_of, in_one_line, require_shards, require_weights
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.checkpoints.quiet import quiet
@@ -101,11 +101,24 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (masked and "LMHead" not in architecture)
     if not causal and not masked:
         raise UsageError(model, "a language model, causal or masked", config.model_type)
-    with quiet(), torch.device("meta"), in_one_line(f"{model}: its model cannot be built"):
-        skeleton = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_config(config)
+    try:
+        with quiet(), torch.device("meta"), in_one_line(f"{model}: its model cannot be built"):
+            skeleton = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_config(config)
+    except ValueError as error:
+        if (named := _contradiction(json, config)) is not None:
+            raise ValueError(f"{model}: config.json: {named}") from error
+        raise
     source = Source(model, folder, json, inner, text, skeleton, causal)
     require_files(source, allow_pickle)
     return source
+
+
+def _contradiction(raw: Any, config: PreTrainedConfig) -> str | None:
+    """What is wrong in a config.json by our own reading: a class that fails on a key seldom names it."""
+    try:
+        return next(contradictions(raw, config), None)
+    except ValueError as error:
+        return str(error)
 
 
 def fetched(name: str, allow_pickle: bool) -> Path:
