@@ -17,7 +17,10 @@ from longitude.show import checkpoint
 from tests.checkpoints.published import KIMI_K2, MPT_16, OLMO_3, ORIGINAL, PHI_35_MOE, PUBLISHED, QWEN3_VL
 from tests.support import refused, refused_calls
 
-SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 96, "intermediate_size": 64}
+SMALL = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 96, "intermediate_size": 64,
+    "pad_token_id": 0,
+}  # fmt: skip
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
 
@@ -185,7 +188,8 @@ def test_bases_by_layer():
     ],
 )
 def test_positions_that_are_no_rotation_are_said(kind, words):
-    config = AutoConfig.for_model(kind, **SMALL)
+    text = {"text_config": SMALL | {"num_key_value_heads": 4}} if kind == "glm5_next" else SMALL
+    config = AutoConfig.for_model(kind, **text)
     with pytest.warns(UserWarning, match=words):
         assert lg.from_hugging_face(config) == {}
     with pytest.raises(NotUnderstood, match=words):
