@@ -113,7 +113,7 @@ def _slower(sources: Iterable[Path]) -> str:
 
 
 def _inside(source: Path) -> str:
-    """The path of a file of ours in the package; "" of another."""
+    """The path of a file inside the package; "" for a file outside of it."""
     return source.relative_to(c_build.PACKAGE).as_posix() if source.is_relative_to(c_build.PACKAGE) else ""
 
 
@@ -238,7 +238,7 @@ def _caches() -> tuple[Path, Path]:
 
 
 def _owner(path: Path) -> int | None:
-    """The number of the user that a file belongs to; None where it is not there, or cannot be reached."""
+    """User id of a file's owner; None if the file is missing or cannot be read."""
     try:
         return path.stat().st_uid
     except OSError:

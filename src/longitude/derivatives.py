@@ -36,7 +36,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def constant_in_graphs(function: Function) -> Function:
     """A function that a compiler calls while it traces, and whose result is then a constant of the graph.
 
-    It is what torch.compiler.assume_constant_result does, which loads the compiler: seconds for whoever never compiles.
+    It is what torch.compiler.assume_constant_result does, which loads the compiler and costs seconds even if nothing is compiled.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
@@ -63,7 +63,7 @@ def in_transform() -> bool:
 
 
 def refuse_tangents(operator: CustomOpDef) -> None:
-    """Let an operator of ours raise NotImplementedError where it is given tangents: torch would take it for a constant.
+    """Let one of our operators raise NotImplementedError where it is given tangents: torch would take it for a constant.
 
     Backends are not chosen then; a graph that was exported may hold it.
     """

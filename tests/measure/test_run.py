@@ -1,5 +1,6 @@
 """A run directory: what is in it, what continues, what is refused, and what a kill costs."""
 
+import json
 import math
 import shutil
 import signal
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from longitude.cli import main
 from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Part, plan
@@ -170,6 +172,16 @@ def test_reasons_alike_stand_once(llama, checkpoints):
     assert "llama: its config.json has no trained length" in sentences(
         replace(results, question=dict(results.question) | {"models": untrained})
     )
+
+
+def test_its_report_is_built_again(llama, capsys):
+    results, _ = llama
+    (results.path / "report.html").unlink(missing_ok=True)
+    assert main(["report", str(results.path)]) == 0
+    assert "bits per byte" in capsys.readouterr().out and (results.path / "report.html").exists()
+    assert main(["report", str(results.path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(results.rows)
+    assert main(["report", str(results.path), "--csv"]) == 2
 
 
 def test_it_continues_and_grows(checkpoints, config, tmp_path):

@@ -22,7 +22,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
 from longitude.study.plan import StudyPlan, plan
 from longitude.study.report import summary_lines, table
-from longitude.study.results import FIRST, LAST, Keys, Run, keys_of, question_of, read_run, status_of
+from longitude.study.results import FIRST, LAST, Run, keys_of, question_of, read_run, status_of
 from longitude.study.run_trial import TrialRunner
 from longitude.study.tasks.base import of_task
 from longitude.study.trial import Status, Trial
@@ -104,8 +104,7 @@ class OneTrial:
 
     @property
     def status(self) -> Status:
-        units = self.units
-        return status_of(Store(self.path), Keys(units.trial, units.training.key, units.measuring.key))
+        return status_of(Store(self.path), self.units.keys)
 
     def run(self, note: Callable[[str], Any] = lambda words: None) -> Status:
         return TrialRunner(self.config, self.data, Store(self.path)).run(self.units, note=note)

@@ -14,7 +14,7 @@ from longitude.study.budget import train_steps
 from longitude.study.executors import Workers
 from longitude.study.plan import plan
 from longitude.study.rates import Choice, choices, choose, chosen, chosen_rates, edges, recorded, shown
-from longitude.study.results import Keys, read_run, status_of
+from longitude.study.results import read_run, status_of
 from longitude.study.tasks.base import task_for
 from longitude.study.train import build_model, selection_loss
 from longitude.study.trial import Status, Trial, trials_of
@@ -118,8 +118,7 @@ def test_selection_examples_are_of_the_training_length_and_nobody_elses():
 def states_of(planned) -> dict[Trial, Status]:
     """How far each trial is, by its units."""
     store = Store(planned.run)
-    keys = [Keys(units.trial, units.training.key, units.measuring.key) for units in planned.trials]
-    return {each.trial: status_of(store, each) for each in keys}
+    return {units.trial: status_of(store, units.keys) for units in planned.trials}
 
 
 def test_a_sweep_trains_every_candidate_and_measures_the_chosen(tmp_path):

@@ -28,8 +28,13 @@ Answer = tuple[Tensor, Any]
 def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], Answer]) -> Answer:
     """What `run` returns, NaN for queries that attend to a token which is not finite, and for no others.
 
-    run: what the backend computes. One that leaves hidden keys out is not looked after. Where numbers can be looked at, nothing
-    else is done while they are finite; without derivatives the output shows it, which is smaller than the keys.
+    Backends that leave hidden keys out are run as they are. Where numbers can be looked at, nothing else is done while they are
+    finite; without derivatives the output shows it, which is smaller than the keys.
+
+    Args:
+        backend: That computes.
+        r: The request.
+        run: Computes a request with this backend: out [B, H, Lq, Dv], and the logsumexp or weights, if any.
     """
     if not hides_by_weight(backend, r):
         return run(r)

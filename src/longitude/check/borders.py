@@ -37,7 +37,7 @@ def border(subject: Subject) -> int:
 
 
 def reachable(subject: Subject, length: int) -> bool:
-    """Whether a pass of so many tokens is tried."""
+    """Whether a full forward pass of this length is tried."""
     return length <= max(LONGEST, subject.reach)
 
 
@@ -78,7 +78,7 @@ def scaling_reset(subject: Subject) -> Measurement:
     """
     original = border(subject)
     if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids, so the border cannot be reached with few tokens")
+        raise DoesNotApply("forward takes no position_ids, so few tokens cannot be at the border")
     lengths = [original, original + 1]
     before = [tables_at(subject, length) for length in lengths]
     after = [tables_at(subject, length, behind=2 * original) for length in lengths]
@@ -148,7 +148,7 @@ def scaling_border(subject: Subject) -> Measurement:
 def crossing(subject: Subject, original: int) -> tuple[float, int | None]:
     """(largest error of logits behind a cache, the first position where it exceeds the threshold)."""
     if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids, so the border cannot be reached with few tokens")
+        raise DoesNotApply("forward takes no position_ids, so few tokens cannot be at the border")
     start = max(0, original - SIDE)
     tokens = subject.tokens(original - start + SIDE)
     at = torch.arange(start, original + SIDE, device=subject.device)[None]

@@ -43,7 +43,7 @@ def repeatable(subject: Subject) -> Measurement:
     if not bool(first.isfinite().all()):
         cause = "logits are not finite: an overflow in the model's dtype, or a number in its config or weights that makes one"
     elif getattr(subject.config, "hash_seed", 0) is None:  # Reformer's
-        cause = "one and the same pass gives two answers: hash_seed is None, so its hashes are drawn anew; give one"
+        cause = "one and the same pass gives two answers: hash_seed is None, so each pass draws other hashes; give one"
     else:
         cause = "one and the same pass gives two answers: dropout that is still on, or tables that one call leaves for the next"
     return subject.measurement(error, cause)

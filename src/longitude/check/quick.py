@@ -89,7 +89,7 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
 
 @contextmanager
 def _config_to_blame(name_or_path: str, config: PreTrainedConfig) -> Iterator[None]:
-    """An error of a config's class becomes one sentence, with the rotary key that is wrong where that can be told."""
+    """An error of a config's class becomes one sentence, which names the rotary key that is wrong if that is known."""
     try:
         yield
     except Exception as error:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 ALL = 4096
-"""At least as many as any law compares, unless a length is given; some modules make a table of so many places."""
+"""At least as many as any law compares, unless a length is given; some modules make a table of this many positions."""
 COUNTS = ("topk", "budget")
 """What modules call the number of keys, blocks or tokens that they choose."""
 EQUAL = 1e-6

@@ -88,7 +88,7 @@ class Tables:
         return cos.double(), sin.double()
 
     def rotation(self, pairs: int, length: int) -> tuple[Tensor, float] | None:
-        """(frequencies [pairs], factor of cos and sin) in a sequence of `length`; None where there are not so many pairs."""
+        """(frequencies [pairs], factor of cos and sin) in a sequence of `length`; None where there are fewer pairs."""
         cos, sin = (each.reshape(-1, *each.shape[-2:])[0] for each in self.at(0, 1, max(length, TOKENS) - 1))
         if (take := _one_of_each(cos, pairs)) is None:
             return None

@@ -1,7 +1,7 @@
 """`longitude measure`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -35,7 +35,7 @@ def measure(
         return _print_costs(models, config, json)
     with Progress() as bar:
         bar.update("reading the text and the configurations", 0)
-        from longitude.measure import report, run, to_frame
+        from longitude.measure import run
         from longitude.measure.plan import plan as checked
         from longitude.runs.store import Store
 
@@ -43,15 +43,21 @@ def measure(
         planned = checked(config, models)
         bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
         results = run.measure(planned, out, bar, fresh)
+    show(results, json)
+    finite = all(row.value is not None or row.count == 0 for row in results.rows)
+    return DONE if finite and not results.failures else FAILURES
+
+
+def show(results: Any, json: bool) -> None:
+    """Write the report of measurements, a `Results`; print its tables, or its rows."""
+    from longitude.measure import report, to_frame
+    from longitude.report.table import show as display
+
     path = report.write_report(results)
     if json:
         print_json(to_frame(results.rows))
     else:
-        from longitude.report.table import show
-
-        show(*report.terminal(results), f"report: {path}")
-    finite = all(row.value is not None or row.count == 0 for row in results.rows)
-    return DONE if finite and not results.failures else FAILURES
+        display(*report.terminal(results), f"report: {path}")
 
 
 def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> int:

@@ -14,16 +14,26 @@ def report(
     csv: bool = False,
     markdown: bool = False,
 ) -> int:
-    """Build the report of a study again, from its saved results alone; or put several studies side by side.
+    """Build the report of a study or a measurement again, from its saved results alone; or put several studies side by side.
 
     Args:
-        run: Directory of a study, or several; what cannot be compared is refused with what differs.
+        run: Directory of a study or a measurement, or of several studies; what cannot be compared is refused with what differs.
         json: Print the rows as JSON instead of the table.
         csv: Print what was found of every encoding at every length as CSV.
         markdown: Print the tables as Markdown: values with intervals, comparisons.
     """
     if not run:
         raise ValueError("expected the directory of a study, or several: longitude report runs/study")
+    if len(run) == 1 and run[0].is_dir() and _is_measured(run[0]):
+        if csv or markdown:
+            raise ValueError(
+                f"--csv and --markdown are of studies, and {run[0]} holds measurements; --json prints its rows"
+            )
+        from longitude.cli import measure
+        from longitude.measure.run import read_results
+
+        measure.show(read_results(run[0]), json)
+        return DONE
     from longitude.study.results import is_study
 
     for each in run:
@@ -44,6 +54,12 @@ def report(
     analysis = analyse(of)
     print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
     return DONE
+
+
+def _is_measured(run: Path) -> bool:
+    from longitude.measure.run import is_measured
+
+    return is_measured(run)
 
 
 def show(run: Any, json: bool) -> int:

@@ -18,7 +18,7 @@ LINES = 7
 
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
-    """Of `study`: those of the preset or task that the arguments name, or what was asked last in the folder that they name."""
+    """Defaults of `study`: those of the preset or task that the arguments name, or what was asked last in their --out."""
     given = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
     found = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
     if given & {"--help", "--preset", "--task"} or "-h" in arguments or "--out" not in given:

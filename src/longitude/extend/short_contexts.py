@@ -146,7 +146,7 @@ class CostMeasurement:
             raise ValueError(f"{error}; or {WITHOUT}") from error
 
     def measure_original(self, lengths: Sequence[int]) -> None:
-        """Before anything is written, as much as fits into the minutes; what it takes is told first.
+        """Before anything is written, as much as fits into the minutes; a note says first how long it takes.
 
         ValueError for a text that is too short, more memory than is free, or losses that are not finite.
         """

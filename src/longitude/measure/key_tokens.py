@@ -60,13 +60,13 @@ def within(key: np.ndarray, sizes: Tensor) -> Tensor:
 
 
 KeyText = list[list[tuple[int, int]]]
-"""Of each document, the runs [from, to) of its text's bytes that are of key tokens."""
+"""For each document, the runs [from, to) of its text's bytes that belong to key tokens."""
 
 
 def find_key_text(
     checkpoint: Checkpoint, reader: Reader, last: int | None, documents: Documents, context: int, progress: Progress
 ) -> KeyText:
-    """By the evaluator, in its own tokens, of which it reads `last` at most."""
+    """Key text of each document by the evaluator, in its own tokens, of which it reads `last` at most."""
     found = []
     for i, text in enumerate(documents.text):
         ids, sizes = tokens_of(text.decode("utf-8"), checkpoint.tokenizer)
@@ -80,7 +80,7 @@ def find_key_text(
 
 
 def selected(found: KeyText, documents: Documents) -> list[Tensor]:
-    """Of each document, which of its tokens lie within key text."""
+    """For each document, which of its tokens lie within key text, bool [n]."""
     every = []
     for runs, text, sizes in zip(found, documents.text, documents.sizes, strict=True):
         key = np.zeros(len(text), dtype=bool)

@@ -321,12 +321,18 @@ def _question(plan: MeasurePlan) -> dict[str, Any]:
     return asked | {"configuration": as_json(plan.config), "models": models, "text": text, "units": units}
 
 
+def is_measured(run: Path) -> bool:
+    """Whether a directory was asked last by `longitude measure`."""
+    question = Store(run).question()
+    return isinstance(question, dict) and question.get("verb") == VERB
+
+
 def read_results(run: Path) -> Results:
     """What a run directory holds of the question that was asked last. ValueError when it holds none."""
+    if not is_measured(run):
+        raise ValueError(f"{run} holds no measurements: expected a directory that `longitude measure` wrote")
     store = Store(run)
     question = store.question()
-    if not isinstance(question, dict) or question.get("verb") != VERB:
-        raise ValueError(f"{run} holds no measurements: expected a directory that `longitude measure` wrote")
     try:
         return _results(store, question)
     except (LookupError, TypeError, AttributeError) as error:

@@ -35,7 +35,7 @@ class Table:
 
 NONE = Cell("–")
 METRICS = {"bits_per_byte": ("bits per byte", ".3f"), "perplexity": ("perplexity per token", ".2f")}
-"""Of text: the name in a title, and how a value is printed."""
+"""Metric of text -> its name in a title, and the format of a value."""
 
 
 def tables(results: Results) -> list[Table]:
@@ -162,7 +162,7 @@ WRONG = 2
 
 
 def wrong_answers(results: Results) -> list[dict[str, Any]]:
-    """Of each model and task the first answers, at the shortest length, that are not wholly right."""
+    """The first answers of each model and task, at the shortest length, that are not wholly right."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in sorted(results.answers, key=lambda each: each["length"]):
         if each["score"] < 1:

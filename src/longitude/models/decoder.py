@@ -104,7 +104,7 @@ def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePre
 
 
 class Call(NamedTuple):
-    """What one call of a stack tells each of its layers.
+    """The arguments of one forward call, as each layer needs them.
 
     Attributes:
         mask: Which keys a query may attend to.
@@ -313,7 +313,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         place_ids: Tensor | None,
         packed: Packed,
     ) -> Call:
-        """Arguments of `forward` -> what every layer is told, with a new cache where one is asked for."""
+        """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
         mask, positions, (batch, length) = self.mask, None, x.shape[:2]
         if isinstance(attention_mask, SequenceSlice):
             marks = {"document_ids": document_ids, "memories": memories, "place_ids": place_ids, **packed}

@@ -16,8 +16,6 @@ except ImportError:  # Windows, where everything that writes no run directory wo
     fcntl = None
 
 LOCK = ".lock"
-FRESH = "start over with --fresh"
-"""What remedies a broken run directory."""
 SYSTEM = re.compile(r"\(os error (\d+)\)")
 """What a library in Rust, as safetensors, says of an error of the system."""
 FULL = 2**20
@@ -163,16 +161,6 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
         raise ValueError(f"{path} is not readable JSON (nested too deeply); {remedy}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
-
-
-def parquet_rows(path: Path) -> int | None:
-    """How many rows a parquet file has, by its end; None where it is missing or was cut short."""
-    from pyarrow import parquet
-
-    try:
-        return parquet.read_metadata(path).num_rows
-    except (ValueError, OSError):
-        return None
 
 
 @contextmanager

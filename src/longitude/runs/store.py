@@ -49,7 +49,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its finished folder."""
         readable = "".join(c if c.isalnum() or c in "._=" else "-" for c in self.label)[:80]
         return f"{self.kind}-{readable}-{self.key}"
 
@@ -75,11 +75,11 @@ class Store:
         self.run, self.units = run, run / UNITS
 
     def folder(self, unit: Unit) -> Path:
-        """Of a finished unit."""
+        """Where a finished unit is."""
         return self.units / unit.name
 
     def unfinished(self, kind: str, key: str) -> Path:
-        """Of a unit in progress: the same for every label, so that no two processes make one unit."""
+        """Where a unit in progress is: the same for every label, so that no two processes make one unit."""
         return self.units / f".{kind}-{key}"
 
     def find(self, kind: str, key: str) -> Path | None:

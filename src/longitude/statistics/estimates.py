@@ -45,7 +45,7 @@ class Sums(NamedTuple):
         return self.of.sum(0), self.over.sum(0)
 
     def only(self, seeds: Sequence[int]) -> "Sums":
-        """Of these seeds."""
+        """The sums of these seeds alone."""
         rows = [self.seeds.index(seed) for seed in seeds]
         return Sums(tuple(seeds), self.of[rows], self.over[rows])
 

@@ -20,7 +20,7 @@ from longitude.study.trial import Status
 TRIALS, DIGESTS = "trials", "digests"
 """Keys of study.json that only a kept study has."""
 SCHEMA = 3
-"""Of study.json."""
+"""Version of study.json."""
 ROWS, DOCUMENTS = "results.parquet", "documents.parquet"
 
 

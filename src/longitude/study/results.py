@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_for
 from longitude.study.train import LOSSES
 from longitude.study.trial import Status, Trial
-from longitude.study.units import plain
+from longitude.study.units import Keys, plain
 
 VERB, KEPT = "study", "study.json"
 """Which command a question.json is of; the file of a study that is kept without its models."""
@@ -242,14 +242,6 @@ def read_run(run: Run | Path | str) -> Run:
         raise ValueError(f"{path} holds no study; give a directory that `longitude study` wrote")
     plugins.require_loaded(question["plugins"], str(path))
     return run_of(Store(path), question)
-
-
-class Keys(NamedTuple):
-    """A trial of a question, and the keys of its units."""
-
-    trial: Trial
-    training: str
-    measuring: str
 
 
 def keys_of(question: Mapping[str, Any]) -> list[Keys]:

@@ -19,7 +19,7 @@ from longitude.study.executors import Executor, InProcess
 from longitude.study.ngrams import ngrams_of
 from longitude.study.plan import StudyPlan
 from longitude.study.rates import choices, chosen, is_candidate
-from longitude.study.results import FAILURE, NGRAMS, ROWS, VERB, Keys, Run, run_of, status_of
+from longitude.study.results import FAILURE, NGRAMS, ROWS, VERB, Run, run_of, status_of
 from longitude.study.run_trial import Note, TrialRunner, ignore
 from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
@@ -103,10 +103,7 @@ class Trials:
             note,
         )
         self.commit = commit_of_code()
-        self.statuses = {
-            units.trial: status_of(store, Keys(units.trial, units.training.key, units.measuring.key))
-            for units in planned.trials
-        }
+        self.statuses = {units.trial: status_of(store, units.keys) for units in planned.trials}
         config = planned.config
         self.sweeps = len(config.learning_rates) > 1
         self.total = len(config.encodings) * len(config.seeds) + self.sweeps * len(planned.trials)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from longitude import plugins
 from longitude.runs.store import Unit
@@ -21,6 +21,14 @@ MEASURING = ("test_lengths", "methods", "stride", "documents")
 """Options that decide what is measured of a trained model."""
 
 
+class Keys(NamedTuple):
+    """A trial, and the keys of its units."""
+
+    trial: Trial
+    training: str
+    measuring: str
+
+
 @dataclass(frozen=True)
 class TrialUnits:
     """A trial with its two units."""
@@ -28,6 +36,11 @@ class TrialUnits:
     trial: Trial
     training: Unit
     measuring: Unit
+
+    @property
+    def keys(self) -> Keys:
+        """What a question keeps of it."""
+        return Keys(self.trial, self.training.key, self.measuring.key)
 
 
 def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> TrialUnits:
