@@ -231,6 +231,27 @@ def test_questions_share_a_folder(checkpoints, config, text, tmp_path):
     assert watcher.units == [] and [row.value for row in back.rows] == [row.value for row in first.rows]
 
 
+def test_what_decides_a_number_decides_its_unit(checkpoints, config):
+    """Each option of windows or questions makes other units, where it has a part in them, and no others."""
+    base = replace(config, methods=("non-overlapping", "sliding"), tasks=("perplexity", "passkey"), lengths=(300, 512))
+
+    def keys(**changes):
+        planned = plan(replace(base, **changes), (str(checkpoints["llama"]),))
+        units = planned.units(planned.subjects[0])
+        longest = {part: unit.key for part, unit in units.items() if part.length == 512}
+        return {part: key for part, key in longest.items() if part.way in ("sliding", "non-overlapping", "0")}
+
+    def other(**changes):
+        now = keys(**changes)
+        return {part.way if part.task == "perplexity" else part.task for part in before if before[part] != now[part]}
+
+    before = keys()
+    assert other(stride=7) == {"sliding"} and other(trials=3) == {"passkey"} == other(chat=False)
+    assert other(documents=2) == other(batch=7) == {"sliding", "non-overlapping"}
+    assert other(chunk=9) == other(dtype="float64") == other(seed=1) == {"sliding", "non-overlapping", "passkey"}
+    assert other(allow_pickle=True) == set()
+
+
 def test_it_writes_only_where_it_may(checkpoints, config, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from longitude.runs import store as store_module
 from longitude.runs.store import BusyError, Store, Unit, key_of
 
 INPUTS = {"model": "3f", "length": 64, "depths": [0.0, 0.1], "evaluator": None}
@@ -70,6 +71,21 @@ def test_another_process_holds_a_unit_until_it_dies(tmp_path):
     assert not store.is_busy(unit)
     make(store, unit)
     assert store.holds(unit) and not store.is_busy(unit)
+
+
+def test_a_unit_that_another_process_finishes_before_our_lock_is_not_made_again(tmp_path, monkeypatch):
+    """Its folder, with the lock that we opened, was renamed into place meanwhile."""
+    place, unit = Store(tmp_path), Unit("loss", "mine", {"n": 1})
+    lock = store_module.lock
+
+    def late(descriptor, *more):
+        place.unfinished(unit.kind, unit.key).rename(tmp_path / "elsewhere")
+        return lock(descriptor, *more)
+
+    monkeypatch.setattr(store_module, "lock", late)
+    with pytest.raises(BusyError):
+        make(place, unit)
+    assert not list((tmp_path / "elsewhere").glob("result.txt"))
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"kind": "loss"}', "other"])

@@ -115,6 +115,13 @@ def test_what_learned_too_little_does_not_hold(tmp_path):
     assert rows == ["alibi", "rope", "NoPE"] and "NoPE (none) *" in shown  # by result; what learned too little is last
 
 
+def test_of_two_that_learned_too_little_neither_is_best(tmp_path):
+    bits = {"none": (9.03, 9.03), "alibi": (8.48, 8.45)}
+    floor = {"2": 3.49, "3": 2.67}
+    found = conclusion(write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0.004, ngrams=floor))
+    assert found.best == "" and "Best" not in found.lines and groups(found.result) == {"Unclear": ["alibi *", "NoPE *"]}
+
+
 def test_nothing_holds_of_which_it_is_unknown_whether_it_learned(tmp_path):
     found = line(summary(write_run(tmp_path, {"alibi": BITS["alibi"]}, ngrams={})), "alibi", 4096)
     assert (found["loss"], found["context"], found["holding"], found["verdict"]) == (HOLDS, None, HOLDS, UNCLEAR)

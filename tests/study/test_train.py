@@ -186,6 +186,15 @@ def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypat
     assert {*read_rows(trial.measured / "results.parquet")["length"]} == {2, 20} and status.reason is None
 
 
+def test_a_long_training_saves_by_time(unkilled, data, tmp_path, monkeypatch):
+    """Whatever its steps are: a kill costs the time between two saves."""
+    trial, notes = OneTrial(tmp_path, "rope", 1, TINY, data), []
+    monkeypatch.setattr(train, "SECONDS", 0)
+    killed(monkeypatch, "before the first save", trial)  # of those by steps
+    assert trial.run(notes.append).status == "done" and notes == [f"{trial.title}: continues from step 3"]
+    assert_same(trial, unkilled)
+
+
 def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
     trial, notes = OneTrial(tmp_path, "rope", 1, TINY, data), []
     killed(monkeypatch, "after three saves", trial)
