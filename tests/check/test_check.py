@@ -315,6 +315,7 @@ def test_families_that_rotate_in_a_way_of_their_own(kind):
 
 def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
     """Beam's layers without rotation multiply queries by a factor of their position, of which its config says nothing."""
+    pytest.importorskip("transformers.models.beam", reason="a family of transformers from 5.24 on")
     shape = {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
     found = result("relative_positions", of_kind("beam", **SMALL, **LAYERS, **shape))
     assert found.status == "does not apply" and "BeamForCausalLM of transformers itself" in found.reason

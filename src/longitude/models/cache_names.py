@@ -67,8 +67,8 @@ def cache_name(model: Any) -> str | None:
     return next((name for name in CACHES if name in arguments), None)
 
 
-def both_names(kind: type[ModelOutput]) -> Any:
-    """Outputs that answer to `cache`, too, where transformers has `past_key_values`."""
+def both_names(name: str, kind: type[ModelOutput]) -> Any:
+    """Outputs that answer to `cache`, too, where transformers has `past_key_values`. name: what this module calls the class."""
 
     def get(self: Any) -> Any:
         return self.past_key_values
@@ -79,7 +79,9 @@ def both_names(kind: type[ModelOutput]) -> Any:
     def item(self: Any, key: Any) -> Any:
         return kind.__getitem__(self, OLD if key == NEW else key)
 
-    return type(kind.__name__, (kind,), {"cache": property(get, put), "__getitem__": item, "__module__": __name__})
+    # Pickle looks a class up by module and qualified name, where this module has transformers' own class of that name.
+    where = {"__module__": __name__, "__qualname__": name}
+    return type(kind.__name__, (kind,), {"cache": property(get, put), "__getitem__": item, **where})
 
 
 # Newer ones answer to both themselves: a graph that is exported then holds no class of ours.
@@ -89,7 +91,7 @@ if TYPE_CHECKING or INSTALLED == NEW:
     Seq2SeqStackOutput = Seq2SeqModelOutput
     Seq2SeqOutput = Seq2SeqLMOutput
 else:
-    DecoderOutput = both_names(BaseModelOutputWithPastAndCrossAttentions)
-    CausalOutput = both_names(CausalLMOutputWithPast)
-    Seq2SeqStackOutput = both_names(Seq2SeqModelOutput)
-    Seq2SeqOutput = both_names(Seq2SeqLMOutput)
+    DecoderOutput = both_names("DecoderOutput", BaseModelOutputWithPastAndCrossAttentions)
+    CausalOutput = both_names("CausalOutput", CausalLMOutputWithPast)
+    Seq2SeqStackOutput = both_names("Seq2SeqStackOutput", Seq2SeqModelOutput)
+    Seq2SeqOutput = both_names("Seq2SeqOutput", Seq2SeqLMOutput)
