@@ -346,7 +346,12 @@ def needs_operator(*tensors: Tensor | None) -> bool:
 
 def in_memory(*tensors: Tensor) -> bool:
     """Whether C may read them: there are numbers behind them, on the CPU."""
-    return not needs_operator(*tensors) and all(x.is_cpu for x in tensors)
+    if needs_operator(*tensors):
+        return False
+    for x in tensors:  # noqa: SIM110 (as above)
+        if not x.is_cpu:
+            return False
+    return True
 
 
 def words(numbers: Sequence[int]) -> bytes:

@@ -192,10 +192,10 @@ def raw_request(
             raise ValueError(
                 f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
             ) from None
-        if any(type(term) is not OffsetBias for term in terms):  # which fits whatever there is
+        if {OffsetBias} != {*map(type, terms)}:  # which fits whatever there is
             terms = tuple(placed_last(term, keys) for term in terms)
             require_terms(terms, q, k, v)
-        added = tuple(term for term in terms if isinstance(term, ADDED))
+        added = tuple([term for term in terms if isinstance(term, ADDED)])
         if torch.is_grad_enabled() and added:
             learned = learned_of(encoding, terms)
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):
@@ -317,8 +317,8 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if r.factors is not None:
         r = multiplied(r)
     if (
-        len(r.beyond_band) == 0
-    ):  # what `nan_where_attended` would find, in fewer calls: decoding comes here for each layer
+        len(r.pairs.beyond_band) == 0
+    ):  # as `nan_where_attended` finds, in fewer calls: each layer of a decoding step comes here
         return _computed(backend, r)
     return nan_where_attended(backend, r, partial(_computed, backend))
 

@@ -369,7 +369,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             )
         # By index: torch.export returns another object each time a module is looked up.
         return x, [
-            tuple(m.prepare(of_axes(m, places), None, x.dtype) for m in own) if own.stable_keys else None
+            tuple(m.prepare(of_axes(m, places), None, x.dtype) for m in own.each) if own.stable_keys else None
             for own in self.distinct_encodings
         ]
 

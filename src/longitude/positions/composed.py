@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "source": lambda sources: "; ".join(dict.fromkeys(source for source in sources if source)) or None,
 }
 """The declared properties, and how those of several encodings make one."""
+_declared = attrgetter(*COMBINED)
 
 
 class Composed(Encoding):
@@ -155,7 +157,7 @@ class Composed(Encoding):
         return columns, carries
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        return tuple(term for m in self for term in m.terms(context))
+        return tuple([term for m in self.each for term in m.terms(context)])
 
 
 def _gives(member: Encoding, kind: type) -> bool:
@@ -202,7 +204,7 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
             return encoding
         case Encoding():
             # Made once: a short decoding step would notice. Not a submodule, for it holds the encoding; and not a copy's.
-            now = encoding, tuple(getattr(encoding, name) for name in COMBINED)
+            now = encoding, _declared(encoding)
             then, composed = getattr(encoding, "_composed", (None, None))
             if composed is None or then is None or then[0] is not encoding or then[1] != now[1]:
                 composed = Composed([encoding])

@@ -7,7 +7,7 @@ same tokens, on all cores; so does gpu/rotate.py on a GPU. Without a compiler `r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -66,11 +66,11 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
     """
     # Compilers fuse the formula themselves; and it alone has gradients of tables, and suits torch.func.
     traced = needs_operator(*tensors)
-    if not traced and layout == "interleaved" and not torch.is_grad_enabled() and sum(x.numel() for x in tensors) < FEW:
-        return tuple(one_by_one(tensors, table, layout, rotate_neighbours))  # a generated token: each call counts
+    if not traced and layout == "interleaved" and not torch.is_grad_enabled() and sum(map(Tensor.numel, tensors)) < FEW:
+        return one_by_one(tensors, table, layout, rotate_neighbours)  # a generated token: each call counts
     learned = table.cos.requires_grad or table.sin.requires_grad
     if traced or learned or not all(fits(x, table.cos) for x in tensors):
-        return tuple(one_by_one(tensors, table, layout, rotate_by_formula))
+        return one_by_one(tensors, table, layout, rotate_by_formula)
     if any(x.shape[0] != tensors[0].shape[0] for x in tensors):  # a pass has one batch
         return tuple(apply_rotary(x, table, layout) for x in tensors)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or in_forward_mode()
@@ -79,16 +79,17 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
 
 def one_by_one(
     tensors: tuple[Tensor, ...], table: RotaryTable, layout: str, rotate: Callable[[Tensor, RotaryTable, str], Tensor]
-) -> Iterator[Tensor]:
+) -> tuple[Tensor, ...]:
     """Each rotated in the wider of its dtype and the table's; what is beyond the table's pairs is copied."""
-    width = 2 * table.cos.shape[-1]
+    width, out = 2 * table.cos.shape[-1], []
     for x in tensors:
         if x.dtype == table.cos.dtype and x.shape[-1] == width:
-            yield rotate(x, table, layout)
+            out.append(rotate(x, table, layout))
             continue
         dtype = torch.promote_types(x.dtype, table.cos.dtype)
         first = rotate(x[..., :width].to(dtype), table.to(dtype), layout).to(x.dtype)
-        yield first if width >= x.shape[-1] else torch.cat([first, x[..., width:]], -1)
+        out.append(first if width >= x.shape[-1] else torch.cat([first, x[..., width:]], -1))
+    return tuple(out)
 
 
 def rotate_by_formula(x: Tensor, table: Angles, layout: str) -> Tensor:

@@ -100,7 +100,7 @@ def in_loop(r: Request) -> bool:
 
 def is_step(r: Request) -> bool:
     """Whether the loop in C decodes the token of a request that layers share, on processors of the table."""
-    return len(routes()) > 0 and describes(r)
+    return len(routes()) > 0 and r.once("described", describes)
 
 
 def words(r: Request) -> str:

@@ -328,9 +328,11 @@ def _functions(x: Inputs, stored: torch.dtype) -> SimpleNamespace | None:
 def shape_of(x: Inputs, threads: int) -> Shape:
     """The description of a call, in one split and one share; without spans each row of the batch is one."""
     (batch, heads, queries, dim), (_, shared, keys, _), band = x.q.shape, x.k.shape, x.band
-    spans = [(n, 0, queries, 0, keys) for n in range(batch)] if x.spans is None else x.spans.tolist()
-    most_queries = max((q_to - q_from for _, q_from, q_to, _, _ in spans), default=1)
-    most_keys = max((k_to - k_from for *_, k_from, k_to in spans), default=1)
+    most_queries, most_keys, spans = queries, keys, [(n, 0, queries, 0, keys) for n in range(batch)]
+    if x.spans is not None:
+        spans = x.spans.tolist()
+        most_queries = max((q_to - q_from for _, q_from, q_to, _, _ in spans), default=1)
+        most_keys = max((k_to - k_from for *_, k_from, k_to in spans), default=1)
     numbers = (c_int64 * (5 * len(spans)))(*chain.from_iterable(spans))
     shape = Shape(
         batch, heads, heads // shared, queries, keys, dim, x.v.shape[3], band.first, band.last, len(spans), most_queries,
