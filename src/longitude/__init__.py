@@ -81,9 +81,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.layers import LayerPositions as LayerPositions
     from longitude.positions.layouts import convert_layout as convert_layout
     from longitude.positions.multimodal import multimodal_positions as multimodal_positions
+    from longitude.positions.optional import Region as Region
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
     from longitude.positions.polar import PoPE as PoPE
-    from longitude.positions.regions import Region as Region
     from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
     from longitude.positions.remapped import (
         DualChunk as DualChunk,
@@ -141,7 +141,7 @@ _NAMES = {
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
     "positions.polar": "PoPE",
-    "positions.regions": "Region",
+    "positions.optional": "Region",
     "positions.remapped": "ReRoPE LeakyReRoPE SelfExtend DualChunk",
     "positions.temperature": "SSMax LogN Llama4Temperature Ministral3Temperature",
     "positions.sink": "LearnedSink",

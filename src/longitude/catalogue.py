@@ -134,7 +134,7 @@ def _members(encoding: Encoding) -> Iterator[Encoding]:
 
 def _columns(encoding: Encoding, dim: int, length: int = 3) -> dict[str, torch.Tensor]:
     like = next(encoding.parameters(), torch.zeros((), dtype=torch.float64))
-    return encoding.context(torch.zeros(1, length, dim, dtype=like.dtype, device=like.device))[0]
+    return compose(encoding).context(torch.zeros(1, length, dim, dtype=like.dtype, device=like.device))[0]
 
 
 # ---- docstrings ------------------------------------------------------------------------------------------------------

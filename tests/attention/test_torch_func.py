@@ -8,6 +8,7 @@ import torch
 import longitude as lg
 from longitude.derivatives import by_autograd, in_transform
 from longitude.models import loss
+from longitude.positions.composed import compose
 from tests.support import close, random, refused
 
 T5 = lg.encoding("t5", num_heads=4).double()
@@ -38,7 +39,7 @@ def test_a_map_is_its_rows(encoding):
     x = tokens[:, 0]
 
     def one(q, k, v, x):
-        context = None if encoding is None else encoding.context(x[None])[0]
+        context = None if encoding is None else compose(encoding).context(x[None])[0]
         return lg.attend(q[None], k[None], v[None], encoding=encoding, context=context)[0]
 
     close(torch.func.vmap(one)(q, k, v, x), torch.stack([one(*row) for row in zip(q, k, v, x, strict=True)]))

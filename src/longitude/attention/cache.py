@@ -16,6 +16,7 @@ from longitude.attention.cache_guard import CacheKind, CropsTogether, together
 from longitude.attention.length_dependent import later, newest
 from longitude.errors import UsageError
 from longitude.positions.base import Columns, Encoding, Transport
+from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
 
 
@@ -103,7 +104,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         return self.positions if self.positions.dim() == 3 else self.positions[..., -1:]
 
     def extend(
-        self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any, encoding: Encoding | None = None
+        self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any, encoding: Composed | None = None
     ) -> tuple[Tensor, Tensor, Columns]:
         """Append the tokens of one call -> keys, values and columns of all; self.positions then covers all, too.
 

@@ -12,6 +12,7 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import UsageError, check_sizes
 from longitude.linear import is_plain
 from longitude.positions.base import Encoding
+from longitude.positions.composed import compose
 
 Model = TypeVar("Model")
 POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
@@ -42,7 +43,7 @@ def pool_heads(trained: Model, num_kv_heads: int) -> Model:
     """
     check_sizes("pool_heads", num_kv_heads=num_kv_heads)
     for module in trained.modules() if isinstance(trained, nn.Module) else ():
-        if isinstance(module, Encoding) and module.passing_columns:
+        if isinstance(module, Encoding) and compose(module).passing_columns:
             raise ValueError(
                 f"pool_heads: {type(module).__name__} is built for each head of keys, which cannot be averaged; "
                 "expected another encoding"

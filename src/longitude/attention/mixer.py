@@ -189,7 +189,7 @@ class Mixer(nn.Module):
         rotates = kind.queries is not Encoding.queries or kind.keys is not Encoding.keys
         if rotates and not self.rotates:
             return f"{kind.__name__} rotates queries and keys, and {type(self).__name__} has none"
-        if encoding.widens > 1 and not self.widens:
+        if getattr(encoding, "widens", 1) > 1 and not self.widens:
             return f"{kind.__name__} makes queries and keys wider, and {type(self).__name__} keeps their width"
         return None
 
@@ -197,10 +197,11 @@ class Mixer(nn.Module):
         """ValueError with the first refusal of an encoding's members."""
         for member in encoding or ():
             if (why := self.refuses(member)) is not None:
+                widened = getattr(member, "widens", 1) > 1
                 able = [
                     name
                     for name, kind in MIXERS.items()
-                    if kind.scores and kind.rotates and (kind.widens or member.widens == 1) and kind is not type(self)
+                    if kind.scores and kind.rotates and kind.widens >= widened and kind is not type(self)
                 ]
                 raise ValueError(
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "

@@ -21,6 +21,7 @@ from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import border_of, layers_from_hugging_face
 from longitude.positions.base import Temperature, encoding
+from longitude.positions.composed import compose
 from longitude.positions.hugging_face import as_mapping
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
@@ -334,6 +335,8 @@ def promised_scale(config: Any, width: int) -> float:
         return float(given["query_pre_attn_scalar"]) ** -0.5
     scale = width**-0.5
     if "qk_rope_head_dim" in given:
-        factors = [rope.encoding(given["qk_rope_head_dim"], "half").softmax_factor for rope in ropes(config).values()]
+        factors = [
+            compose(rope.encoding(given["qk_rope_head_dim"], "half")).softmax_factor for rope in ropes(config).values()
+        ]
         scale *= max(factors, default=1.0)
     return scale

@@ -11,6 +11,7 @@ from longitude.checkpoints.load import one_line_of
 from longitude.measure.windows import Bounded, evaluating
 from longitude.models.cache_names import INSTALLED, cache_name
 from longitude.positions.base import Encoding
+from longitude.positions.composed import compose
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """How far logits of the same tokens may differ when they are read in chunks, in the largest logit; else 5e-2.
@@ -42,7 +43,7 @@ def described(chunk: int | None, width: int) -> str:
 def follows_length(model: Any) -> str | None:
     """Why chunks of a text would be read with other positions than the whole; None where they would not."""
     for module in model.modules():
-        if isinstance(module, Encoding) and module.length_at(0, 0) != module.length_at(0, 2**40):
+        if isinstance(module, Encoding) and (at := compose(module).length_at)(0, 0) != at(0, 2**40):
             return "its positions follow the length of the whole sequence"
     following = [kind for kind in rope_types(model.config) if kind in FOLLOWING]
     return f"its rotary frequencies follow the length ({following[0]})" if following else None

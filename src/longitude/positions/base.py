@@ -1,7 +1,8 @@
 """What an encoding is: data about positions. It never touches attention, and attention never learns its name.
 
-Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`), or through the
-scores (`terms`). An `Encoding` overrides the one or two methods it needs; the others do nothing.
+Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`, by the tables of
+`prepare`), or through the scores (`terms`). An `Encoding` overrides the one or two methods it needs; the others do nothing.
+What few encodings need besides stands in optional.py.
 
 Words. A *position* is an integer coordinate; *order* is a token's place in its sequence. An *offset* is always
 query position - key position. A bias is finite for negative offsets too: forbidding the future is the mask's job.
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
-from longitude.positions.regions import Region as Region
+from longitude.positions.optional import Columns as Columns, Region as Region
 from longitude.positions.terms import (
     ADDED as ADDED,
     Drift as Drift,
@@ -31,9 +32,6 @@ from longitude.positions.terms import (
     Transport as Transport,
 )
 from longitude.registry import Factory, Registry, options_of, resolve_options
-
-Columns = dict[str, Tensor]
-"""What content decides about position, per token: name -> [B, heads, tokens, ...]."""
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
@@ -57,14 +55,6 @@ class Encoding(nn.Module):
     """One module serves all layers."""
     stable_keys: bool = True
     """A transformed key stays right while the sequence grows, so a cache may keep it."""
-    widens: int = 1
-    """Queries and keys leave with this many times their width; the scale of the scores stays that of the width they came with."""
-    softmax_factor: float = 1.0
-    """What its source multiplies the scale of the scores by; a model passes it in `scale`, nothing here does."""
-    carries: bool = False
-    """Its context passes a state from token to token, so that a cache cannot be cropped."""
-    passing_columns: frozenset[str] = frozenset()
-    """Columns of which only those of new tokens are needed: a cache does not keep them."""
     score_tables: tuple[str, ...] = ()
     """Names of its parameters whose numbers are added to scores, or to queries and keys, as they are (lg.parameter_groups)."""
     source: str | None = None
@@ -76,59 +66,6 @@ class Encoding(nn.Module):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """X [B, L, dim], at the model's input -> the same shape."""
         return x
-
-    def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> Any:
-        """Positions of its own, made of the tokens' ids: `embed` gets them instead of those of the model.
-
-        Args:
-            ids: [B, L], from the first token of each row on.
-            documents: [B, L]: tokens of different numbers are of different documents; negative for padding.
-            random_start: as in training, where an encoding may draw where they begin.
-
-        Returns:
-            Integers [B, L]; a token's are decided by it and those before it. None: it has none.
-        """
-        return None
-
-    @classmethod
-    def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
-        """Options with which the parameters of a trained one serve more positions, without training.
-
-        Args:
-            options: all of those that it was trained with.
-            scheme: of lg.scaling; Linear is position interpolation, for tables too.
-            original: positions of its training.
-            length: positions to serve.
-
-        Returns:
-            Options of the same class; the same where it has no end of its own; None where the scheme does not extend it.
-        """
-        return options
-
-    def length_at(self, query: Any, newest: Any) -> Any:
-        """The length that tables follow, for a query at position `query` whose newest key is at position `newest`.
-
-        Queries of different lengths need different tables for the same key, so keys are kept untransformed (stable_keys is
-        False), and both are transformed by prepare(positions, length) once for each length.
-
-        Args:
-            query: int, or int64 tensor.
-            newest: int, or int64 tensor of the same shape.
-
-        Returns:
-            int or tensor alike; None: tables follow no length, one set serves every query and key.
-        """
-        return None
-
-    def regions(self) -> tuple[Region, ...]:
-        """Where it puts queries and keys, by pairs: `prepare` then gets a keyword `move`, the map of a region for positions.
-
-        The keys of one that has regions depend on the query, so its stable_keys is False.
-
-        Returns:
-            Disjoint regions of all pairs; none: every token is at its own position.
-        """
-        return ()
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
         """Content-free tables, built once per forward, shared by layers, queries and keys.
@@ -148,23 +85,6 @@ class Encoding(nn.Module):
         """K [B, Hkv, L, head_dim] -> [B, Hkv, L, widens head_dim]."""
         return k
 
-    def queries_and_keys(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, ...]:
-        """Q and k of the same tokens, each as above: one call where that is cheaper than two."""
-        return self.queries(q, prepared), self.keys(k, prepared)
-
-    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        """What the next tokens of a sequence decide by their content.
-
-        Args:
-            x: [B, L, dim].
-            carry: what the call for the tokens before returned; None for the first tokens.
-            documents: [B, L]: tokens of different numbers are of different documents; padding counts as one of its own.
-
-        Returns:
-            Their columns, and the carry for the tokens after them.
-        """
-        return {}, carry
-
     def terms(self, context: Columns) -> tuple[Term, ...]:
         """What is added to or done to the scores, given the columns of all tokens."""
         return ()
@@ -177,12 +97,12 @@ class Encoding(nn.Module):
     @property
     def reads_ids(self) -> bool:
         """Whether it has positions of its own, made of the tokens' ids."""
-        return type(self).places is not Encoding.places
+        return hasattr(type(self), "places")
 
     @property
     def reads_tokens(self) -> bool:
         """Whether it has columns, made of the tokens' content."""
-        return type(self).context is not Encoding.context
+        return hasattr(type(self), "context")
 
     def reset_parameters(self) -> None:
         """Give its own parameters their initial values; layers inside it have theirs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from longitude.positions.base import (
     Term,
     resolved,
 )
+from longitude.positions.optional import FollowsLength, MovesPositions
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
@@ -39,7 +39,6 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "source": lambda sources: "; ".join(dict.fromkeys(source for source in sources if source)) or None,
 }
 """The declared properties, and how those of several encodings make one."""
-_declared = attrgetter(*COMBINED)
 
 
 class Composed(Encoding):
@@ -55,6 +54,10 @@ class Composed(Encoding):
     reads_tokens = False  # type: ignore[assignment]  (attributes: every layer reads them)
     at_input = False  # type: ignore[assignment]
     reads_ids = False  # type: ignore[assignment]
+    carries: bool
+    passing_columns: frozenset[str]
+    widens: int
+    softmax_factor: float
 
     def __init__(self, members: Sequence[Encoding]):
         super().__init__()
@@ -65,7 +68,7 @@ class Composed(Encoding):
         self.members = nn.ModuleList(members)
         self.each = tuple(members)  # the same, without what a look-up in modules costs every layer
         for name, combine in COMBINED.items():
-            setattr(self, name, combine([getattr(m, name) for m in members]))
+            setattr(self, name, combine([getattr(m, name) for m in members if hasattr(m, name)]))
         self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.at_input = any(m.at_input for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.reads_ids = any(m.reads_ids for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
@@ -80,7 +83,10 @@ class Composed(Encoding):
             for name in ("num_heads", "head_dim")
             if hasattr(m, name)
         )  # what queries are compared with
-        moving = [type(m).__name__ for m in members if m.regions()]
+        has: Any = tuple(members)  # what stands in optional.py
+        self.following: list[FollowsLength] = [m for m in has if hasattr(m, "length_at")]
+        self.moving: list[MovesPositions] = [m for m in has if hasattr(m, "regions") and m.regions()]
+        moving = [type(m).__name__ for m in self.moving]
         if len(moving) > 1:
             raise ValueError(f"two composed encodings both move positions ({' and '.join(moving)}); use one of them")
         if moving:
@@ -103,17 +109,20 @@ class Composed(Encoding):
         return x
 
     def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> tuple:
-        return tuple(m.places(ids, documents, random_start) for m in self.each)
+        each: Any = self.each
+        return tuple(m.places(ids, documents, random_start) if m.reads_ids else None for m in each)
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        each = [m.length_at(query, newest) for m in self]  # with := in it, dynamo does not follow the comprehension
+        each = [
+            m.length_at(query, newest) for m in self.following
+        ]  # with := in it, dynamo does not follow the comprehension
         lengths = [length for length in each if length is not None]
         if len(lengths) > 1:
             raise ValueError("two composed encodings both follow a length; use one of them")
         return lengths[0] if lengths else None
 
     def regions(self) -> tuple[Region, ...]:
-        return next((own for m in self.each if (own := m.regions())), ())
+        return self.moving[0].regions() if self.moving else ()
 
     def prepare(
         self,
@@ -125,9 +134,9 @@ class Composed(Encoding):
         """Tables of each member. move: of a region, for the member that has regions."""
         if move is None:
             return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
-        moved = [{"move": move} if m.regions() else {} for m in self.each]
+        moved: dict[str, Any] = {"move": move}
         return tuple(
-            m.prepare(of_axes(m, positions), length, dtype, **how) for m, how in zip(self.each, moved, strict=True)
+            m.prepare(of_axes(m, positions), length, dtype, **(moved if m in self.moving else {})) for m in self.each
         )
 
     def queries(self, q: Tensor, prepared: tuple) -> Tensor:
@@ -142,14 +151,16 @@ class Composed(Encoding):
 
     def queries_and_keys(self, q: Tensor, k: Tensor, prepared: tuple) -> tuple[Tensor, ...]:
         for m, tables in zip(self.each, prepared, strict=True):
-            q, k = m.queries_and_keys(q, k, tables)
+            together = getattr(m, "queries_and_keys", None)
+            q, k = (m.queries(q, tables), m.keys(k, tables)) if together is None else together(q, k, tables)
         return q, k
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         columns: Columns = {}
         carries = []
-        for m, before in zip(self, carry or [None] * len(self.members), strict=True):
-            new, after = m.context(x, before, documents)
+        each: Any = self.each
+        for m, before in zip(each, carry or [None] * len(each), strict=True):
+            new, after = m.context(x, before, documents) if m.reads_tokens else ({}, before)
             if twice := columns.keys() & new.keys():
                 raise ValueError(f"two composed encodings both give the columns {sorted(twice)}; use one of them")
             columns |= new
@@ -164,10 +175,10 @@ def _gives(member: Encoding, kind: type) -> bool:
     return member.overrides("terms") and any(isinstance(term, kind) for term in member.terms({}))
 
 
-def require_separable(moving: str, members: Sequence[Encoding]) -> None:
+def require_separable(moving: str, members: Sequence[Any]) -> None:
     """ValueError where parts of the keys cannot be attended to apart, as one that moves positions needs it."""
     for m in members:
-        if m.length_at(0, 0) is not None:
+        if hasattr(m, "length_at") and m.length_at(0, 0) is not None:
             raise ValueError(f"{moving} moves positions, and {type(m).__name__} follows a length; use one of them")
         if not m.reads_tokens and _gives(m, RowBias):
             raise ValueError(
@@ -204,7 +215,7 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
             return encoding
         case Encoding():
             # Made once: a short decoding step would notice. Not a submodule, for it holds the encoding; and not a copy's.
-            now = encoding, _declared(encoding)
+            now = encoding, [getattr(encoding, name, None) for name in COMBINED]
             then, composed = getattr(encoding, "_composed", (None, None))
             if composed is None or then is None or then[0] is not encoding or then[1] != now[1]:
                 composed = Composed([encoding])

@@ -12,7 +12,7 @@ from longitude.errors import UsageError, check_choice, check_positive, check_siz
 from longitude.positions.base import register
 from longitude.positions.coordinates import require_positions, wide
 from longitude.positions.layouts import Layout
-from longitude.positions.regions import Region
+from longitude.positions.optional import Region
 from longitude.positions.rotary import Rotary
 from longitude.positions.rotation import RotaryTable
 
@@ -52,6 +52,9 @@ class Remapped(Rotary):
         """Cos and sin in float32 or wider, of positions [L] or [B, L], or of where a region moves them."""
         require_positions(positions, who=self.registered_name)
         return self.tables(positions if move is None else move(positions), length, dtype)
+
+    def regions(self) -> tuple[Region, ...]:
+        raise NotImplementedError
 
     def offset(self, i: Tensor, j: Tensor) -> Tensor:
         """M(i, j), the offset that a query at i and a key at j <= i are rotated by, float64.

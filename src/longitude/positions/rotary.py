@@ -151,7 +151,7 @@ class Rotary(Encoding):
     def queries_and_keys(self, q: Tensor, k: Tensor, prepared: RotaryTable) -> tuple[Tensor, ...]:
         own = type(self).queries is Rotary.queries and type(self).keys is Rotary.keys
         if not own or q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
-            return super().queries_and_keys(q, k, prepared)
+            return self.queries(q, prepared), self.keys(k, prepared)
         return rotated((q, k), prepared, self.layout)
 
     def extra_repr(self) -> str:

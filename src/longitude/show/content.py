@@ -26,7 +26,7 @@ def gates(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     if not encoding.reads_tokens:
         return
     offsets = np.arange(shape.length)
-    for term in encoding.terms(encoding.context(shape.tokens())[0]):
+    for term in encoding.terms(compose(encoding).context(shape.tokens())[0]):
         if not isinstance(term, Drift):
             continue
         level = term.level[0].double()
@@ -51,7 +51,7 @@ def reflections(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     if not encoding.reads_tokens:
         return
     length = min(shape.length, SHOWN)
-    columns = encoding.context(shape.tokens()[:, :length])[0]
+    columns = compose(encoding).context(shape.tokens()[:, :length])[0]
     for term in encoding.terms(columns):
         if not isinstance(term, Transport):
             continue
@@ -87,7 +87,7 @@ def carried(encoding: Encoding, seed: int, shape: Shape) -> np.ndarray:
     All other keys are 0, as their scores are then, so that ln of a weight over the weight of the query's own token is the score.
     """
     length = min(shape.length, SHOWN)
-    columns = encoding.context(shape.tokens()[:, :length])[0]
+    columns = compose(encoding).context(shape.tokens()[:, :length])[0]
     generator = torch.Generator().manual_seed(seed)
     vector = F.normalize(torch.randn(shape.head_dim, generator=generator, dtype=torch.float64), dim=0)
     k = torch.zeros(1, shape.heads, length, shape.head_dim, dtype=torch.float64)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from longitude.attention.operation import attend
 from longitude.positions.base import Encoding
+from longitude.positions.composed import compose
 from longitude.positions.rotary import Rotary, XPos
 from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
 from longitude.registry import options_of, resolve_options
@@ -119,7 +120,7 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape: Shape) -> np.ndarray:
     """Cosines of the first head's query at the newest position and a key [1, head_dim] at each offset before it."""
     newest = shape.length - 1
-    if encoding.regions():  # by attention to one key alone, whose logsumexp is its score
+    if compose(encoding).regions():  # by attention to one key alone, whose logsumexp is its score
         q, k = (x.expand(len(offsets), 1, 1, -1) for x in (q, k))
         places = [(newest - torch.from_numpy(o))[:, None] for o in (0 * offsets, offsets)]
         alone = attend(

@@ -20,7 +20,7 @@ from longitude.extend.factors import Candidate, RotaryPairs
 from longitude.extend.methods import scheme_of
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Reader
-from longitude.positions.base import ENCODINGS, Encoding
+from longitude.positions.base import ENCODINGS
 from longitude.positions.scaling import NTK, Linear, Scaling
 from longitude.registry import Registry, options_of
 
@@ -85,8 +85,7 @@ def extended_by(scheme: str) -> list[str]:
     """The names of the encodings that a scheme extends."""
     if method_of(scheme).like != "linear":
         return [name for name in ENCODINGS if "scaling" in options_of(ENCODINGS[name])]
-    classes = ((name, getattr(ENCODINGS[name], "extended", None)) for name in ENCODINGS)
-    return [name for name, own in classes if own is not None and own.__func__ is not Encoding.extended.__func__]
+    return [name for name in ENCODINGS if hasattr(ENCODINGS[name], "extended")]
 
 
 def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:

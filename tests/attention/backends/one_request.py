@@ -10,6 +10,7 @@ from longitude.attention.operation import requests
 from longitude.attention.patterns import Prefix
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
+from longitude.positions.composed import compose
 from tests.support import built, close, random
 
 HEADS, DIM, WIDTH = 4, 16, 8
@@ -27,7 +28,9 @@ def problem(
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     q, k, v, x = inputs
     given = positions.get("q_positions"), positions.get("k_positions")
-    (part,) = requests(q, k, v, encoding, encoding.context(x)[0], mask or lg.Causal(), *given, None, 0.0, False)
+    (part,) = requests(
+        q, k, v, encoding, compose(encoding).context(x)[0], mask or lg.Causal(), *given, None, 0.0, False
+    )
     return part.request, [*inputs, *encoding.parameters()]
 
 

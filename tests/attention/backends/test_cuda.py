@@ -13,6 +13,7 @@ from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.backends.triton import backend
 from longitude.attention.operation import requests
 from longitude.attention.reference import reference
+from longitude.positions.composed import compose
 from tests.attention.backends.one_request import HEADS, KNOWN, WIDTH, masks
 from tests.support import built, close
 
@@ -45,7 +46,7 @@ def same(name, encoding_name, mask, dtype, *, rows, keys, head_dim=16, kv_heads=
 
     def request(encoding, tensors, mask):
         q, k, v, x = tensors
-        (part,) = requests(q, k, v, encoding, encoding.context(x)[0], mask)
+        (part,) = requests(q, k, v, encoding, compose(encoding).context(x)[0], mask)
         return part.request
 
     r = request(ours, copies, masks_on(DEVICE, keys)[mask])
@@ -92,7 +93,7 @@ def test_a_call_is_captured_in_a_cuda_graph(name):
         for shape in [(2, HEADS, 300, 64)] * 3 + [(2, 300, WIDTH)]
     )
     encoding = built(name, KNOWN | {"head_dim": 64}).to(DEVICE, torch.bfloat16)
-    columns = encoding.context(x)[0]
+    columns = compose(encoding).context(x)[0]
     call = torch.no_grad()(lambda: lg.attend(q, k, v, encoding=encoding, context=columns, backend="triton"))
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -116,7 +117,7 @@ def test_the_same_bits_ten_times(name):
     dtype = HALF[DEVICE == "cuda"]
     q, k, v = (torch.randn(size, dtype=dtype).to(DEVICE).requires_grad_() for _ in range(3))
     encoding = built(name, KNOWN | {"head_dim": 64}).to(DEVICE, dtype)
-    columns = encoding.context(torch.randn(2, size[2], WIDTH, dtype=dtype, device=DEVICE))[0]
+    columns = compose(encoding).context(torch.randn(2, size[2], WIDTH, dtype=dtype, device=DEVICE))[0]
     columns = {key: x.detach().requires_grad_() for key, x in columns.items()}
     (part,) = requests(q, k, v, encoding, columns)
 

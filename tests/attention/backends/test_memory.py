@@ -5,6 +5,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
+from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call
 from longitude.testing.memory_use import memory_of
 from tests.support import built, heads, random
@@ -87,11 +88,11 @@ def test_chunked_stays_within_what_explain_says(name, mask):
     encoding = built(name, KNOWN, dtype=torch.float32)
     *inputs, x = numbers(2048, batch=2)
     arguments = {"encoding": encoding, "mask": mask}
-    context = encoding.context(x)[0]
+    context = compose(encoding).context(x)[0]
     (declared,) = (v.memory for v in lg.explain(*inputs, context=context, **arguments) if v.backend == "chunked")
 
     def forward():
-        return lg.attend(*inputs, context=encoding.context(x)[0], **arguments, backend="chunked")
+        return lg.attend(*inputs, context=compose(encoding).context(x)[0], **arguments, backend="chunked")
 
     def forward_and_backward():
         return torch.autograd.grad(forward().sum(), [*inputs, *encoding.parameters()], allow_unused=True)

@@ -319,7 +319,7 @@ class NativeSparseAttention(Mixer):
 
     def refuses(self, encoding: Encoding) -> str | None:
         if (why := super().refuses(encoding)) is None and not encoding.stable_keys:
-            how = "moves a token by pairs" if encoding.regions() else "follows the length of the sequence"
+            how = "moves a token by pairs" if compose(encoding).regions() else "follows the length of the sequence"
             why = f"{type(encoding).__name__} {how}, and sparse attention keeps rotated keys"
         return why
 

@@ -15,6 +15,7 @@ from torch.func import grad, jvp
 from longitude.attention.masks import Causal
 from longitude.attention.operation import attend
 from longitude.positions.base import Encoding, Transport
+from longitude.positions.composed import compose
 from longitude.testing.battery.transforms import SLOW_OR_OLD
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
 from longitude.testing.examples import DIM, Example, MixerExample
@@ -31,7 +32,7 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
     With dynamic=True it makes one, also of attend itself with a list of encodings.
     """
     encoding = build()
-    if any(isinstance(term, Transport) for term in encoding.terms(encoding.context(numbers(1, 2, DIM))[0])):
+    if any(isinstance(term, Transport) for term in encoding.terms(compose(encoding).context(numbers(1, 2, DIM))[0])):
         raise DoesNotApply("Transport: attention walks its tokens chunk by chunk, so each length is a graph")
     require_one_table(encoding, 42)
     from torch._dynamo.testing import CompileCounter
@@ -121,7 +122,7 @@ class _Attention(torch.nn.Module):
         self.encoding, self.backend = encoding, backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None = None) -> Tensor:
-        context = None if x is None or not self.encoding.reads_tokens else self.encoding.context(x)[0]
+        context = None if x is None or not self.encoding.reads_tokens else compose(self.encoding).context(x)[0]
         return attend(q, k, v, encoding=[self.encoding], context=context, mask=Causal(), backend=self.backend)
 
 
@@ -146,5 +147,6 @@ def export(build: Example) -> None:
 
 def require_one_table(encoding: Encoding, length: int) -> None:
     """DoesNotApply where the queries of one call may have tables of different lengths."""
-    if encoding.length_at(0, length - 1) != encoding.length_at(length - 1, length - 1):
+    follow = compose(encoding).length_at
+    if follow(0, length - 1) != follow(length - 1, length - 1):
         raise DoesNotApply("its tables follow the length, so each length is a call of its own")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longitude.attention.masks import Causal, NoMask
 from longitude.positions.base import Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Temperature, Term, Transport
+from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, LawBroken
@@ -76,7 +77,7 @@ def order(build: Example) -> None:
         elif not bool(torch.isfinite(call()).all()):
             raise LawBroken(f"the output with {type(mask).__name__} is not finite")
     token = torch.arange(9)
-    for term in encoding.terms(encoding.context(tensors["x"])[0]):
+    for term in encoding.terms(compose(encoding).context(tensors["x"])[0]):
         for bias in _tables_of(term, token).values() if isinstance(term, OffsetBias | PairBias) else ():
             if not bool(torch.isfinite(bias).all()):
                 raise LawBroken(f"a bias must be finite for keys in the future too, got {bias.tolist()}")
@@ -124,7 +125,8 @@ def far_positions(build: Example) -> None:
                     exactly = exact.prepare(positions[own], length, torch.float64)
                     close(f"{what} in {dtype}", got, getattr(exact, what)(here.double(), exactly), threshold)
 
-        columns, columns_exact = low.context(x.to(half))[0], exact.context(x.to(half).double())[0]
+        columns = compose(low).context(x.to(half))[0]
+        columns_exact = compose(exact).context(x.to(half).double())[0]
         for ours, theirs in zip(low.terms(columns), exact.terms(columns_exact), strict=True):
             of_content, want = isinstance(ours, Drift | Transport), _tables_of(theirs, positions)
             for name, got in _tables_of(ours, positions).items():
@@ -154,7 +156,7 @@ def _in_int32(encoding: Encoding) -> None:
     for own, length in _lengths(encoding, wide):
         got, want = (tensors_in(encoding.prepare(p[own], length, torch.float64)) for p in (narrow, wide))
         close("tables, positions in int32", dict(enumerate(got)), dict(enumerate(want)))  # type: ignore[arg-type]
-    for term in encoding.terms(encoding.context(tensors["x"])[0]):
+    for term in encoding.terms(compose(encoding).context(tensors["x"])[0]):
         close("terms, positions in int32", _tables_of(term, narrow), _tables_of(term, wide))
         if isinstance(term, Temperature) and term.of == "positions":
             close("a temperature, positions in int32", term.at(narrow), term.at(wide))
@@ -167,7 +169,7 @@ def _in_int32(encoding: Encoding) -> None:
 
 def _lengths(encoding: Encoding, positions: Tensor) -> list[tuple[Tensor, int | None]]:
     """Which positions are prepared together, and for which length, as attention does it."""
-    lengths = encoding.length_at(positions, positions)
+    lengths = compose(encoding).length_at(positions, positions)
     if lengths is None:
         return [(torch.ones_like(positions, dtype=torch.bool), None)]
     return [(lengths == length, int(length)) for length in lengths.unique()]

@@ -34,7 +34,7 @@ def wrong_input_of_encodings(build: Example) -> None:  # noqa: C901
     """
     encoding = build()
     q, k, v, x = heads_and_tokens(7, 7).values()
-    context = encoding.context(x)[0]
+    context = compose(encoding).context(x)[0]
 
     def calling(q: Tensor = q, k: Tensor = k, v: Tensor = v, **options: Any) -> Callable[[], Any]:
         return partial(attend, q, k, v, **{"encoding": encoding, "context": context, **options})
@@ -75,7 +75,7 @@ def wrong_input_of_encodings(build: Example) -> None:  # noqa: C901
     if encoding.at_input:
         tried["embed, another width"] = partial(encoding.embed, x[..., 1:], torch.arange(7)), "expected"
     if context:
-        tried["context, another width"] = partial(encoding.context, x[..., 1:]), "expected"
+        tried["context, another width"] = partial(compose(encoding).context, x[..., 1:]), "expected"
     for option in build.resolved().keys() & SHAPES.keys():
         for wrong in WRONG_NUMBERS:
             tried[f"{option}={wrong!r}"] = partial(build, **{option: wrong}), option

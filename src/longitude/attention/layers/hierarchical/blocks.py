@@ -18,7 +18,7 @@ from torch import Tensor
 
 from longitude.attention.merge import merge_attention
 from longitude.positions.base import Encoding, OffsetBias
-from longitude.positions.composed import Composed
+from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable
 
@@ -133,7 +133,7 @@ def refusal(encoding: Encoding) -> str | None:
     for term in encoding.terms({}):
         if not isinstance(term, OffsetBias):
             return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has a distance alone"
-    if encoding.regions():
+    if compose(encoding).regions():
         return f"{name} moves a token by pairs, and a block of hierarchical attention is at one place"
     if not encoding.stable_keys:
         return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"
