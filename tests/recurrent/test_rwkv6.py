@@ -30,7 +30,7 @@ def test_channels_decay_alone():
 
 def test_initial_decays_reach_from_slow_to_fast():
     layer = RWKV6(64, 4)
-    w = torch.exp(-torch.exp(layer.decay.detach()))
+    w = torch.exp(-torch.exp(layer.time_decay.detach().flatten()))
     assert (w.diff() < 0).all()
     torch.testing.assert_close(w[[0, -1]], torch.exp(-torch.exp(torch.tensor([-6.0, -1.0]))))
-    assert not layer.mix_down.any() and not layer.decay_down.any()  # nothing depends on the data yet
+    assert not layer.time_maa_w1.any() and not layer.time_decay_w1.any()  # nothing depends on the data yet

@@ -48,14 +48,10 @@ def test_golden(form):
     table = golden("rwkv7")
     given = {name: torch.tensor(x, dtype=torch.float64) for name, x in table["layer"].items()}
     layer = RWKV7(8, 2, decay_rank=3, rate_rank=3, gate_rank=3).double()
-    same = {
-        "decay": "w0", "decay_down": "w1", "decay_up": "w2", "rate": "a0", "rate_down": "a1", "rate_up": "a2",
-        "gate_down": "g1", "gate_up": "g2", "removal": "k_k", "renewal": "k_a", "norm.weight": "ln_w", "norm.bias": "ln_b",
-    }  # fmt: skip
-    weights = {mine: given[theirs] for mine, theirs in same.items()}
-    weights |= {f"{name.lower()}_proj.weight": given[f"{name}_"].T for name in "RKVO"}
-    weights |= {"mix_by": torch.stack([given[f"x_{name}"] for name in "rwkvag"]), "bonus": given["r_k"].view(2, 4)}
-    layer.load_state_dict(weights)
+    norm = {"ln_x.weight": "ln_w", "ln_x.bias": "ln_b"}
+    own = {f"{name}.weight": f"{name[0].upper()}_" for name in ("receptance", "key", "value", "output")}
+    weights = {name: given[own[name]].T if name in own else given[norm.get(name, name)] for name in layer.state_dict()}
+    layer.load_state_dict({name: weights[name].reshape(p.shape) for name, p in layer.named_parameters()})
     for cuts in ([9], [4, 1, 1, 1, 1, 1]):
         cache = layer.cache_layer()
         with torch.no_grad():
@@ -76,9 +72,9 @@ def test_what_is_removed_is_of_before_the_decay():
 def test_initial_values():
     """Decays between e^(-e^(-1/2)) and 1, slower ones first; nothing depends on the data."""
     layer = RWKV7(64, 4)
-    w = torch.exp(-math.exp(-0.5) * layer.decay.detach().sigmoid()).unflatten(0, (4, -1))
+    w = torch.exp(-math.exp(-0.5) * layer.w0.detach().flatten().sigmoid()).unflatten(0, (4, -1))
     assert (w > math.exp(-math.exp(-0.5))).all() and (w.mean(1).diff() < 0).all()
-    assert not any(layer.get_parameter(f"{name}_down").any() for name in ("decay", "rate", "gate"))
+    assert not any(down.any() for down in (layer.w1, layer.a1, layer.g1))
 
 
 @pytest.mark.parametrize(

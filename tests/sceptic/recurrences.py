@@ -48,10 +48,12 @@ def retention(x, p, o, first=0):
 def rwkv6(x, p, o):
     heads = o["num_heads"]
     d = np.vstack([np.zeros_like(x[:1]), x[:-1]]) - x
-    low = np.tanh((x + d * p["mix_x"]) @ p["mix_down"]).reshape(len(x), 5, -1)
-    mixed = [x + d * (p["mix_by"][n] + low[:, n] @ p["mix_up"][n]) for n in range(5)]  # w, k, v, r, g
-    w = -np.exp(p["decay"] + np.tanh(mixed[0] @ p["decay_down"]) @ p["decay_up"])
-    k, v, r, g = (y @ p[f"{n}_proj.weight"].T for y, n in zip(mixed[1:], "kvrg", strict=True))
+    low = np.tanh((x + d * p["time_maa_x"][0]) @ p["time_maa_w1"]).reshape(len(x), 5, -1)
+    mixed = [x + d * (p[f"time_maa_{j}"][0] + low[:, n] @ p["time_maa_w2"][n]) for n, j in enumerate("wkvrg")]
+    w = -np.exp(p["time_decay"][0] + np.tanh(mixed[0] @ p["time_decay_w1"]) @ p["time_decay_w2"])
+    k, v, r, g = (
+        y @ p[f"{n}.weight"].T for y, n in zip(mixed[1:], ("key", "value", "receptance", "gate"), strict=True)
+    )
     w, k, v, r = (y.reshape(len(x), heads, -1) for y in (w, k, v, r))
     out = np.zeros_like(x[:, :1] * np.zeros(v.shape[1] * v.shape[2]))
     state = np.zeros((heads, k.shape[2], v.shape[2]))
@@ -59,11 +61,11 @@ def rwkv6(x, p, o):
         row = []
         for h in range(heads):
             now = np.outer(k[t, h], v[t, h])
-            y = r[t, h] @ (state[h] + p["bonus"][h][:, None] * now)
+            y = r[t, h] @ (state[h] + p["time_faaaa"][h][:, None] * now)
             state[h] = np.exp(w[t, h])[:, None] * state[h] + now
             row.append((y - y.mean()) / np.sqrt(y.var() + 0.00064))
-        out[t] = np.concatenate(row) * p["norm.weight"] + p["norm.bias"]
-    return (silu(g) * out) @ p["o_proj.weight"].T
+        out[t] = np.concatenate(row) * p["ln_x.weight"] + p["ln_x.bias"]
+    return (silu(g) * out) @ p["output.weight"].T
 
 
 def s4d(x, p, o):

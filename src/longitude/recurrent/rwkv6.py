@@ -66,6 +66,10 @@ def rwkv6(
     )
 
 
+MIXED = "wkvrg"
+"""What a token is mixed with the one before it for: decay, key, value, receptance and gate."""
+
+
 @register_mixer("rwkv6")
 class RWKV6(RecurrentMixer):
     """The time mixing of RWKV-6, as in the authors' code.
@@ -95,7 +99,7 @@ class RWKV6(RecurrentMixer):
     """
 
     source = "Peng et al. 2024"
-    undecayed = ("mix_x", "mix_by", "decay", "bonus")
+    undecayed = ("time_maa_x", *(f"time_maa_{name}" for name in MIXED), "time_decay", "time_faaaa")
 
     def __init__(
         self,
@@ -116,58 +120,63 @@ class RWKV6(RecurrentMixer):
         self.set_mode(mode, chunk_size)
         self.dim, self.num_heads, self.head_dim, self.mix_rank = dim, num_heads, head_dim, mix_rank
         wide = num_heads * head_dim
-        self.mix_x = nn.Parameter(torch.empty(dim))
-        self.mix_by = nn.Parameter(torch.empty(5, dim))  # w, k, v, r, g
-        self.mix_down = nn.Parameter(torch.empty(dim, 5 * mix_rank))
-        self.mix_up = nn.Parameter(torch.empty(5, mix_rank, dim))
-        self.decay = nn.Parameter(torch.empty(wide))
-        self.decay_down = nn.Parameter(torch.empty(dim, decay_rank))
-        self.decay_up = nn.Parameter(torch.empty(decay_rank, wide))
-        self.bonus = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.r_proj, self.k_proj, self.v_proj, self.g_proj = (nn.Linear(dim, wide, bias=False) for _ in range(4))
-        self.norm = nn.GroupNorm(num_heads, wide, eps=norm_eps)
-        self.o_proj = nn.Linear(wide, dim, bias=False)
+        # All names and shapes are those of the authors' checkpoints.
+        self.time_maa_x = nn.Parameter(torch.empty(1, 1, dim))
+        for name in MIXED:
+            setattr(self, f"time_maa_{name}", nn.Parameter(torch.empty(1, 1, dim)))
+        self.time_maa_w1 = nn.Parameter(torch.empty(dim, 5 * mix_rank))
+        self.time_maa_w2 = nn.Parameter(torch.empty(5, mix_rank, dim))
+        self.time_decay = nn.Parameter(torch.empty(1, 1, wide))
+        self.time_decay_w1 = nn.Parameter(torch.empty(dim, decay_rank))
+        self.time_decay_w2 = nn.Parameter(torch.empty(decay_rank, wide))
+        self.time_faaaa = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.receptance, self.key, self.value, self.gate = (nn.Linear(dim, wide, bias=False) for _ in range(4))
+        self.ln_x = nn.GroupNorm(num_heads, wide, eps=norm_eps)
+        self.output = nn.Linear(wide, dim, bias=False)
         self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """The authors' initial values: slow and fast channels from the first to the last, no dependence on the data."""
-        depth, exact, device = 0.5, torch.float32, self.decay.device
+        depth, exact, device = 0.5, torch.float32, self.time_decay.device
         channel = torch.arange(self.dim, dtype=exact, device=device) / self.dim
         mix = 1 - channel ** (1 - depth)
-        fill(self.mix_x, mix)
-        fill(self.mix_by, torch.stack([mix, mix, mix - 0.3 * depth, *[1 - channel ** (0.5 * (1 - depth))] * 2]))
-        nn.init.zeros_(self.mix_down)
-        nn.init.uniform_(self.mix_up, -0.01, 0.01)
-        place = torch.linspace(0, 1, self.decay.numel(), dtype=exact, device=device)
-        fill(self.decay, -6 + 5 * place ** (0.7 + 1.3 * depth))
-        nn.init.zeros_(self.decay_down)
-        nn.init.uniform_(self.decay_up, -0.01, 0.01)
-        zigzag = 0.1 * ((torch.arange(self.decay.numel(), device=device) + 1) % 3 - 1)
-        fill(self.bonus, (depth * (1 - place) + zigzag).view_as(self.bonus))
-        self.norm.reset_parameters()
+        half = 1 - channel ** (0.5 * (1 - depth))
+        values = {"x": mix, "w": mix, "k": mix, "v": mix - 0.3 * depth, "r": half, "g": half}
+        for name, value in values.items():
+            fill(self.get_parameter(f"time_maa_{name}"), value)
+        nn.init.zeros_(self.time_maa_w1)
+        nn.init.uniform_(self.time_maa_w2, -0.01, 0.01)
+        place = torch.linspace(0, 1, self.time_decay.numel(), dtype=exact, device=device)
+        fill(self.time_decay, -6 + 5 * place ** (0.7 + 1.3 * depth))
+        nn.init.zeros_(self.time_decay_w1)
+        nn.init.uniform_(self.time_decay_w2, -0.01, 0.01)
+        zigzag = 0.1 * ((torch.arange(len(place), device=device) + 1) % 3 - 1)
+        fill(self.time_faaaa, (depth * (1 - place) + zigzag).view_as(self.time_faaaa))
+        self.ln_x.reset_parameters()
 
     def products(self, keys: float) -> float:
         return 2 * self.num_heads * self.head_dim**2 + sum(
-            p.numel() for p in (self.mix_down, self.mix_up, self.decay_down, self.decay_up)
+            p.numel() for p in (self.time_maa_w1, self.time_maa_w2, self.time_decay_w1, self.time_decay_w2)
         )
 
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         last, matrix = (None, None) if state is None else state
         before, last = previous(x, last, inputs.reset, inputs.valid)
         shift = before - x
-        inner = torch.tanh((x + shift * self.mix_x) @ self.mix_down).unflatten(-1, (5, self.mix_rank))
-        by = self.mix_by + torch.einsum("bljr,jrd->bljd", inner, self.mix_up)
+        inner = torch.tanh((x + shift * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (5, self.mix_rank))
+        by = torch.cat([getattr(self, f"time_maa_{name}") for name in MIXED], 1)
+        by = by + torch.einsum("bljr,jrd->bljd", inner, self.time_maa_w2)
         to_w, to_k, to_v, to_r, to_g = (x[:, :, None] + shift[:, :, None] * by).unbind(2)
 
         exact = state_dtype(x)
-        change = torch.tanh(to_w @ self.decay_down) @ self.decay_up
-        log_w = -(self.decay.to(exact) + change.to(exact)).exp()
-        projected = self.r_proj(to_r), self.k_proj(to_k), self.v_proj(to_v), log_w
+        change = torch.tanh(to_w @ self.time_decay_w1) @ self.time_decay_w2
+        log_w = -(self.time_decay.to(exact) + change.to(exact)).exp()
+        projected = self.receptance(to_r), self.key(to_k), self.value(to_v), log_w
         r, k, v, log_w = (split_heads(y, self.num_heads) for y in projected)
-        out, matrix = rwkv6(r, k, v, log_w, self.bonus, state=matrix, **self.options(inputs))
+        out, matrix = rwkv6(r, k, v, log_w, self.time_faaaa, state=matrix, **self.options(inputs))
         # A single token decays nothing.
-        out = with_zero_gradients(out, (self.decay, self.decay_down, self.decay_up))
-        out = group_norm(self.norm, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
-        return self.o_proj(F.silu(self.g_proj(to_g)) * out), (last, matrix)
+        out = with_zero_gradients(out, (self.time_decay, self.time_decay_w1, self.time_decay_w2))
+        out = group_norm(self.ln_x, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
+        return self.output(F.silu(self.gate(to_g)) * out), (last, matrix)

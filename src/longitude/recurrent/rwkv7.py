@@ -78,6 +78,10 @@ def rwkv7(
     return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, kernel=kernel, **options)
 
 
+MIXED = "rwkvag"
+"""What a token is mixed with the one before it for: receptance, decay, key, value, rate and gate."""
+
+
 @register_mixer("rwkv7")
 class RWKV7(RecurrentMixer):
     """The time mixing of RWKV-7, as in the authors' code of the first layer.
@@ -109,7 +113,7 @@ class RWKV7(RecurrentMixer):
     """
 
     source = "Peng et al. 2025"
-    undecayed = ("mix_by", "decay", "rate", "bonus", "removal", "renewal")
+    undecayed = (*(f"x_{name}" for name in MIXED), "w0", "a0", "r_k", "k_k", "k_a")
 
     def __init__(
         self,
@@ -131,62 +135,61 @@ class RWKV7(RecurrentMixer):
         self.set_mode(mode, chunk_size)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         wide = num_heads * head_dim
-        self.mix_by = nn.Parameter(torch.empty(6, dim))  # r, w, k, v, a, g
-        self.decay, self.rate, self.removal, self.renewal = (nn.Parameter(torch.empty(wide)) for _ in range(4))
-        self.bonus = nn.Parameter(torch.empty(num_heads, head_dim))
+        for name in MIXED:  # all names and shapes are those of the authors' checkpoints
+            setattr(self, f"x_{name}", nn.Parameter(torch.empty(1, 1, dim)))
+        self.w0, self.a0, self.k_k, self.k_a = (nn.Parameter(torch.empty(1, 1, wide)) for _ in range(4))
+        self.r_k = nn.Parameter(torch.empty(num_heads, head_dim))
         ranks = decay_rank, rate_rank, gate_rank
-        self.decay_down, self.rate_down, self.gate_down = (nn.Parameter(torch.empty(dim, rank)) for rank in ranks)
-        self.decay_up, self.rate_up, self.gate_up = (nn.Parameter(torch.empty(rank, wide)) for rank in ranks)
-        self.r_proj, self.k_proj, self.v_proj = (nn.Linear(dim, wide, bias=False) for _ in range(3))
-        self.norm = nn.GroupNorm(num_heads, wide, eps=norm_eps)
-        self.o_proj = nn.Linear(wide, dim, bias=False)
+        self.w1, self.a1, self.g1 = (nn.Parameter(torch.empty(dim, rank)) for rank in ranks)
+        self.w2, self.a2, self.g2 = (nn.Parameter(torch.empty(rank, wide)) for rank in ranks)
+        self.receptance, self.key, self.value = (nn.Linear(dim, wide, bias=False) for _ in range(3))
+        self.ln_x = nn.GroupNorm(num_heads, wide, eps=norm_eps)
+        self.output = nn.Linear(wide, dim, bias=False)
         self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """The authors' initial values: slow and fast channels from the first to the last, no dependence on the data."""
-        depth, exact, device = 0.5, torch.float32, self.decay.device
+        depth, exact, device = 0.5, torch.float32, self.w0.device
         channel = torch.arange(self.dim, dtype=exact, device=device) / self.dim
         powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
-        fill(self.mix_by, torch.stack([1 - channel ** (power * (1 - depth)) for power in powers.values()]))
-        place = torch.linspace(0, 1, self.decay.numel(), dtype=exact, device=device)
+        for name, power in powers.items():
+            fill(self.get_parameter(f"x_{name}"), 1 - channel ** (power * (1 - depth)))
+        place = torch.linspace(0, 1, self.w0.numel(), dtype=exact, device=device)
         within = torch.linspace(-1, 1, self.head_dim, dtype=exact, device=device)  # of each head
         zigzag = (within * within.abs()).repeat(self.num_heads)
-        fill(self.decay, -6 + 6 * place ** (1 + depth**0.3) + 0.5 + 2.5 * zigzag)
-        fill(self.rate, -0.19 + 0.3 * zigzag + 0.4 * (place - 0.5))
-        fill(self.removal, 0.71 - 0.1 * (place - 0.5))
-        nn.init.constant_(self.renewal, 1.02)
-        nn.init.constant_(self.bonus, -0.04)
-        for name in ("decay", "rate", "gate"):
-            nn.init.zeros_(self.get_parameter(f"{name}_down"))
-            up = self.get_parameter(f"{name}_up")
+        fill(self.w0, -6 + 6 * place ** (1 + depth**0.3) + 0.5 + 2.5 * zigzag)
+        fill(self.a0, -0.19 + 0.3 * zigzag + 0.4 * (place - 0.5))
+        fill(self.k_k, 0.71 - 0.1 * (place - 0.5))
+        nn.init.constant_(self.k_a, 1.02)
+        nn.init.constant_(self.r_k, -0.04)
+        for down, up in ((self.w1, self.w2), (self.a1, self.a2), (self.g1, self.g2)):
+            nn.init.zeros_(down)
             nn.init.orthogonal_(up, 0.1 * math.sqrt(max(1, up.shape[0] / up.shape[1])))
-        self.norm.reset_parameters()
+        self.ln_x.reset_parameters()
 
     def products(self, keys: float) -> float:
-        low = sum(
-            self.get_parameter(f"{name}_{way}").numel() for name in ("decay", "rate", "gate") for way in ("down", "up")
-        )
+        low = sum(p.numel() for p in (self.w1, self.w2, self.a1, self.a2, self.g1, self.g2))
         return 4 * self.num_heads * self.head_dim**2 + low
 
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         last, matrix = (None, None) if state is None else state
         before, last = previous(x, last, inputs.reset, inputs.valid)
-        to_r, to_w, to_k, to_v, to_a, to_g = (x + (before - x) * by for by in self.mix_by)
+        to_r, to_w, to_k, to_v, to_a, to_g = (x + (before - x) * getattr(self, f"x_{name}") for name in MIXED)
 
         exact = state_dtype(x)
-        step = torch.tanh(to_w @ self.decay_down) @ self.decay_up
-        log_w = -math.exp(-0.5) * (self.decay.to(exact) + step.to(exact)).sigmoid()
-        a = (self.rate + to_a @ self.rate_down @ self.rate_up).sigmoid()
-        gate = (to_g @ self.gate_down).sigmoid() @ self.gate_up
-        r, k, v = self.r_proj(to_r), self.k_proj(to_k), self.v_proj(to_v)
-        removed, k = k * self.removal, k * (1 + (a - 1) * self.renewal)
+        step = torch.tanh(to_w @ self.w1) @ self.w2
+        log_w = -math.exp(-0.5) * (self.w0.to(exact) + step.to(exact)).sigmoid()
+        a = (self.a0 + to_a @ self.a1 @ self.a2).sigmoid()
+        gate = (to_g @ self.g1).sigmoid() @ self.g2
+        r, k, v = self.receptance(to_r), self.key(to_k), self.value(to_v)
+        removed, k = k * self.k_k, k * (1 + (a - 1) * self.k_a)
         r, log_w, k, v, removed, a = (split_heads(y, self.num_heads) for y in (r, log_w, k, v, removed, a))
         kappa = F.normalize(removed.to(exact), dim=-1)
         out, matrix = rwkv7(r, log_w, k, v, kappa, a.to(exact), state=matrix, **self.options(inputs))
         # The first token decays nothing, and removes nothing.
-        out = with_zero_gradients(out, (self.decay, self.decay_down, self.decay_up, self.removal))
-        out = group_norm(self.norm, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
-        own = (r * k * self.bonus[:, None]).sum(-1, keepdim=True) * v
-        return self.o_proj((out + join_heads(own)) * gate), (last, matrix)
+        out = with_zero_gradients(out, (self.w0, self.w1, self.w2, self.k_k))
+        out = group_norm(self.ln_x, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
+        own = (r * k * self.r_k[:, None]).sum(-1, keepdim=True) * v
+        return self.output((out + join_heads(own)) * gate), (last, matrix)

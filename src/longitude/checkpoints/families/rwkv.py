@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -137,31 +136,15 @@ def config_of_tensors(where: str, state: Mapping[str, Tensor], plain: Mapping[st
     )
 
 
-MIXER6 = {
-    "time_maa_x": "mix_x", "time_maa_w1": "mix_down", "time_maa_w2": "mix_up", "time_decay": "decay",
-    "time_decay_w1": "decay_down", "time_decay_w2": "decay_up", "time_faaaa": "bonus", "receptance.weight": "r_proj.weight",
-    "key.weight": "k_proj.weight", "value.weight": "v_proj.weight", "gate.weight": "g_proj.weight",
-    "output.weight": "o_proj.weight", "ln_x.weight": "norm.weight", "ln_x.bias": "norm.bias",
-}  # fmt: skip
-"""RWKV-6's time mix: their names -> ours."""
-MIXED = ("w", "k", "v", "r", "g")
-
-
 def of_rwkv6(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """The tensors of RWKV-6, our model's names but for the mixes -> ours.
+    """The tensors of RWKV-6, our model's names but for the mixes of the channel mix -> ours.
 
     Theirs add mu of the token before to the token, x + mu (x_{t-1} - x); our channel mix weighs the token itself, so its mu is
-    one minus theirs. Vectors lose the axes of batch and tokens.
+    one minus theirs.
     """
     out = dict(state)
     for layer in range(layers):
-        mixer, mlp = f"model.layers.{layer}.mixer.", f"model.layers.{layer}.mlp."
-        each = [out.pop(f"{mixer}time_maa_{name}", None) for name in MIXED]
-        if all(one is not None for one in each):
-            out[f"{mixer}mix_by"] = torch.stack([one.flatten() for one in each if one is not None])
-        for theirs, ours in MIXER6.items():
-            if (tensor := out.pop(mixer + theirs, None)) is not None:
-                out[mixer + ours] = tensor.flatten() if ours in ("mix_x", "decay") else tensor
+        mlp = f"model.layers.{layer}.mlp."
         for theirs, ours in {"time_maa_k": "time_mix_key", "time_maa_r": "time_mix_receptance"}.items():
             if (tensor := out.pop(mlp + theirs, None)) is not None:
                 out[mlp + ours] = (1 - tensor.double()).to(tensor.dtype)
