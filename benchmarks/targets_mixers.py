@@ -150,7 +150,7 @@ def of_width(name: str) -> dict[str, int]:
 
 # ---- the same work through torch.nn --------------------------------------------------------------------------------------
 class PlainLatent(nn.Module):
-    """The matrix work of lg.LatentAttention with rotary keys, expanded, through torch.nn alone."""
+    """The matrix work of lg.attention.LatentAttention with rotary keys, expanded, through torch.nn alone."""
 
     def __init__(self, own: Any):
         super().__init__()

@@ -82,7 +82,7 @@ def write_weights(writer: gguf.GGUFWriter, model: Any, head_dim: int) -> None:
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         if ".q_proj." in name or ".k_proj." in name:
-            weight = lg.convert_layout(weight, head_dim, "interleaved")
+            weight = lg.positions.convert_layout(weight, head_dim, "interleaved")
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), weight.contiguous().numpy())
 
 

@@ -63,7 +63,7 @@ def of_attend(label: str, documents: Tensor | None, mask: lg.Mask) -> float:
     alone = mask
     if documents is not None:
         alone = mask & lg.Documents(documents) & lg.Padding(documents >= 0)
-    share = lg.SequenceSlice(LENGTH, documents=documents)
+    share = lg.attention.SequenceSlice(LENGTH, documents=documents)
     want = [x.where(x.isfinite(), 0.0) for x in lg.attend(*inputs, encoding=encoding, mask=alone, return_lse=True)]
     cut = [share.cut(x, 2) for x in inputs]
     got = [x.where(x.isfinite(), 0.0) for x in lg.attend(*cut, encoding=encoding, mask=mask & share, return_lse=True)]
@@ -95,7 +95,7 @@ def of_model(model: nn.Module, packed: bool, padded: bool = False) -> float:
         batch["attention_mask"] = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [28]])).long()
         batch["labels"][batch["attention_mask"] == 0] = -100
     results = []
-    for call in (batch, lg.cut_sequence(batch)):
+    for call in (batch, lg.models.cut_sequence(batch)):
         model.zero_grad()
         loss = model(**call, use_cache=False).loss
         loss.backward()
@@ -205,7 +205,7 @@ def data_parallel() -> Iterator[Gap]:
 def memory() -> Iterator[Gap]:
     """Numbers behind the largest tensor of a forward and backward pass of attention, for each token of the whole sequence."""
     length = 1024
-    share = lg.SequenceSlice(length)
+    share = lg.attention.SequenceSlice(length)
     encoding = built("t5", KNOWN)
     cut = [share.cut(x, 2).requires_grad_() for x in heads(length, batch=1)]
     with LargestTensor() as largest:

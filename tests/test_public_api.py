@@ -32,7 +32,7 @@ class Sloped(lg.ALiBi):
 
 CHANGES = {
     "a function is gone": ("attend", None),
-    "an option is renamed": ("merge_attention", lambda outs, weights: outs),
+    "an option is renamed": ("parameter_groups", lambda model, rate: model),
     "a default is another": ("mixer", lambda name="attention", **options: name),
     "a method is another": ("ALiBi", Sloped),
 }
@@ -42,7 +42,7 @@ CHANGES = {
 def test_a_change_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = make_signatures.text()
     changed, value = CHANGES[name]
-    lg.attend, lg.merge_attention, lg.mixer, lg.ALiBi  # noqa: B018 (loaded, so that they can be replaced)
+    lg.attend, lg.parameter_groups, lg.mixer, lg.ALiBi  # noqa: B018 (loaded, so that they can be replaced)
     if value is None:
         monkeypatch.setattr(lg, "__all__", [each for each in lg.__all__ if each != changed])
     else:
@@ -77,7 +77,7 @@ TYPES = {
     "lg.attend(x, x, x, return_weights=bool(x.any()))": "Tensor | tuple[Tensor, Tensor]",
     "lg.explain(x, x, x, encoding='alibi', return_lse=True)": "tuple[Verdict, ...]",
     "lg.encoding('rope', head_dim=8, layout='half')": "Encoding",
-    "lg.pool_heads(lg.MultiHeadAttention(8, 4), 2)": "MultiHeadAttention",
+    "lg.attention.pool_heads(lg.MultiHeadAttention(8, 4), 2)": "MultiHeadAttention",
 }
 MISTAKES = (
     "lg.attend(x, x, x, encodng='alibi')",

@@ -1,9 +1,10 @@
 """Longitude: position encodings of transformers, and whether they hold past the length a model was trained on.
 
-Everything public is one name away after `import longitude as lg`, and is loaded on first use: the import itself costs
-nothing, and `lg.attend` with all encodings never loads transformers.
+What most need is one name away after `import longitude as lg`, the rest is two (lg.attention.WindowAttention). All is loaded on
+first use: the import itself costs nothing, and `lg.attend` with all encodings never loads transformers.
 """
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +22,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         study as study,
         testing as testing,
     )
-    from longitude.attention.backends.base import Backend as Backend, register_backend as register_backend
-    from longitude.attention.cache import LongitudeCache as LongitudeCache, LongitudeCacheLayer as LongitudeCacheLayer
-    from longitude.attention.grouped_heads import pool_heads as pool_heads
-    from longitude.attention.layers.chunks import ChunkAttention as ChunkAttention
-    from longitude.attention.layers.cross import CrossAttention as CrossAttention
-    from longitude.attention.layers.hierarchical import (
-        HierarchicalAttention as HierarchicalAttention,
-        hierarchical_attention as hierarchical_attention,
-    )
-    from longitude.attention.layers.latent import LatentAttention as LatentAttention
-    from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
+    from longitude.attention.cache import LongitudeCache as LongitudeCache
     from longitude.attention.layers.multihead import MultiHeadAttention as MultiHeadAttention
-    from longitude.attention.layers.sparse import NativeSparseAttention as NativeSparseAttention
-    from longitude.attention.layers.window import WindowAttention as WindowAttention
     from longitude.attention.masks import (
         Band as Band,
         Causal as Causal,
@@ -44,7 +33,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         Padding as Padding,
         Window as Window,
     )
-    from longitude.attention.merge import merge_attention as merge_attention
     from longitude.attention.mixer import (
         Mixer as Mixer,
         list_mixers as list_mixers,
@@ -53,19 +41,14 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     )
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
-    from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
-    from longitude.checkpoints.config import (
-        from_hugging_face as from_hugging_face,
-        layers_from_hugging_face as layers_from_hugging_face,
-    )
+    from longitude.checkpoints.config import from_hugging_face as from_hugging_face
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
         LongitudeForCausalLM as LongitudeForCausalLM,
         LongitudeForMaskedLM as LongitudeForMaskedLM,
         LongitudeForSeq2SeqLM as LongitudeForSeq2SeqLM,
     )
-    from longitude.models.sequence import cut_sequence as cut_sequence
-    from longitude.positions import samplers as samplers, scaling as scaling
+    from longitude.positions import samplers as samplers, scaling as scaling, terms as terms
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
     from longitude.positions.base import (
         Encoding as Encoding,
@@ -79,9 +62,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
     from longitude.positions.hugging_face import RopeConfig as RopeConfig, to_hugging_face as to_hugging_face
     from longitude.positions.layers import LayerPositions as LayerPositions
-    from longitude.positions.layouts import convert_layout as convert_layout
-    from longitude.positions.multimodal import multimodal_positions as multimodal_positions
-    from longitude.positions.optional import Region as Region
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
     from longitude.positions.polar import PoPE as PoPE
     from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
@@ -105,16 +85,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         Ministral3Temperature as Ministral3Temperature,
         SSMax as SSMax,
     )
-    from longitude.positions.terms import (
-        Drift as Drift,
-        OffsetBias as OffsetBias,
-        OffsetVectors as OffsetVectors,
-        PairBias as PairBias,
-        RowBias as RowBias,
-        SinkLogits as SinkLogits,
-        Temperature as Temperature,
-        Transport as Transport,
-    )
     from longitude.training import parameter_groups as parameter_groups
 
 __version__ = "0.1.0"
@@ -123,47 +93,31 @@ _MODULES = (
     "positions", "attention", "recurrent", "models", "hf", "checkpoints", "check", "measure", "extend", "study", "testing",
 )  # fmt: skip
 _NAMES = {
-    "positions": "samplers scaling",
+    "positions": "samplers scaling terms",
     "positions.base": "Encoding encoding list_encodings register",
-    "positions.terms": "OffsetBias PairBias Drift OffsetVectors RowBias Transport Temperature SinkLogits",
     "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",
     "positions.rotary": "Rotary XPos AxialRotary MultimodalRotary",
     "positions.scaling": "rope_frequencies",
     "positions.hugging_face": "RopeConfig to_hugging_face",
     "positions.layers": "LayerPositions",
-    "checkpoints.config": "from_hugging_face layers_from_hugging_face",
-    "positions.layouts": "convert_layout",
-    "positions.multimodal": "multimodal_positions",
+    "checkpoints.config": "from_hugging_face",
     "positions.bias": "ALiBi Kerple Sandwich Fire",
     "positions.buckets": "T5Bias ClippedBias",
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
     "positions.polar": "PoPE",
-    "positions.optional": "Region",
     "positions.remapped": "ReRoPE LeakyReRoPE SelfExtend DualChunk",
     "positions.temperature": "SSMax LogN Llama4Temperature Ministral3Temperature",
     "positions.sink": "LearnedSink",
     "attention.operation": "attend explain",
-    "attention.backends.base": "Backend register_backend",
-    "attention.merge": "merge_attention",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
-    "attention.sequence_slice": "SequenceSlice",
     "attention.patterns": "Prefix Global Dilated Chunks",
     "attention.layers.multihead": "MultiHeadAttention",
-    "attention.layers.chunks": "ChunkAttention",
-    "attention.layers.window": "WindowAttention",
-    "attention.layers.sparse": "NativeSparseAttention",
-    "attention.layers.latent": "LatentAttention",
-    "attention.layers.longformer": "LongformerAttention",
-    "attention.layers.hierarchical": "HierarchicalAttention hierarchical_attention",
-    "attention.grouped_heads": "pool_heads",
-    "attention.layers.cross": "CrossAttention",
     "attention.mixer": "Mixer mixer list_mixers register_mixer",
     "training": "parameter_groups",
-    "attention.cache": "LongitudeCache LongitudeCacheLayer",
-    "models.sequence": "cut_sequence",
+    "attention.cache": "LongitudeCache",
     "models": "LongitudeConfig LongitudeForCausalLM LongitudeForMaskedLM LongitudeForSeq2SeqLM",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -190,3 +144,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def loaded_on_use(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+    """`__getattr__` and `__all__` of a package with these names: module of it -> names, with spaces between."""
+    module_of = {name: module for module, own in names.items() for name in own.split()}
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; {package}.__all__ lists its names")
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+
+    return get, sorted(module_of)

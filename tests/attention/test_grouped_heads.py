@@ -106,5 +106,5 @@ test_what_does_not_fit = refused_calls(
 def test_a_mixer_with_its_own_number_of_heads() -> None:
     """Means are of the heads that a layer has, whatever the config has for the others."""
     model = ours(mixer={"name": "attention", "num_kv_heads": 4})
-    before, after = (m.model.layers[0].mixer.k_proj.weight for m in (model, lg.pool_heads(model, 2)))
+    before, after = (m.model.layers[0].mixer.k_proj.weight for m in (model, lg.attention.pool_heads(model, 2)))
     assert_close(after, before.unflatten(0, (2, 2, 4)).mean(1).flatten(0, 1))

@@ -30,7 +30,7 @@ def test_merged_parts_are_the_whole(cuts):
     want = dense(q, k, v, allowed)
     parts = [dense(q, k[:, :, a:b], v[:, :, a:b], allowed[:, a:b]) for a, b in pairwise(cuts)][::-1]
     parts.insert(1, dense(q, k, v, torch.zeros_like(allowed)))
-    got = lg.merge_attention(*zip(*parts, strict=True))
+    got = lg.attention.merge_attention(*zip(*parts, strict=True))
     assert (got[0][:, :, 0] == 0).all() and (got[1][:, :, 0] == -math.inf).all()
     got, want = ([*both, *(g for x in both for g in gradients(x, [q, k, v]))] for both in (got, want))
     close(got, want, atol=1e-13)
@@ -39,8 +39,8 @@ def test_merged_parts_are_the_whole(cuts):
 def test_merge_in_bfloat16_adds_up_in_float32():
     outs = [torch.randn(1, 2, 5, 4).bfloat16() for _ in range(3)]
     lses = [torch.randn(1, 2, 5) for _ in range(3)]
-    out, lse = lg.merge_attention(outs, lses)
-    exact, exact_lse = lg.merge_attention([x.double() for x in outs], [x.double() for x in lses])
+    out, lse = lg.attention.merge_attention(outs, lses)
+    exact, exact_lse = lg.attention.merge_attention([x.double() for x in outs], [x.double() for x in lses])
     assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
     torch.testing.assert_close(out, exact.bfloat16())
     close(lse.double(), exact_lse, atol=1e-6)
@@ -49,7 +49,7 @@ def test_merge_in_bfloat16_adds_up_in_float32():
 def test_merge_passes_on_what_is_not_finite():
     outs, lses = torch.randn(2, 1, 1, 3, 4), torch.randn(2, 1, 1, 3)
     lses[0, ..., 0], lses[1, ..., 1], outs[1, ..., 2, 0] = math.nan, math.inf, math.nan
-    out, lse = lg.merge_attention(list(outs), list(lses))
+    out, lse = lg.attention.merge_attention(list(outs), list(lses))
     assert out[:, :, :2].isnan().all() and out[:, :, 2, 0].isnan() and out[:, :, 2, 1:].isfinite().all()
     assert not lse[:, :, :2].isfinite().any() and lse[:, :, 2].isfinite().all()
 
@@ -57,7 +57,7 @@ def test_merge_passes_on_what_is_not_finite():
 OUT, LSE = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
 test_merge_refuses = refused_calls(
     [
-        (partial(lg.merge_attention, outs, lses), *words)
+        (partial(lg.attention.merge_attention, outs, lses), *words)
         for outs, lses, *words in (
             ([], [], "0 and 0"),
             ([OUT], [LSE, LSE], "1 and 2"),
@@ -95,5 +95,5 @@ def test_shards_are_the_whole(name, backend):
         )
         for keys, mask in ((early, lg.NoMask()), (late, lg.Causal()))
     ]  # fmt: skip
-    out = torch.cat([first, lg.merge_attention(*zip(*parts, strict=True))[0]], 2)
+    out = torch.cat([first, lg.attention.merge_attention(*zip(*parts, strict=True))[0]], 2)
     close([out, *gradients(out, [q, k, v, *encoding.parameters()])], want, rtol=1e-11)

@@ -113,7 +113,7 @@ def test_a_formula_that_no_backend_knows_is_not_taken_for_one_that_some_do():
     class Function(lg.Encoding):
         def terms(self, context):
             (term,) = fire.terms(context)
-            return (lg.PairBias(lambda i, j: 2 * term.at(i, j), term.numbers),)
+            return (lg.terms.PairBias(lambda i, j: 2 * term.at(i, j), term.numbers),)
 
     encoding = Function()
     close(lg.attend(*inputs, encoding=encoding), lg.attend(*inputs, encoding=encoding, backend="reference"))

@@ -78,7 +78,7 @@ def test_places_in_documents():
 def test_chunk_attention_is_attention_to_chunks():
     """By itself, in packed documents and behind padding; its cache keeps size - 1 tokens."""
     torch.manual_seed(0)
-    chunk = lg.ChunkAttention(16, HEADS, encoding=lg.Rotary(4, "half"), size=4).double()
+    chunk = lg.attention.ChunkAttention(16, HEADS, encoding=lg.Rotary(4, "half"), size=4).double()
     x = random(2, 15, 16)
     plain = lg.MultiHeadAttention(16, HEADS, encoding=lg.Rotary(4, "half")).double()
     plain.load_state_dict(chunk.state_dict())

@@ -47,7 +47,7 @@ def alone(tmp_path):
 def test_the_parts_of_all_processes_are_the_sequence(alone, monkeypatch):
     for count in (1, 2, 3, 5):
         monkeypatch.setattr(dist, "get_world_size", lambda group, count=count: count)
-        share = lg.SequenceSlice(LENGTH)
+        share = lg.attention.SequenceSlice(LENGTH)
         parts = [part for rank in range(count) for part in share.parts_of(rank)]
         assert sorted(i for part in parts for i in range(part.start, part.stop)) == [*range(LENGTH)]
         sizes = [share.size(rank) for rank in range(count)]
@@ -56,7 +56,7 @@ def test_the_parts_of_all_processes_are_the_sequence(alone, monkeypatch):
 
 def test_labels_are_of_the_next_token_and_not_across_documents(alone):
     ids = torch.arange(10)[None]
-    cut = lg.cut_sequence({"input_ids": ids, "labels": ids, "document_ids": torch.tensor([[0] * 4 + [1] * 6])})
+    cut = lg.models.cut_sequence({"input_ids": ids, "labels": ids, "document_ids": torch.tensor([[0] * 4 + [1] * 6])})
     assert cut["shift_labels"].tolist() == [[1, 2, 3, -100, 5, 6, 7, 8, 9, -100]]
     assert cut["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]]
     assert int(cut["num_items_in_batch"]) == 8
@@ -64,12 +64,12 @@ def test_labels_are_of_the_next_token_and_not_across_documents(alone):
 
 def test_without_processes_it_is_refused():
     with refused("torch.distributed.init_process_group"):
-        lg.SequenceSlice(8)
+        lg.attention.SequenceSlice(8)
 
 
 def sliced(**options):
     q, k, v = heads(LENGTH)
-    mask = options.pop("mask", lg.Causal()) & lg.SequenceSlice(LENGTH)
+    mask = options.pop("mask", lg.Causal()) & lg.attention.SequenceSlice(LENGTH)
     return lg.attend(q, k, v, mask=mask, **options)
 
 
@@ -87,12 +87,12 @@ def calls():
         lambda: sliced(encoding=lg.encoding("self_extend", head_dim=8, layout="half", window=4)),
         ("SequenceSlice", "SelfExtend"),
     )
-    yield lambda: lg.attend(*heads(9), mask=lg.Causal() & lg.SequenceSlice(10)), ("10", "0")
-    yield lambda: lg.SequenceSlice(1), ("SequenceSlice", "2")
-    yield lambda: lg.cut_sequence({"labels": ids}), ("input_ids",)
-    yield lambda: lg.cut_sequence({"input_ids": ids, "position_ids": ids[:, :3]}), ("position_ids", "[1, 3]")
-    yield lambda: lg.cut_sequence({"input_ids": ids, "past_key_values": 1}), ("past_key_values",)
-    cut = lg.cut_sequence({"input_ids": ids})
+    yield lambda: lg.attend(*heads(9), mask=lg.Causal() & lg.attention.SequenceSlice(10)), ("10", "0")
+    yield lambda: lg.attention.SequenceSlice(1), ("SequenceSlice", "2")
+    yield lambda: lg.models.cut_sequence({"labels": ids}), ("input_ids",)
+    yield lambda: lg.models.cut_sequence({"input_ids": ids, "position_ids": ids[:, :3]}), ("position_ids", "[1, 3]")
+    yield lambda: lg.models.cut_sequence({"input_ids": ids, "past_key_values": 1}), ("past_key_values",)
+    cut = lg.models.cut_sequence({"input_ids": ids})
     yield lambda: ours("fox")(**cut), ("FoX",)
     yield lambda: ours("none", mixer="mamba")(**cut), ("SequenceSlice", "MultiHeadAttention", "WindowAttention")
     yield lambda: ours("alibi", mixer={"name": "chunks", "size": 4})(**cut), ("ChunkAttention",)
@@ -119,7 +119,7 @@ def filled():
 def test_a_process_outside_of_the_group_is_refused(alone, monkeypatch):
     monkeypatch.setattr(dist, "get_rank", lambda group: -1)
     with refused(what="SequenceSlice"):
-        lg.SequenceSlice(LENGTH)
+        lg.attention.SequenceSlice(LENGTH)
 
 
 def test_what_cannot_be_right_is_refused(alone):
@@ -130,7 +130,7 @@ def test_what_cannot_be_right_is_refused(alone):
 
 def test_second_derivatives_are_refused(alone):
     q, k, v = (x.requires_grad_() for x in heads(LENGTH))
-    out = lg.attend(q, k, v, mask=lg.Causal() & lg.SequenceSlice(LENGTH))
+    out = lg.attend(q, k, v, mask=lg.Causal() & lg.attention.SequenceSlice(LENGTH))
     with pytest.raises(RuntimeError, match="no second derivatives"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
@@ -145,7 +145,7 @@ def test_other_mixers_never_take_a_slice_for_a_sequence(alone):
             mixer = lg.mixer(name, dim=32).double()
         x = torch.randn(1, 12, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         try:
-            out = mixer(x, mask=lg.Causal() & lg.SequenceSlice(12))
+            out = mixer(x, mask=lg.Causal() & lg.attention.SequenceSlice(12))
         except ValueError:
             assert not mixer.shares_sequence, name
             continue

@@ -76,7 +76,9 @@ def test_olmo_3_scales_its_full_layers_alone():
     found = lg.from_hugging_face(OLMO_3)
     full = YaRN(8.0, 8192, attention_factor=1.2079441541679836)
     assert found == {"full_attention": RopeConfig(500000, full), "sliding_attention": RopeConfig(500000)}
-    names = [[one.encoding[0]["scaling"], one.window] for one in lg.layers_from_hugging_face(OLMO_3, "half")]
+    names = [
+        [one.encoding[0]["scaling"], one.window] for one in lg.checkpoints.layers_from_hugging_face(OLMO_3, "half")
+    ]
     assert names == [[None, 4096], [None, 4096], [None, 4096], [full, None]] * 8
     config = AutoConfig.for_model(**OLMO_3)
     assert [*contradictions(OLMO_3, config)] == [] and lg.from_hugging_face(config) == found
@@ -111,7 +113,7 @@ def test_llama_4_scout_has_no_ramp():
 def test_the_temperature_of_llama_4_at_the_last_int32_position():
     positions = torch.tensor([2**31 - 1], dtype=torch.int32)
     [term] = lg.Llama4Temperature().terms({})
-    assert isinstance(term, lg.Temperature)
+    assert isinstance(term, lg.terms.Temperature)
     torch.testing.assert_close(term.at(positions), term.at(positions.long()))
     assert float(term.at(positions)) == pytest.approx(1 + 0.1 * torch.tensor(2.0**31 / 8192 + 1).double().log().item())
 
@@ -153,7 +155,7 @@ def test_which_layers_rotate(kind, more, rotates):
 
 def test_a_layer_without_attention_has_no_mixer():
     config = AutoConfig.for_model("lfm2", **SMALL, num_key_value_heads=2, layer_types=["conv", "full_attention"] * 2)
-    conv, full = lg.layers_from_hugging_face(config, "half")[:2]
+    conv, full = lg.checkpoints.layers_from_hugging_face(config, "half")[:2]
     assert (conv.attends, full.attends) == (False, True) and full.mixer == {"name": "attention"}
     assert conv.encoding == [{"name": "none"}] and full.encoding[0]["name"] == "rope"
     with refused("without"):
@@ -169,7 +171,7 @@ def test_bases_by_layer():
         lg.from_hugging_face(config)
     config.layer_types = ["sliding_attention", "full_attention"] * 2
     config.layer_rope_theta = [1e4, 1e6, 1e4, 0]
-    layers = lg.layers_from_hugging_face(config, "half")
+    layers = lg.checkpoints.layers_from_hugging_face(config, "half")
     assert [one.encoding[0].get("base") for one in layers] == [1e4, 1e6, 1e4, None]
     found = lg.from_hugging_face(config)
     assert found == {
@@ -193,7 +195,7 @@ def test_positions_that_are_no_rotation_are_said(kind, words):
     with pytest.warns(UserWarning, match=words):
         assert lg.from_hugging_face(config) == {}
     with pytest.raises(NotUnderstood, match=words):
-        lg.layers_from_hugging_face(config, "half")
+        lg.checkpoints.layers_from_hugging_face(config, "half")
 
 
 def test_a_model_type_that_transformers_does_not_have_is_said():

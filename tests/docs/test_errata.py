@@ -100,9 +100,9 @@ def test_yarn_truncate_per_layer_type() -> None:
 
 
 def test_text_after_a_video() -> None:
-    published = lg.multimodal_positions([3, (10, 2, 2), 1])
+    published = lg.positions.multimodal_positions([3, (10, 2, 2), 1])
     assert published[-2].tolist() == [12, 4, 4] and published[-1].tolist() == [13, 13, 13]
-    assert lg.multimodal_positions([3, (10, 2, 2), 1], next_text="extent")[-1].tolist() == [5, 5, 5]
+    assert lg.positions.multimodal_positions([3, (10, 2, 2), 1], next_text="extent")[-1].tolist() == [5, 5, 5]
 
 
 def test_positions_in_bfloat16() -> None:

@@ -83,9 +83,11 @@ def test_a_page_has_the_rows_of_its_name() -> None:
 
 
 def test_a_label_has_the_options_that_nothing_else_gives() -> None:
-    assert make_pages.label_of("window", lg.WindowAttention) == "window:size=128"
+    assert make_pages.label_of("window", lg.attention.WindowAttention) == "window:size=128"
     assert make_pages.label_of("rope", lg.Rotary) == "rope"
-    assert make_pages.label_of("hierarchical", lg.HierarchicalAttention) == "hierarchical"  # its window has a default
+    assert (
+        make_pages.label_of("hierarchical", lg.attention.HierarchicalAttention) == "hierarchical"
+    )  # its window has a default
 
 
 def test_signs_of_markdown_are_escaped_but_in_code_and_addresses() -> None:

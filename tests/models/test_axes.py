@@ -16,10 +16,10 @@ def test_text_continues_after_an_image(build, ids):
     """Positions of several axes, given for the prompt, are followed by 1 + the largest so far; in a padded batch, and where
     another document begins, too."""
     model, x = build("mrope"), ids(2, 14)
-    every = lg.multimodal_positions([2, (1, 2, 3), 6])
+    every = lg.positions.multimodal_positions([2, (1, 2, 3), 6])
     mask, tokens = (torch.arange(17) >= torch.tensor([[3], [0]])).long(), ids(2, 17)
     behind_padding = torch.cat([torch.zeros(3, 3, dtype=torch.long), every])
-    padded = torch.stack([behind_padding, lg.multimodal_positions([2, (1, 2, 3), 9])])
+    padded = torch.stack([behind_padding, lg.positions.multimodal_positions([2, (1, 2, 3), 9])])
     whole = model(tokens, position_ids=padded, attention_mask=mask).logits
     first = model(tokens[:, :12], position_ids=padded[:, :12], attention_mask=mask[:, :12], use_cache=True)
     rest = [model(tokens[:, t, None], attention_mask=mask[:, : t + 1], cache=first.cache).logits for t in range(12, 17)]
@@ -36,7 +36,7 @@ def test_text_continues_after_an_image(build, ids):
 @pytest.mark.parametrize("segments", [[2, (1, 2, 3), 1], [3, (1, 2, 3)]], ids=["text last", "image last"])
 def test_generate_after_an_image(build, ids, segments):
     model, x = build("mrope"), ids(2, 9)
-    image = lg.multimodal_positions(segments)
+    image = lg.positions.multimodal_positions(segments)
     want, positions, every = x, image, []
     for _ in range(5):
         logits = model(want, position_ids=positions, use_cache=False).logits[:, -1]
@@ -75,7 +75,7 @@ def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
 @torch.no_grad()
 def test_layers_that_rotate_by_three_axes_one_or_none(build, ids):
     """Positions with axes pass layers without positions, and are refused by those that measure one."""
-    image = lg.multimodal_positions([2, (1, 2, 3), 1])
+    image = lg.positions.multimodal_positions([2, (1, 2, 3), 1])
     model, x = build(None, encodings=["mrope", "none"]), ids(2, 9)
     whole = model(x, position_ids=image).logits
     first = model(x[:, :4], position_ids=image[:4], use_cache=True)

@@ -84,7 +84,7 @@ def test_far_positions_repeat_nothing_unseen():
         (lambda: fope(deviation=-1.0), ("deviation", "0")),
         (lambda: fope(layout="neox"), ("layout",)),
         (lambda: fope().queries(torch.zeros(1, 3, 2, WIDTH), fope().prepare(torch.arange(2))), ("multiple", "2")),
-        (lambda: lg.HierarchicalAttention(16, 2, encoding=fope()), ("FoPE", "RotaryTable")),
+        (lambda: lg.attention.HierarchicalAttention(16, 2, encoding=fope()), ("FoPE", "RotaryTable")),
     ],
 )
 def test_refused(make, words):

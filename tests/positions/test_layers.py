@@ -88,7 +88,7 @@ def test_every_layer_attends_as_theirs(kind):
     make, config, layout = MODELS[kind]
     torch.manual_seed(0)
     theirs = make(config).double().eval()
-    layers = lg.layers_from_hugging_face(config, layout)
+    layers = lg.checkpoints.layers_from_hugging_face(config, layout)
     ours = lg.LongitudeForCausalLM(
         lg.LongitudeConfig(
             hidden_size=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
@@ -120,17 +120,17 @@ def test_every_layer_attends_as_theirs(kind):
 
 def test_llama4_ministral3_and_mistral():
     more = {"num_hidden_layers": 4, "max_position_embeddings": 64}
-    llama4 = lg.layers_from_hugging_face(Llama4TextConfig(**more, attention_chunk_size=32), "interleaved")
+    llama4 = lg.checkpoints.layers_from_hugging_face(Llama4TextConfig(**more, attention_chunk_size=32), "interleaved")
     assert [(one.encoding[0]["name"], one.chunk) for one in llama4] == [("rope", 32)] * 3 + [
         ("llama4_temperature", None)
     ]
     assert [one.mixer for one in llama4] == [{"name": "chunks", "size": 32}] * 3 + [{"name": "attention"}]
-    [ministral, *_] = lg.layers_from_hugging_face(Ministral3Config(num_hidden_layers=2), "half")
+    [ministral, *_] = lg.checkpoints.layers_from_hugging_face(Ministral3Config(num_hidden_layers=2), "half")
     assert [one["name"] for one in ministral.encoding] == [
         "rope",
         "ministral3_temperature",
     ] and ministral.window is None
-    mistral = lg.layers_from_hugging_face(MistralConfig(num_hidden_layers=2, sliding_window=7), "half")
+    mistral = lg.checkpoints.layers_from_hugging_face(MistralConfig(num_hidden_layers=2, sliding_window=7), "half")
     assert [one.mixer for one in mistral] == [{"name": "window", "size": 7}] * 2
 
 
@@ -158,7 +158,7 @@ def test_cohere2_moe(more, rotates, windows):
     by_hand |= {"head_dim": 8, "rope_theta": 50.0, **more}
     written = Cohere2MoeConfig(**{key: value for key, value in by_hand.items() if key != "model_type"})
     for config in (by_hand, written):
-        layers = lg.layers_from_hugging_face(config, "interleaved")
+        layers = lg.checkpoints.layers_from_hugging_face(config, "interleaved")
         assert [one.encoding[0]["name"] == "rope" for one in layers] == [bool(one) for one in rotates]
         assert [one.window for one in layers] == windows
     attention = [layer.self_attn for layer in Cohere2MoeModel(written_small(written)).layers]
@@ -189,9 +189,9 @@ def test_a_pattern_is_repeated():
 
 
 test_wrong_use = refused_calls([
-    (lambda: lg.layers_from_hugging_face({"rope_theta": 1e4}, "half"), "num_hidden_layers", "None"),
-    (lambda: lg.layers_from_hugging_face(MODELS["smollm3"][1], "halves"), "'half'", "'interleaved'"),
-    (lambda: lg.layers_from_hugging_face({"rope_parameters": GEMMA, "num_hidden_layers": 2, "head_dim": 8}, "half"),
+    (lambda: lg.checkpoints.layers_from_hugging_face({"rope_theta": 1e4}, "half"), "num_hidden_layers", "None"),
+    (lambda: lg.checkpoints.layers_from_hugging_face(MODELS["smollm3"][1], "halves"), "'half'", "'interleaved'"),
+    (lambda: lg.checkpoints.layers_from_hugging_face({"rope_parameters": GEMMA, "num_hidden_layers": 2, "head_dim": 8}, "half"),
      "layer_types"),
     (lambda: lg.LongitudeConfig(num_hidden_layers=6, encodings=["rope", "rope", "rope", "none"]),
      "encodings", "6", "4"),

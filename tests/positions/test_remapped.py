@@ -194,13 +194,13 @@ def test_within_the_window_it_is_rope():
 
 
 def test_parts_of_the_keys_merge(case):
-    """lg.merge_attention joins it as any attention."""
+    """lg.attention.merge_attention joins it as any attention."""
     encoding, _ = case
     q, k, v = heads(23)
     own = {"encoding": encoding, "q_positions": 0, "return_lse": True, "mask": lg.Causal() & lg.Padding(TOKENS < 11)}
     other = {**own, "mask": lg.Causal() & lg.Padding(TOKENS >= 11)}
     outs, lses = zip(*(lg.attend(q, k, v, **each) for each in (own, other)), strict=True)
-    close(lg.merge_attention(outs, lses), lg.attend(q, k, v, encoding=encoding, return_lse=True), 1e-12)
+    close(lg.attention.merge_attention(outs, lses), lg.attend(q, k, v, encoding=encoding, return_lse=True), 1e-12)
 
 
 def test_composed(case):

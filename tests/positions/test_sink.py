@@ -102,7 +102,7 @@ def test_one_part_of_merged_attention_has_the_sink():
         lg.attend(Q, K[:, :, keys], V[:, :, keys], encoding=own, mask=lg.NoMask(), return_lse=True)
         for keys, own in ((slice(0, 13), sink()), (slice(13, None), None))
     ]
-    close(lg.merge_attention(*zip(*parts, strict=True)), whole)
+    close(lg.attention.merge_attention(*zip(*parts, strict=True)), whole)
 
 
 test_wrong_use = refused_calls([

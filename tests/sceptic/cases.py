@@ -233,7 +233,7 @@ def decoding(r, seed):
     options = {"size": size} if size else {}
     if "path" not in label:
         options["num_kv_heads"] = r.choice([1, 2, 4])
-    kind = lg.WindowAttention if size else lg.MultiHeadAttention
+    kind = lg.attention.WindowAttention if size else lg.MultiHeadAttention
     net = LayerStack(MixerExample(kind, options, build), layers=1)
     members = () if o["kind"] == "path_fox" else ("members.0.",)
 

@@ -22,7 +22,7 @@ def test_blocks_are_those_that_attention_reads(window, query):
     mixer = built(f"hierarchical:window={window}", SHAPE).mixers[0].module
     q = torch.zeros(1, 1, query + 1, query + 1, dtype=torch.float64)
     values = torch.eye(query + 1, dtype=torch.float64)[None, None]
-    out = lg.hierarchical_attention(q, q, values, window=window, combine="softmax", size_term=False)
+    out = lg.attention.hierarchical_attention(q, q, values, window=window, combine="softmax", size_term=False)
     weights = out[0, 0, query].numpy()
     np.testing.assert_allclose(block_sizes(mixer, query), weights[-1] / weights, rtol=1e-9)
 

@@ -24,7 +24,7 @@ class Broken(lg.Encoding):
         return -self.rate * offset.abs().double()
 
     def terms(self, context):
-        return (lg.OffsetBias(lambda offset: self.of(offset).expand(self.num_heads, *offset.shape)),)
+        return (lg.terms.OffsetBias(lambda offset: self.of(offset).expand(self.num_heads, *offset.shape)),)
 
 
 def collected(default):
@@ -109,7 +109,7 @@ class FromATable(lg.ClippedBias):
         return self.table
 
     def terms(self, context):
-        return (lg.OffsetBias(lambda offset: self.read(offset)[:, offset.clamp(-9, 9) + 127]),)
+        return (lg.terms.OffsetBias(lambda offset: self.read(offset)[:, offset.clamp(-9, 9) + 127]),)
 
 
 broken("DeclaresNothing", "state_dict", lg.ClippedBias, learned=False)

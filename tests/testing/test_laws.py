@@ -44,7 +44,7 @@ class PerHeadVectors(lg.Encoding):
         def at(offset):
             return self.vectors[:, offset.clamp(-4, 4) + 4]
 
-        return (lg.OffsetVectors(at, at, self.start),)
+        return (lg.terms.OffsetVectors(at, at, self.start),)
 
 
 class RawKeys(lg.Rotary):

@@ -64,7 +64,7 @@ class Mixer(nn.Module):
         widens: An encoding may make its queries and keys wider.
         bidirectional: With lg.NoMask() a token attends to those after it, too, as encoders need.
         has_weights: It has weights over keys, and return_weights returns them.
-        shares_sequence: Its tokens may be a slice of a sequence (lg.SequenceSlice).
+        shares_sequence: Its tokens may be a slice of a sequence (lg.attention.SequenceSlice).
         growth: Of its cache, with the tokens N: "O(1)", "O(log N)" or "O(N)".
         undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
         full_precision: Names of its own parameters that stay float32 or wider however the module is moved or loaded.

@@ -297,7 +297,7 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
                 "mask",
                 f"{shape}, or 0 and -inf",
                 f"{kind_of(given)} that adds other numbers to the scores",
-                "an encoding with lg.PairBias adds a bias",
+                "an encoding with lg.terms.PairBias adds a bias",
             )
         seen = ~hidden
     elif seen.dtype != torch.bool:

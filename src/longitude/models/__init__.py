@@ -11,6 +11,7 @@ from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel
 from longitude.models.encoder import LongitudeForMaskedLM
 from longitude.models.seq2seq import LongitudeForSeq2SeqLM
+from longitude.models.sequence import cut_sequence
 
 AutoConfig.register("longitude", LongitudeConfig, exist_ok=True)
 AutoModel.register(LongitudeConfig, LongitudeModel, exist_ok=True)
@@ -18,4 +19,6 @@ AutoModelForCausalLM.register(LongitudeConfig, LongitudeForCausalLM, exist_ok=Tr
 AutoModelForMaskedLM.register(LongitudeConfig, LongitudeForMaskedLM, exist_ok=True)
 AutoModelForSeq2SeqLM.register(LongitudeConfig, LongitudeForSeq2SeqLM, exist_ok=True)
 
-__all__ = ["LongitudeConfig", "LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM", "LongitudeModel"]
+__all__ = [
+    "LongitudeConfig", "LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM", "LongitudeModel", "cut_sequence",
+]  # fmt: skip

@@ -19,7 +19,7 @@ from longitude.models.streams import Packed, documents_of, places_in, streams_of
 def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
     """This process's slice of a batch whose sequences all processes of a group share: what to call a causal model with.
 
-        loss = model(**lg.cut_sequence(batch)).loss      # the sum over processes is the loss of the whole batch
+        loss = model(**lg.models.cut_sequence(batch)).loss      # the sum over processes is the loss of the whole batch
         loss.backward()                                  # and the sum of their gradients is its gradient
 
     The model is a LongitudeForCausalLM, or a model of transformers with attn_implementation="longitude". Every process passes the

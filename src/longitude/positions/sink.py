@@ -15,8 +15,8 @@ class LearnedSink(Encoding):
 
         out' = out sigmoid(lse - s_h),    lse' = log(e^lse + e^s_h)
 
-    It says nothing of positions by itself: compose it, as in rope+sink. Parts of the keys that lg.merge_attention is to join
-    need it in one part only.
+    It says nothing of positions by itself: compose it, as in rope+sink. Parts of the keys that lg.attention.merge_attention is to
+    join need it in one part only.
 
     Args:
         num_heads: heads of queries.

@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+__all__ = ["Drift", "OffsetBias", "OffsetVectors", "PairBias", "RowBias", "SinkLogits", "Temperature", "Transport"]
+
 
 @dataclass(frozen=True)
 class OffsetBias:

@@ -118,11 +118,11 @@ def test_auto_takes_the_cheapest(encoding, length, chosen):
 
 def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
     monkeypatch.setattr("longitude.attention.backends.base.BACKENDS", known := dict(BACKENDS))
-    backend = lg.Backend("own", run=lambda r: reference(r)[0], memory=lambda r: 0, price=lambda r: 0.5)
-    assert lg.register_backend(backend) is known["own"] is lg.register_backend(backend)
+    backend = lg.attention.Backend("own", run=lambda r: reference(r)[0], memory=lambda r: 0, price=lambda r: 0.5)
+    assert lg.attention.register_backend(backend) is known["own"] is lg.attention.register_backend(backend)
     for name in ("auto", "sdpa"):
         with refused(f"'{name}'"):
-            lg.register_backend(replace(backend, name=name))
+            lg.attention.register_backend(replace(backend, name=name))
     assert (
         refuses(backend, request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS)))
         == "it does not support OffsetBias"

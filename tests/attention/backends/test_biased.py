@@ -22,8 +22,8 @@ class Learned(lg.Encoding):
         a, b = self.numbers
         heads = torch.arange(1, 5, dtype=torch.float64)[:, None, None]
         return (
-            lg.PairBias(lambda i, j: torch.sin(a * i + heads * j)[..., :, :, :]),
-            lg.OffsetBias(lambda offset: b * heads.view(-1, *[1] * offset.dim()) * offset.abs().sqrt()),
+            lg.terms.PairBias(lambda i, j: torch.sin(a * i + heads * j)[..., :, :, :]),
+            lg.terms.OffsetBias(lambda offset: b * heads.view(-1, *[1] * offset.dim()) * offset.abs().sqrt()),
         )
 
 
@@ -113,7 +113,9 @@ def test_scores_that_are_all_infinitely_low(counted: list[bool]) -> None:
         def terms(self, context: object) -> tuple:
             low = torch.tensor(-torch.inf, dtype=torch.float64)
             return (
-                lg.PairBias(lambda i, j: torch.where(i == 6, low, 0.0 * (i + j))[..., None, :, :].expand(4, -1, -1)),
+                lg.terms.PairBias(
+                    lambda i, j: torch.where(i == 6, low, 0.0 * (i + j))[..., None, :, :].expand(4, -1, -1)
+                ),
             )
 
     got, want = (

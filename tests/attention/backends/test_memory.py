@@ -42,7 +42,7 @@ class MakesAllPairs(lg.ALiBi):
 
     def terms(self, context):
         (bias,) = super().terms(context)
-        return (lg.OffsetBias(lambda offset: bias.at((offset[:, None] - offset * 0).diagonal())),)
+        return (lg.terms.OffsetBias(lambda offset: bias.at((offset[:, None] - offset * 0).diagonal())),)
 
 
 class MarksAllPairs(lg.ALiBi):
@@ -51,7 +51,7 @@ class MarksAllPairs(lg.ALiBi):
     def terms(self, context):
         (bias,) = super().terms(context)
         marks = lambda offset: torch.zeros(len(offset), len(offset) // 10, dtype=torch.bool).sum(1)  # noqa: E731
-        return (lg.OffsetBias(lambda offset: bias.at(offset + marks(offset))),)
+        return (lg.terms.OffsetBias(lambda offset: bias.at(offset + marks(offset))),)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ test_refusals = refused_calls(
         (again(make(FOLLOWS)), "cache", "it", "follow='row'"),
         (lambda: make(lg.PaTH(DIM, HEADS, ROPE, num_kv_heads=1), route="expanded")(X), "'absorbed'", "'auto'"),
         (
-            calling(cache=lg.LongitudeCacheLayer()),
+            calling(cache=lg.attention.LongitudeCacheLayer()),
             "LatentCacheLayer",
             "14",
             "LatentAttention.cache_layer",

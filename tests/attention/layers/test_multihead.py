@@ -110,4 +110,4 @@ def test_a_cache_of_another_mixer_is_refused(of: str) -> None:
             cached_mixer(to)(x, cache=cache)
     for one in (cache, cached_mixer(of).cache_layer()):  # filled or not
         with refused("cache", "CrossAttention", "DynamicLayer", "cache_layer"):
-            lg.CrossAttention(16, 2)(x, x, cache=one)
+            lg.attention.CrossAttention(16, 2)(x, x, cache=one)

@@ -13,7 +13,7 @@ SMALL = {"block": 4, "stride": 2, "select_block": 6, "select_count": 4, "window"
 
 
 def layer(seed=0, **options):
-    made = lg.NativeSparseAttention(DIM, HEADS, KV, **{**SMALL, **options}).double()
+    made = lg.attention.NativeSparseAttention(DIM, HEADS, KV, **{**SMALL, **options}).double()
     return fill(made, seed, std=0.4)
 
 
@@ -149,7 +149,7 @@ def test_cache_holds_all_tokens_and_a_summary_for_each_block():
 
 def test_products_grow_by_summaries_alone():
     """Beyond the chosen blocks and the window, a token's work grows by 1/stride of a key's."""
-    own = lg.NativeSparseAttention(256, 4)
+    own = lg.attention.NativeSparseAttention(256, 4)
     assert own.products(20_000) - own.products(10_000) == 2 * 10_000 / 16 * 256
     full = lg.MultiHeadAttention(256, 4)
     assert own.products(65_536) < 0.2 * full.products(65_536)

@@ -31,7 +31,7 @@ class Backend:
         run: the output [B, H, Lq, Dv] of a Request, in the dtype of q. Queries and keys are rotated already.
         memory: bytes beyond inputs and output that forward takes, estimated from shapes.
         price: time over that of plain causal attention, roughly; "auto" takes the lowest. math.inf: only by name.
-        terms: the kinds of terms (lg.OffsetBias, lg.PairBias, lg.Drift, ...) that it adds to the scores.
+        terms: the kinds of terms (lg.terms.OffsetBias, lg.terms.PairBias, lg.terms.Drift, ...) that it adds to the scores.
         any_mask: every mask. Otherwise causality, windows, and padding and documents as `spans` cuts them.
         dtypes: of q, k and v.
         devices: types of devices, such as ("cuda",); None: all.
