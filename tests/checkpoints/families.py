@@ -292,6 +292,40 @@ def as_pairs(x: Tensor, halves: bool) -> Tensor:
     return torch.view_as_complex(x.contiguous())
 
 
+def dependences(config: Any, tokens: int) -> dict[int, Tensor]:
+    """[tokens, tokens] of each attention, by its layer_idx: whether its output at one token depends on what another holds."""
+    torch.manual_seed(0)
+    model, calls = skeleton(copy.deepcopy(class_of(config))).double(), {}
+    with suppress(ValueError, AttributeError):
+        model.set_experts_implementation("eager")
+    model.set_attn_implementation("eager")
+    for weight in model.parameters():  # so small that no softmax gives a key nothing
+        torch.nn.init.normal_(weight, std=0.1)
+
+    def called(module: Any, given: Any, named: Any, out: Any) -> None:
+        if "attention" in type(module).__name__.lower() and hasattr(module, "layer_idx"):
+            calls.setdefault(module.layer_idx, (module, given, named))
+
+    hooks = [module.register_forward_hook(called, with_kwargs=True) for module in model.modules()]
+    with torch.no_grad():
+        model(input_ids=torch.randint(3, 90, (1, tokens)), use_cache=False)
+        for each in hooks:
+            each.remove()
+        return {at: dependence(*call) for at, call in calls.items()}
+
+
+def dependence(module: Any, given: Any, named: Any) -> Tensor:
+    """Of one attention, called again with one token changed after another."""
+    x = given[0] if given else named["hidden_states"]
+
+    def output(x: Tensor) -> Tensor:
+        out = module(x, *given[1:], **named) if given else module(**{**named, "hidden_states": x})
+        return (out if isinstance(out, Tensor) else out[0]).reshape(x.shape[1], -1)
+
+    changed = [x + torch.randn_like(x) * (torch.arange(x.shape[1]) == at)[:, None] for at in range(x.shape[1])]
+    return torch.stack([(output(each) - output(x)).abs().amax(-1) > 1e-12 for each in changed], 1)
+
+
 # ---- against what is read --------------------------------------------------------------------------------------------
 def apart(one: LayerRope | None, own: Measured | None, length: int) -> str | None:
     """How what is read of a layer differs from what was measured."""

@@ -1,14 +1,20 @@
 """What is read of configs against what their families' classes do: every causal family at toy size, and published configs."""
 
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
+from transformers.models.llama import modeling_llama
 
+import longitude as lg
+from longitude.checkpoints import trace
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.reading import class_of, read
-from tests.checkpoints.families import FAMILIES, of_published, swept
+from tests.checkpoints.families import FAMILIES, dependences, of_published, swept, toy_config
 from tests.checkpoints.published import PUBLISHED
+from tests.support import refused
 
 QUICK = ("llama", "gemma3_text", "cohere2", "lfm2")
 
@@ -30,6 +36,90 @@ def test_every_layer_rotates_as_it_is_read(family):
     for scheme, (kind, why) in swept(family, ("default", "yarn") if family in QUICK else None).items():
         assert kind in ("equal", "refused", "unknown"), (scheme, why)
         assert kind == "equal" or why
+
+
+TOKENS = 40
+UNSEEN = {"hrm_text", "longcat_flash"}
+"""Families of which several attentions have one layer_idx, or all layers others than those of the config."""
+
+
+@pytest.mark.parametrize("family", quick_or_slow(FAMILIES, QUICK))
+def test_every_query_depends_on_the_keys_that_its_layer_has_in_sight(family):
+    """Measured in the outputs of attention, which is run as its family has it; or no layers are returned."""
+    layers, config = [], None
+    with suppress(Exception):  # a refusal of ours, or of toys by their class
+        layers = lg.layers_from_hugging_face(config := toy_config(family), "half")
+    assert layers or family not in QUICK
+    if family in UNSEEN or not any(one.attends for one in layers):
+        return
+    found, at = dependences(config, TOKENS), torch.arange(TOKENS)
+    for n, one in enumerate(layers):
+        if one.attends:
+            first = at - (one.window or TOKENS) + 1 if one.chunk is None else at // one.chunk * one.chunk
+            assert torch.equal(found[n], (at >= first[:, None]) & (at <= at[:, None])), n
+
+
+SPARSE = {
+    "deepseek_v32": "DeepseekV32Attention", "glm_moe_dsa": "GlmMoeDsaAttention", "deepseek_v4": "DeepseekV4Attention",
+    "minimax_m3_vl_text": "MiniMaxM3VLAttention", "doge": "DogeAttention", "qwen4_exp_text": "Qwen4ExpTextAttention",
+    "recurrent_gemma": "RecurrentGemmaAttention", "zaya": "ZayaDecoderLayer", "falcon": "FalconDecoderLayer",
+}  # fmt: skip
+"""Family -> the class that its refusal names."""
+MINIMAX = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 3, "index_n_heads": 2, "index_block_size": 4}
+
+
+@pytest.mark.parametrize("family", SPARSE)
+def test_attention_that_is_not_over_all_keys_in_sight_is_no_layer_of_ours(family):
+    """Its class is named; its rotation is read all the same."""
+    config = toy_config(family)
+    for key, value in (MINIMAX if family.startswith("minimax") else {}).items():
+        setattr(config, key, value)
+    with refused(SPARSE[family], what="layers_from_hugging_face"):
+        lg.layers_from_hugging_face(config, "half")
+    assert lg.from_hugging_face(config)
+
+
+@pytest.mark.parametrize("change", ["content", "fewer keys", "more keys", "values", "a window", "a convolution"])
+def test_a_llama_with_other_attention_is_not_read_as_llama(change, monkeypatch):
+    """Each changed in its published function; unchanged, its layers are returned."""
+    attention = modeling_llama.LlamaAttention
+    rotate, call = modeling_llama.apply_rotary_pos_emb, attention.forward
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **more):
+        if change == "content":
+            attention_mask = attention_mask + hidden_states.sum(-1)[:, None, None]
+        if change == "a window":
+            attention_mask = attention_mask.tril() + attention_mask.triu(-4)
+        if change == "a convolution":
+            mixed = hidden_states.transpose(1, 2)
+            width = mixed.shape[1]
+            weight = mixed.new_ones(width, 1, 3)
+            mixed = torch.nn.functional.conv1d(mixed, weight, padding=2, groups=width)[..., :-2]
+            hidden_states = mixed.transpose(1, 2)
+        if change == "values":
+            self.v_proj.register_forward_hook(
+                lambda module, given, out: out * torch.arange(out.shape[1], device=out.device)[:, None]
+            )
+        return call(self, hidden_states, position_embeddings, attention_mask, **more)
+
+    def rotated(q, k, cos, sin, *more):
+        q, k = rotate(q, k, cos, sin, *more)
+        if change == "fewer keys":
+            k = k[:, :, ::2]
+        if change == "more keys":
+            k = torch.cat([k, k[:, :, :1]], 2)
+        return q, k
+
+    config = toy_config("llama")
+    lg.layers_from_hugging_face(config, "half")
+    monkeypatch.setattr(attention, "forward", forward)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated)
+    trace._traced.cache_clear()
+    try:
+        with refused("LlamaAttention", what="layers_from_hugging_face"):
+            lg.layers_from_hugging_face(config, "half")
+    finally:
+        trace._traced.cache_clear()
 
 
 # ---- published configs -----------------------------------------------------------------------------------------------

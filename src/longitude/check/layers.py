@@ -19,7 +19,7 @@ from longitude.check.passes import SOUND
 from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unrotated
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.config import border_of, layers_from_hugging_face
+from longitude.checkpoints.config import border_of, positions_of_layers
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.composed import compose
 from longitude.positions.hugging_face import as_mapping
@@ -54,7 +54,7 @@ def promised(config: Any, layout: Layout) -> list[LayerPositions]:
     ropes(config)
     try:
         with catch_warnings(action="ignore"):  # of keys that are not understood, as the law of the config says
-            return layers_from_hugging_face(config, layout)
+            return positions_of_layers(config, layout)
     except (KeyError, ValueError) as reason:
         raise NotShown(f"its layers cannot be read ({reason})") from reason
 

@@ -26,6 +26,11 @@ Ropes = RopeConfig | dict[str, RopeConfig | None]
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------
+def which_layers(layers: list[int], every: int) -> str:
+    """Numbers of layers, for a message."""
+    return "all layers" if len(layers) == every else f"layers {str(layers)[1:-1]}"
+
+
 class LayerRope(NamedTuple):
     """The rotation of one layer.
 
@@ -61,11 +66,7 @@ class Reading(NamedTuple):
         """What is unexplained, in one line for all layers that share it."""
         each = dict.fromkeys(self.unexplained.values())
         which = {why: [layer for layer, own in self.unexplained.items() if own == why] for why in each}
-        every = len(self.layers or [])
-        return [
-            f"not understood: {why} ({'all layers' if len(layers) == every else f'layers {str(layers)[1:-1]}'})"
-            for why, layers in which.items()
-        ]
+        return [f"not understood: {why} ({which_layers(own, len(self.layers or []))})" for why, own in which.items()]
 
 
 # ---- held to the class -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from longitude.checkpoints.agreement import Ropes
+from longitude.checkpoints.agreement import Ropes, which_layers
 from longitude.checkpoints.reading import class_of, lost, read, text_part, with_own_base
 from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
@@ -47,6 +47,8 @@ ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
 ROTARY."""
+LONGEST = 2**20
+"""Tokens of the longest sequence in which keys in sight are compared."""
 FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 """Options of a RopeConfig that its frequencies depend on."""
 
@@ -97,12 +99,42 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
         layout: which numbers of a head make a rotary pair, "half" or "interleaved"; no config has it.
 
     Returns:
-        LayerPositions, one per layer.
+        LayerPositions, one per layer. Scales, caps and sinks of scores are not in it.
 
     Raises:
         ValueError: what from_hugging_face refuses, no number of layers, or parameters by layer type without layer_types.
         NotUnderstood: a ValueError, where positions reach attention in a way that no key of the config explains.
+        UsageError: a ValueError, where a pass of the class does not show that queries attend to just the keys that these have in
+            sight: they are chosen by content, compressed, added, or attention is not seen.
     """
+    layers = positions_of_layers(config, layout)
+    if (theirs := class_of(config)) is not None and (apart := attention_apart(theirs, layers)):
+        raise UsageError(
+            "layers_from_hugging_face",
+            "layers whose queries attend to all earlier tokens, or to those of a window or a chunk",
+            f"a config of model_type {theirs.model_type!r}: {'; '.join(apart)}",
+            "from_hugging_face reads its rotation alone",
+        )
+    return layers
+
+
+def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
+    """What a pass of a config's class shows of attention that is not that of these layers, in one line for all that share it."""
+    from longitude.checkpoints.trace import MANY, TOKENS, traced
+
+    declared = declared_length(config) or MANY
+    seen = traced(config, max(TOKENS + 1, min(MANY, declared)))
+    longest = [min(LONGEST, max(declared, 2 * (one.window or one.chunk or 0))) for one in layers]
+    each = [own.not_as(one, length) for own, one, length in zip(seen, layers, longest, strict=True)]
+    return [
+        f"{why} ({which_layers([n for n, own in enumerate(each) if own == why], len(each))})"
+        for why in dict.fromkeys(each)
+        if why
+    ]
+
+
+def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
+    """The same of any attention, whichever of the keys in sight it chooses."""
     check_choice("layers_from_hugging_face", Layout, layout=layout)
     found = read(config)
     keys = as_mapping(text_part(config) if found.layers is None else class_of(config))

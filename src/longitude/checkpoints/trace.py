@@ -1,9 +1,9 @@
 """What the class of a config does with position, layer by layer: one pass of its model without weights, its tensors followed.
 
 The model is made on the meta device, so a pass of the largest takes seconds and no memory. Each tensor is marked by what it was
-made from: the tables of a rotary module, positions, or places counted by arange. Attention is replaced by a function that looks
-at the marks of queries and keys and answers with zeros, so what a layer does marks no layer behind it. What the marked tables
-hold is then found by calling the same rotary modules on the CPU.
+made from: the tables of a rotary module, positions, places counted by arange, or what comes into the layer. Attention is replaced
+by a function that looks at the marks of all that it gets and answers with zeros, so what a layer does marks no layer behind it.
+What the marked tables hold is then found by calling the same rotary modules on the CPU.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ from functools import lru_cache
 from importlib import import_module
 from inspect import signature
 from typing import Any
+from unittest.mock import patch
 from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_iter
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch.utils._pytree import tree_iter, tree_map_only
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from longitude.checkpoints.quiet import quiet
 from longitude.positions.hugging_face import NotUnderstood
+from longitude.positions.layers import LayerPositions
 
 NAME = "longitude_trace"
 TOKENS = 3
-POSITIONS, PLACES = "positions", "places"
-"""Marks: of position_ids, and of what arange made. Other marks are numbers of calls of rotary modules."""
+MANY = 521
+"""Tokens of a pass that shows which keys are attended to: more than families compress into one."""
+POSITIONS, PLACES, CONTENT = "positions", "places", "content"
+"""Marks: of position_ids, of what arange made, and of hidden states. Other marks are numbers of calls of rotary modules."""
 RELEASED = {"item": int, "__int__": int, "__index__": int, "__bool__": bool, "__contains__": bool, "__float__": float}
 """What asks a tensor for its number, which one of the meta device does not have."""
 
@@ -129,6 +133,9 @@ class Layer:
         turned: Whether queries and keys depend on positions, and no rotary module made it so.
         biased: Whether attention got something else that depends on positions, as a bias.
         embedded: Whether what comes into the layer depends on positions already.
+        visible: Of a mask that transformers' functions make, the function of a query and a key; None where none is seen.
+        unlike: What its attention does that no mask, rotation and temperature describe.
+        kind: The class of its attention; of the layer, where none was seen.
     """
 
     tables: list[Tables] = field(default_factory=list)
@@ -139,6 +146,9 @@ class Layer:
     turned: bool = False
     biased: bool = False
     embedded: bool = False
+    visible: Callable[..., Tensor] | None = None
+    unlike: dict[str, None] = field(default_factory=dict)
+    kind: str = ""
 
     def unexplained(self, temperature: Any) -> str | None:
         """What of position reaches attention otherwise than by rotation and a temperature that the config declares."""
@@ -150,7 +160,31 @@ class Layer:
             return "attention gets something else that depends on positions, as a bias"
         if self.warm and temperature is None:
             return "queries are multiplied by something that depends on their position"
-        return "its attention cannot be looked into" if self.hidden and not self.tables else None
+        return HIDDEN if self.hidden and not self.tables else None
+
+    def not_as(self, declared: LayerPositions, length: int) -> str | None:
+        """What sets its attention apart from what is declared: earlier tokens, within a window or a chunk, of `length`."""
+        if not declared.attends:
+            return None
+        if self.hidden or not self.attends:
+            return f"{self.kind}: {HIDDEN}"
+        if self.unlike:
+            return f"{self.kind} {', '.join(self.unlike)}"
+        if self.visible is None:
+            return f"{self.kind} gets no mask that is made of positions alone"
+        for query in sorted({0, declared.window or 0, declared.chunk or 0, length - 1}):
+            keys = torch.arange(query + 2)
+            first = 0 if declared.window is None else query - declared.window + 1
+            first = max(first, 0 if declared.chunk is None else query // declared.chunk * declared.chunk)
+            none = torch.zeros_like(keys)
+            with Zeros():
+                got = self.visible(none, none, none + query, keys)
+            if not torch.equal(got.expand_as(keys), want := (keys >= first) & (keys <= query)):
+                return f"{self.kind}: query {query} attends to {int(got.sum())} keys, read of its config are {int(want.sum())}"
+        return None
+
+
+HIDDEN = "its attention cannot be looked into"
 
 
 # ---- following tensors -----------------------------------------------------------------------------------------------
@@ -173,16 +207,30 @@ def all_of(index: Any) -> Any:
     return slice(None) if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() == 1 else index
 
 
+class Zeros(TorchFunctionMode):
+    """Zeros for tensors of the meta device, such as the number of tokens of padding."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(each, Tensor) and each.is_meta for each in tree_iter((args, kwargs))):
+            with torch._C.DisableTorchFunction():
+                args, kwargs = tree_map_only(
+                    Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x, (args, kwargs)
+                )
+        return func(*args, **(kwargs or {}))
+
+
 class Following(TorchFunctionMode):
     """Gives what a function returns, or changes in place, the marks of all that it got."""
 
-    def __init__(self, used: Callable[[frozenset[Mark]], None]):
+    def __init__(self, used: Callable[[frozenset[Mark]], None], mixed: Callable[[], None]):
         super().__init__()
-        self.used = used
+        self.used, self.mixed = used, mixed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "conv1d" and (args[1] if len(args) > 1 else kwargs["weight"]).shape[-1] > 1:
+            self.mixed()
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
             if name in RELEASED:
                 return RELEASED[name](0)
@@ -208,11 +256,11 @@ class Following(TorchFunctionMode):
 class Pass:
     """One pass of a model on the meta device, and what was seen of each of its layers."""
 
-    def __init__(self, model: PreTrainedModel, config: PreTrainedConfig):
-        self.model, self.config = model, config
+    def __init__(self, model: PreTrainedModel, config: PreTrainedConfig, tokens: int):
+        self.model, self.config, self.tokens = model, config, tokens
         self.calls: list[Tables] = []
         self.modules = layers_of(model, config.num_hidden_layers)
-        self.layers = [Layer() for _ in self.modules]
+        self.layers = [Layer(kind=type(module).__name__) for module in self.modules]
         self.inside: list[tuple[int, frozenset[Mark]]] = []
         self.rotated: list[set[int] | None] = [None] * len(self.layers)
         self.touched: list[set[int]] = [set() for _ in self.layers]
@@ -221,11 +269,13 @@ class Pass:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(recording(self.attended))
+            # It asks positions for numbers, which these have not, and takes each token for a document.
+            stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", lambda positions: None))
             for handle in self.hooks():
                 stack.callback(handle.remove)
-            ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
+            ids, positions = (torch.zeros(1, self.tokens, dtype=torch.long, device="meta") for _ in range(2))
             mark(positions, frozenset({POSITIONS}))
-            stack.enter_context(Following(self.used))
+            stack.enter_context(Following(self.used, self.mixed))
             self.model(input_ids=ids, position_ids=positions, use_cache=False)
         for layer, rotated, touched in zip(self.layers, self.rotated, self.touched, strict=True):
             layer.tables = [self.calls[call] for call in sorted(touched if rotated is None else rotated)]
@@ -258,10 +308,13 @@ class Pass:
         before = marks(first) & {POSITIONS, PLACES}
         self.inside.append((layer, before))
         self.layers[layer].embedded |= bool(before)
+        mark(first, marks(first) | {CONTENT})
 
     def leave(self, module: nn.Module, given: Any, out: Any) -> None:
-        """What a layer does marks no layer behind it."""
-        mark(out, self.inside.pop()[1])
+        """What a layer does marks no layer behind it, except as made from hidden states: layers may share chosen keys."""
+        before = self.inside.pop()[1]
+        for each in tree_iter(out):
+            mark(each, before | (marks(each) & {CONTENT}))
 
     def made(self, module: nn.Module, given: Any, named: Any, out: Any) -> None:
         first = next((each for each in tree_iter(out) if isinstance(each, Tensor)), None)
@@ -273,7 +326,13 @@ class Pass:
         if self.inside:
             self.touched[self.inside[-1][0]] |= {each for each in found if isinstance(each, int)}
 
-    def attended(self, query: Tensor, key: Tensor, others: Any) -> None:
+    def mixed(self) -> None:
+        if self.inside:
+            at = self.inside[-1][0]
+            kind = type(self.modules[at]).__name__
+            self.layers[at].unlike[f"stands in a {kind} that mixes neighboring tokens by a convolution"] = None
+
+    def attended(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, others: Any) -> None:
         if not self.inside:
             return
         at, before = self.inside[-1]
@@ -284,6 +343,18 @@ class Pass:
         layer.turned |= bool(((marks(query) & marks(key)) - before) & {POSITIONS, PLACES})
         floats = [each for each in tree_iter(others) if isinstance(each, Tensor) and each.is_floating_point()]
         layer.biased |= bool((marks(floats) - mine) & {POSITIONS, PLACES})
+        given, named = others
+        mask = given[0] if given else named.get("attention_mask")
+        layer.visible = getattr(mask, "_visible", None)
+        layer.kind, queries, keys = type(module).__name__, query.shape[-2], key.shape[-2]
+        if CONTENT in marks(others):
+            names = [name for name, each in {"attention_mask": mask, **named}.items() if CONTENT in marks(each)]
+            layer.unlike[f"selects or weighs keys by hidden states ({', '.join(names)})"] = None
+        if keys != queries:
+            what = "adds keys" if keys > queries else "compresses or leaves out keys"
+            layer.unlike[f"{what} ({keys} for {queries} tokens)"] = None
+        if any(isinstance(each, int) for each in marks(value)) or (marks(value) - before) & {POSITIONS, PLACES}:
+            layer.unlike["makes values depend on positions"] = None
 
 
 def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
@@ -314,17 +385,19 @@ def tolerant(module: nn.Module) -> None:
 
 
 # ---- attention and masks in its place --------------------------------------------------------------------------------
-_LOOK: list[Callable[[Tensor, Tensor, Any], None]] = []
+_LOOK: list[Callable[[nn.Module, Tensor, Tensor, Tensor, Any], None]] = []
 
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
-    _LOOK[-1](query, key, (given, named))
+    _LOOK[-1](module, query, key, value, (given, named))
     return torch.zeros(*query.transpose(1, 2).shape[:3], value.shape[-1], dtype=query.dtype, device="meta"), None
 
 
 def _mask(*given: Any, **named: Any) -> Any:
     mask = eager_mask(*given, **named)
     mark(mask, frozenset())
+    if mask is not None:
+        mask._visible = named.get("mask_function")  # type: ignore[attr-defined]
     return mask
 
 
@@ -333,7 +406,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
 
 
 @contextmanager
-def recording(look: Callable[[Tensor, Tensor, Any], None]) -> Iterator[None]:
+def recording(look: Callable[[nn.Module, Tensor, Tensor, Tensor, Any], None]) -> Iterator[None]:
     _LOOK.append(look)
     try:
         yield
@@ -356,26 +429,28 @@ class Written:
         return hash(self.keys)
 
 
-def traced(config: PreTrainedConfig) -> list[Layer]:
+def traced(config: PreTrainedConfig, tokens: int = TOKENS) -> list[Layer]:
     """What each layer of the class of a config does with position; remembered, because a config is asked about many times.
+
+    tokens: of the pass. Few show rotations; of many, layers may choose or compress some.
 
     Raises:
         NotUnderstood: transformers has no model for the config, or its pass does not run on the meta device.
     """
-    found = _traced(Written(config))
+    found = _traced(Written(config), tokens)
     if isinstance(found, NotUnderstood):
         raise found
     return found
 
 
 @lru_cache(maxsize=64)
-def _traced(written: Written) -> list[Layer] | NotUnderstood:
+def _traced(written: Written, tokens: int) -> list[Layer] | NotUnderstood:
     config = written.config
     try:
         with quiet(), catch_warnings(action="ignore"):  # of kernels that are not here
             with torch.device("meta"):
                 model = skeleton(copy.deepcopy(config))
-            return Pass(model, config).run()
+            return Pass(model, config, tokens).run()
     except NotUnderstood as error:
         return error
     except Exception as error:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 
-from longitude.checkpoints.config import layers_from_hugging_face
+from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.keys import Ropes
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
@@ -59,7 +59,7 @@ class Layers:
         """ValueError where the class does not show its tables, or no layer has a use for another rotation."""
         try:
             with catch_warnings(action="ignore"):  # of keys that are not understood, as notes say
-                each = layers_from_hugging_face(source.config, "half")
+                each = positions_of_layers(source.config, "half")
             tables = tables_of(source.config)
         except NotUnderstood as error:
             raise NotUnderstood(f"{source.name}: {error}; it is not extended", error.keys) from error
