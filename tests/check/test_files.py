@@ -1,13 +1,16 @@
-"""What generation_config.json and tokenizer_config.json say beside config.json."""
+"""What the files beside config.json have: tensors that it does not describe, another generate(), a shorter tokenizer."""
 
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel, GPTNeoForCausalLM
 
 from longitude.check import check_subject, subject_of
 from longitude.checkpoints.load import load
 from tests.check import broken_caches
-from tests.check.building import LENGTH, llama
+from tests.check.building import LENGTH, built, llama
 
 
 @pytest.fixture
@@ -46,3 +49,83 @@ def test_a_kind_of_cache_that_changes_logits(result):
     found = result({"cache_implementation": "static"}, model=broken_caches.counted_in_places())
     assert found.status == "broken" and "'static'" in found.reason and found.measured == 1
     assert "'rolling'" in result({"cache_implementation": "rolling"}, model=llama()).reason
+
+
+def spoiled(folder, change, **keys):
+    """A checkpoint whose tensors were changed by hand: change(tensors), in place."""
+    llama(**keys).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return check_subject(subject_of(load(folder, tokenizer=False)), ["weight_files"])["weight_files"]
+
+
+def another_layer(tensors):
+    copies = {name.replace(".1.", ".2."): tensor.clone() for name, tensor in tensors.items() if ".layers.1." in name}
+    tensors |= copies
+
+
+def put(name, make):
+    return lambda tensors: tensors.update({name: make(tensors)})
+
+
+def embedding(factor):
+    return lambda tensors: factor * tensors["model.embed_tokens.weight"]
+
+
+HEAD = "lm_head.weight"
+SCORE = put("score.weight", lambda tensors: torch.ones(2, 32))
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "count", "names"),
+    [
+        (another_layer, {}, 9, ["num_hidden_layers = 2", "model.layers.2.* (9 tensors)"]),
+        (put(HEAD, embedding(2.0)), {"tie_word_embeddings": True}, 1, [HEAD, "model.embed_tokens.weight"]),
+        (SCORE, {}, 1, ["score.weight"]),
+        (lambda tensors: (another_layer(tensors), SCORE(tensors)), {}, 10, ["model.layers.2.*", "score.weight"]),
+    ],
+)
+def test_tensors_that_config_json_does_not_describe(change, keys, count, names, tmp_path):
+    found = spoiled(tmp_path, change, **keys)
+    assert (found.status, found.whose, found.measured) == ("broken", "checkpoint", count)
+    assert all(name in found.reason for name in names)
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        (lambda tensors: None, {}),
+        (put(HEAD, embedding(1.0)), {"tie_word_embeddings": True}),
+        (lambda tensors: None, {"tie_word_embeddings": True}),
+        (put("model.layers.0.self_attn.rotary_emb.inv_freq", lambda tensors: torch.ones(4)), {}),
+        (put("model.rotary_emb.inv_freq", lambda tensors: torch.ones(4)), {}),
+        (another_layer, {"num_nextn_predict_layers": 1}),  # counted, and for engines that predict further tokens
+    ],
+)
+def test_tensors_that_change_nothing(change, keys, tmp_path):
+    assert spoiled(tmp_path, change, **keys).status == "holds"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "names"),
+    [
+        (GPT2LMHeadModel, {"n_embd": 32, "n_layer": 1, "n_head": 4}, ["attn.bias"]),  # its class says so
+        (
+            GPTNeoForCausalLM,  # a buffer that it computes
+            {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "attention_types": [[["global"], 1]]},
+            ["attn.attention.bias", "attn.attention.masked_bias"],
+        ),
+    ],
+)
+def test_masks_that_were_saved_before(kind, options, names, tmp_path):
+    built(kind, vocab_size=96, bos_token_id=0, eos_token_id=0, **options).save_pretrained(tmp_path)
+    masks = {f"transformer.h.0.{name}": torch.ones(1, 1, 4, 4) for name in names}
+    tensors = load_file(tmp_path / "model.safetensors") | masks
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    subject = subject_of(load(tmp_path, tokenizer=False))
+    assert check_subject(subject, ["weight_files"])["weight_files"].status == "holds"
+
+
+def test_a_model_in_memory_has_no_files():
+    assert check_subject(subject_of(llama()), ["weight_files"])["weight_files"].status == "does not apply"

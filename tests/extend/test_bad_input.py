@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModel
 
-from longitude.extend import weights as writing
+from longitude.extend import fine_tune, weights as writing
 from tests.extend.conftest import LENGTH, config, weights
 from tests.support import edit_config
 
@@ -40,6 +40,8 @@ def index(**weight_map: str):
         (keys(rope_parameters=None, rotary_emb_base=500_000), "transformers reads"),
         (keys(partial_rotary_factor=0.5, rope_parameters=ROPE | {"partial_rotary_factor": 0.25}), "0.25"),
         (keys(num_hidden_layers=3), "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
+        (keys(num_hidden_layers=1), "model.layers.1.* (9 tensors)"),
+        (keys(tie_word_embeddings=True), "another lm_head.weight"),
         (keys(intermediate_size=95), "layers.0.mlp.down_proj.weight is [64, 96] in the weights and [64, 95] by config"),
         (
             lambda folder: (folder / "config.json").write_text('{"model_type": "llama", "a": 1, "a": 2}'),
@@ -104,19 +106,34 @@ def test_unreadable_weights(checkpoint, refused, monkeypatch) -> None:
 
 
 def test_a_missing_tensor(save, refused, write) -> None:
-    """Unless it is tied to another, or transformers may know it by a name of the file."""
+    """Unless it is tied to another. One of a name that nothing knows takes no place."""
     source = save()
     others = weights(source)
     head = others.pop("lm_head.weight")
-    for more, works in (({}, False), ({"another.weight": head}, True)):
+    for more in ({}, {"another.weight": head}):
         save_file(others | more, source / "model.safetensors", metadata={"format": "pt"})
-        if works:
-            write(source, *YARN, out="renamed")
-        else:
-            assert "lack 1 of" in refused(source, *YARN)
+        assert "lack 1 of" in refused(source, *YARN)
     save_file(others, source / "model.safetensors", metadata={"format": "pt"})
     edit_config(source, tie_word_embeddings=True)
     write(source, *YARN, out="tied")
+
+
+def test_a_tensor_that_nothing_reads(save, command, write) -> None:
+    """It is copied and named, or, where training and pickles would lose it, named and refused."""
+    source = save()
+    tensors = weights(source) | {"score.weight": torch.ones(2, 64)}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    for out, arguments in (("longer", YARN), ("other", ["--convert-layout", "interleaved"])):
+        folder, printed = write(source, *arguments, out=out)
+        assert "score.weight" in printed and torch.equal(weights(folder)["score.weight"], tensors["score.weight"])
+    notes: list[str] = []
+    fine_tune(source, "stdlib", steps=1, out=source.with_name("trained"), length=8, on_note=notes.append)
+    assert any("score.weight" in note for note in notes)
+    torch.save(tensors, source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    out = source.with_name("unpickled")
+    code, _, line = command(source, *YARN, "--allow-pickle", "--out", out)
+    assert code == 2 and "score.weight" in line and not out.exists()
 
 
 def test_a_model_saved_without_its_head(checkpoint, refused, write, tmp_path) -> None:

@@ -1,32 +1,75 @@
 """Quantized weights: a method of config.json alone copies them unread and says so; whatever needs them refuses."""
 
+from functools import partial
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from longitude.extend import extend
+from longitude.checkpoints.load import load
+from longitude.extend import convert, extend, fine_tune
 from tests.extend.conftest import LENGTH, config, saved, weights
+from tests.support import edit_config
 
-KINDS = ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes"]
 TO = 4 * LENGTH
+SCALES = torch.ones(2, dtype=torch.float16)
+
+
+def in_words(name, weight):
+    """GPTQ and AWQ: eight weights in an int32, under other names."""
+    words = torch.zeros(weight.shape[1] // 8, len(weight), dtype=torch.int32)
+    return {f"{name}.qweight": words, f"{name}.qzeros": words[:1].clone(), f"{name}.scales": SCALES.clone()}
+
+
+def in_bytes(name, weight):
+    """FP8: the same names and shapes, and scales."""
+    return {f"{name}.weight": weight.to(torch.float8_e4m3fn), f"{name}.weight_scale_inv": SCALES.clone()}
+
+
+def in_blocks(name, weight):
+    """MXFP4: blocks and scales behind the name of the parameter."""
+    return {f"{name}.weight_blocks": weight.to(torch.uint8), f"{name}.weight_scales": SCALES.clone()}
+
+
+def in_nibbles(name, weight):
+    """bitsandbytes, 4 bits: the same name, another shape, and a state beneath it."""
+    state = {
+        f"{name}.weight.{part}": SCALES.clone() for part in ("absmax", "quant_map", "quant_state.bitsandbytes__nf4")
+    }
+    return {f"{name}.weight": torch.zeros(weight.numel() // 2, 1, dtype=torch.uint8)} | state
+
+
+KINDS = {"gptq": in_words, "awq": in_words, "fp8": in_bytes, "mxfp4": in_blocks, "bitsandbytes": in_nibbles}
+
+
+def packed(folder, method):
+    """The files of a checkpoint with the weights inside its layers quantized."""
+    tensors = {}
+    for name, weight in weights(folder).items():
+        inside = weight.ndim == 2 and any(f".{stack}." in name for stack in ("layers", "h"))
+        tensors |= KINDS[method](name.removesuffix(".weight"), weight) if inside else {name: weight}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
 
 
 @pytest.fixture
 def quantized(tmp_path):
     def make(method="gptq", kind="llama"):
-        return saved(kind, tmp_path / "model", quantization_config={"quant_method": method, "bits": 4})
+        folder = saved(kind, tmp_path / "model")
+        packed(folder, method)
+        return folder
 
     return make
 
 
-@pytest.mark.parametrize("quantization", KINDS)
-def test_weights_are_copied_unread_and_it_is_said(quantization, quantized, tmp_path):
-    folder, out = quantized(quantization), tmp_path / "out"
+@pytest.mark.parametrize("method", KINDS)
+def test_weights_are_copied_unread_and_it_is_said(method, quantized, tmp_path):
+    folder, out = quantized(method), tmp_path / "out"
     found = extend(folder, out, to=TO, method="yarn")
     assert found.written and found.costs == []
-    [note] = [note for note in found.plan.notes if "quantized" in note]
-    assert f"({quantization}): they are copied unread, and nothing is measured" in note
-    before, after = weights(folder), weights(out)
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    unread, untried = (note for note in found.plan.notes if method in note)
+    assert "nothing is measured" in unread and f"longitude check {out}" in untried
+    assert (folder / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
     assert config(out)["quantization_config"] == config(folder)["quantization_config"]
     assert config(out)["rope_parameters"]["rope_type"] == "yarn"
 
@@ -45,3 +88,40 @@ def test_what_needs_them_refuses(kind, options, words, quantized, tmp_path):
     with pytest.raises(ValueError, match="quantized") as error:
         extend(folder, out, to=TO, **options)
     assert words in str(error.value) and not out.exists()
+
+
+def test_training_without_extending_refuses(quantized, tmp_path):
+    with pytest.raises(ValueError, match="gptq"):
+        fine_tune(quantized(), "stdlib", steps=1, out=tmp_path / "out", length=8)
+
+
+@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        partial(extend, to=TO, method="yarn"),
+        lambda folder, out: convert(folder, "interleaved", out),
+        lambda folder, out: load(folder),
+    ],
+)
+def test_plain_weights_that_are_called_quantized_are_refused(method, call, tmp_path):
+    """As of a checkpoint that was unpacked and kept its config.json: a reader that believes it would unpack what is plain."""
+    folder = saved("llama", tmp_path / "model", quantization_config={"quant_method": method, "bits": 4})
+    with pytest.raises(ValueError, match=rf"{method}.*plain \(F32\)"):
+        call(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_that_may_keep_plain_weights_are_copied(tmp_path):
+    """BitNet's are packed as they are loaded."""
+    folder, out = saved("llama", tmp_path / "model", quantization_config={"quant_method": "bitnet"}), tmp_path / "out"
+    assert extend(folder, out, to=TO, method="yarn").written
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_layers_too_many_and_too_few_are_named(method, quantized, tmp_path):
+    folder = quantized(method)
+    for layers, first in ((1, "model.layers.1."), (3, "model.layers.2.")):
+        edit_config(folder, num_hidden_layers=layers)
+        with pytest.raises(ValueError, match=first):
+            extend(folder, tmp_path / "out", to=TO, method="yarn")

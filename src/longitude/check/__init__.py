@@ -114,6 +114,7 @@ def subject_of(
         kind=widest(model),
         reference=None if other is None else other.eval(),
         seed=seed,
+        checkpoint=checkpoint if isinstance(checkpoint, Checkpoint) else None,
         folder=next((Path(place) for place in (folder, path) if place is not None and Path(place).is_dir()), None),
     )
     if other is not None and (size := other.config.get_text_config().vocab_size) != config.vocab_size:
@@ -165,7 +166,7 @@ def require_kernels(subject: Subject) -> None:
             ) from error
 
 
-WHOSE = {"config": "config", "rotary_layout": "checkpoint"}
+WHOSE = {"config": "config", "rotary_layout": "checkpoint", "weight_files": "checkpoint"}
 """Whose the failure of a law is; of the others it is the code's."""
 
 

@@ -1,4 +1,4 @@
-"""The law of the files beside config.json: how generate() is set, and how much of a text the tokenizer keeps."""
+"""The laws of the files beside config.json: tensors of the weights, how generate() is set, what the tokenizer keeps of a text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from longitude.check.decoding import CACHE
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, listed
 from longitude.checkpoints.config import declared_length
+from longitude.checkpoints.load import differences
 from longitude.runs.files import read_json
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
@@ -16,6 +17,19 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 GROWING = (None, "dynamic", "offloaded", "offloaded_dynamic", "quantized", "paged", "hybrid")
 """Kinds of cache that other laws try, or that generate() does not make of this key."""
+
+
+@CHECKPOINT_LAWS.law(threshold=0)
+def weight_files(subject: Subject) -> Measurement:
+    """The files of weights hold what the model reads, as config.json describes it.
+
+    The number counts tensors that nothing reads, and those that config.json ties to another and the files do not. A table that
+    the model computes itself, what its class ignores, and a head equal to the embedding that it is tied to are no fault.
+    """
+    if (files := subject.checkpoint) is None:
+        raise DoesNotApply("it was not loaded from files")
+    wrong, others = differences(files.model, files.unused, files.untied)
+    return Measurement(len(files.unused) + len(files.untied), 0, cause="; ".join([*wrong, *others]))
 
 
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=CACHE)

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from longitude.attention.state_mixer import StateMixer
 from longitude.check.selection import Selection
+from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.quiet import greedy
 from longitude.models.cache_names import ATTENTION, INSTALLED, arguments_of, cache_name
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
@@ -63,6 +64,7 @@ class Subject:
         reference: A model that must give the same logits.
         seed: Of the random tokens.
         folder: Where its files are, if it was loaded from a folder.
+        checkpoint: What it was loaded as; None: it was made in memory.
         declared: The config that laws compare it with, where that is not the model's own.
         on_progress: Called with the share of a law that is done.
     """
@@ -75,6 +77,7 @@ class Subject:
     reference: Any = None
     seed: int = 0
     folder: Path | None = None
+    checkpoint: Checkpoint | None = None
     declared: Any = None
     on_progress: Callable[[float], None] = field(default=lambda share: None)
 

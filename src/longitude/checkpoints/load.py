@@ -1,9 +1,10 @@
 """Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or an error of one line."""
 
+import copy
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -39,6 +41,13 @@ PARTS = ("*.incomplete", "*.part", "*.crdownload")
 """What downloads that have not ended are called."""
 DEEPEST = 32
 """Lists and dicts inside one another in a config.json, at most."""
+FLOATS = {"F64", "F32", "F16", "BF16"}
+"""Kinds of numbers, as safetensors writes them, that weights have which are not quantized."""
+PACKED = (
+    "aqlm", "auto-round", "awq", "bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "gptq", "higgs", "hqq",
+    "mxfp4", "quanto", "spqr", "vptq",
+)  # fmt: skip
+"""Methods whose files always hold packed tensors. BitNet, compressed-tensors and others may have plain ones."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -51,7 +60,8 @@ class Checkpoint:
         tokenizer: None only where `load` was called with tokenizer=False.
         config: Of the model.
         path: As the caller wrote it.
-        unused: Names of weights in the files that the model has no parameter for, except those that its class ignores.
+        unused: Names of weights in the files that the model has no parameter for, except those known to be harmless.
+        untied: (tensor, the one that config.json ties it to) where the files hold both, and they differ.
     """
 
     model: Any
@@ -59,6 +69,7 @@ class Checkpoint:
     config: PreTrainedConfig
     path: str
     unused: tuple[str, ...] = ()
+    untied: tuple[tuple[str, str], ...] = ()
 
 
 def load(
@@ -90,7 +101,8 @@ def load(
 
     Raises:
         ValueError: In one line, for: no such folder or name, no or unknown configuration, weights that are missing,
-            truncated, incomplete or pickled only, a tokenizer that is missing, a dtype or device that is not there.
+            truncated, incomplete or pickled only, plain weights that config.json says are quantized, a tokenizer that is
+            missing, a dtype or device that is not there.
     """
     path = str(name_or_path)
     where = local_folder(path)
@@ -110,11 +122,16 @@ def load(
             raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
         kinds = make = class_of(path, config)
         attn_implementation = "longitude"
+    method, problem = quantization_of(config), "the weights cannot be loaded; copy or download them again"
+    if method is not None:
+        problem = f"its weights are quantized ({method}), and cannot be loaded here"
+        if where is not None:
+            require_quantized(path, where, make, config)
     with (
         quiet(),
         refusing_code(path),
         _config_to_blame(path, config, make),
-        in_one_line(f"{path}: the weights cannot be loaded; copy or download them again"),
+        in_one_line(f"{path}: {problem}"),
     ):
         loaded: Any = kinds.from_pretrained(
             path,
@@ -127,18 +144,10 @@ def load(
             output_loading_info=True,
         )
     model, info = loaded
-    for name, saved, expected in sorted(info["mismatched_keys"]):
-        raise ValueError(
-            f"{path}: {name} is {list(saved)} in the weights and {list(expected)} by config.json; correct config.json"
-        )
-    if missing := sorted(info["missing_keys"]):
-        raise ValueError(
-            f"{path}: the weights lack {len(missing)} of the model's tensors, such as {missing[0]}; they would be random "
-            f"numbers; complete the checkpoint, or correct config.json"
-        )
+    unused, untied = held_against(path, model, info)
     require_finite(path, model)
     model = model.eval().to(place)
-    return Checkpoint(model, its_tokenizer, model.config, path, tuple(sorted(info["unexpected_keys"])))
+    return Checkpoint(model, its_tokenizer, model.config, path, unused, untied)
 
 
 def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
@@ -202,6 +211,144 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     plain.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=False)
+
+
+# ---- tensors of the files, and of the model -----------------------------------------------------------------------------
+Untied = tuple[tuple[str, str], ...]
+
+
+def held_against(path: str, model: Any, info: dict[str, Any]) -> tuple[tuple[str, ...], Untied]:
+    """`unused` and `untied` of a Checkpoint, from what transformers says of loading it. ValueError for what does not fit."""
+    for name, saved, expected in sorted(info["mismatched_keys"]):
+        raise ValueError(
+            f"{path}: {name} is {list(saved)} in the weights and {list(expected)} by config.json; correct config.json"
+        )
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"{path}: the weights lack {len(missing)} of the model's tensors, such as {missing[0]}; they would be random "
+            f"numbers; complete the checkpoint, or correct config.json"
+        )
+    declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
+    untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
+    return tuple(name for name in sorted(info["unexpected_keys"]) if not _is_harmless(name, model)), untied
+
+
+def _is_harmless(name: str, model: Any) -> bool:
+    """Whether nothing is lost with a tensor: the model computes it, or it is of layers that config.json counts apart."""
+    if name.endswith(".masked_bias"):  # -1e9, in files of older releases of transformers
+        return True
+    if any(f".{buffer}".endswith(f".{name}") for buffer, _ in model.named_buffers()):
+        return True
+    text = model.config.get_text_config()
+    layers, more = getattr(text, "num_hidden_layers", 0), getattr(text, "num_nextn_predict_layers", 0) or 0
+    numbered = re.search(r"(?:^|\.)layers\.(\d+)\.", name)  # layers that predict tokens further on follow the last
+    return numbered is not None and layers <= int(numbered[1]) < layers + more
+
+
+def loaded_on_meta(path: str, skeleton: Any, config: Any = None) -> tuple[Any, dict[str, Any]]:
+    """(model, info) as from_pretrained gives them, from headers alone: but for tied tensors no number is read."""
+    tied = skeleton.get_expanded_tied_weights_keys(all_submodels=True)
+    places = {"": "meta"} | {name.rpartition(".")[0]: "cpu" for pair in tied.items() for name in pair}
+    with quiet(), in_one_line(f"{path}: its weights do not fit its config.json"):
+        return type(skeleton).from_pretrained(
+            path,
+            config=config or skeleton.config,
+            device_map=places,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+
+
+def differences(model: Any, unused: Sequence[str], untied: Untied = ()) -> tuple[list[str], list[str]]:
+    """(where config.json describes another model than the files hold, what else nothing reads), in words with names."""
+    beyond = beyond_layers(model, unused)
+    wrong = [
+        f"the files hold {source} and another {target}, and config.json ties the two: some readers take one tensor for "
+        f'both; write "tie_word_embeddings": false, or remove {target}'
+        for target, source in untied
+    ]
+    if beyond:
+        count = getattr(model.config.get_text_config(), "num_hidden_layers", "fewer")
+        wrong.append(
+            f"the files hold more layers than config.json, which has num_hidden_layers = {count}: nothing reads "
+            f"{listed(beyond)}; correct num_hidden_layers, or remove these tensors"
+        )
+    others = [name for name in unused if name not in beyond]
+    return wrong, [f"{type(model).__name__} reads none of {listed(others)}"] if others else []
+
+
+def beyond_layers(model: Any, names: Iterable[str]) -> list[str]:
+    """Tensors of layers of a higher number than the model's."""
+    stacks = {f".{name}": len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+
+    def is_beyond(name: str) -> bool:
+        return any(
+            stack.endswith(f".{found[1]}") and int(found[2]) >= length
+            for found in re.finditer(r"(?<![^.])(\w+)\.(\d+)\.", name)
+            for stack, length in stacks.items()
+        )
+
+    return [name for name in names if is_beyond(name)]
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Names of tensors, those of one layer as "layers.2.* (9 tensors)"."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"(\.\d+)\..*", r"\1.*", name), []).append(name)
+    words = [one[0] if len(one) == 1 else f"{group} ({len(one)} tensors)" for group, one in groups.items()]
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+# ---- quantized weights --------------------------------------------------------------------------------------------------
+def quantization_of(config: Any) -> str | None:
+    """How config.json says that weights are quantized ("gptq", "awq", "fp8", ...); None where it says nothing."""
+    given = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    )
+    if given is None:
+        return None
+    given = given if isinstance(given, dict) else given.to_dict()
+    method = given.get("quant_method", "unknown")
+    return str(getattr(method, "value", method))
+
+
+def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig], Any], config: Any) -> None:
+    """ValueError where plain weights are called quantized, and where quantized ones are of more or fewer layers than the model's.
+
+    Packed weights have names and shapes of their own, of each method: what is not a layer too many or too few is not judged.
+    """
+    if not (held := require_shards(folder)):
+        return
+    plain = copy.deepcopy(config)
+    for part in (plain, plain.get_text_config()):
+        part.__dict__.pop("quantization_config", None)
+    with quiet(), torch.device("meta"), in_one_line(f"{path}: its model cannot be built"):
+        skeleton = make(plain)
+    _, info = loaded_on_meta(str(folder), skeleton)
+    method, missing = quantization_of(config), sorted(info["missing_keys"])
+    kinds = {kind for shard in folder.glob("*.safetensors") for kind in kinds_of(shard).values()}
+    if method in PACKED and not missing and not info["mismatched_keys"] and kinds <= FLOATS:
+        raise ValueError(
+            f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files hold "
+            f"every tensor of the model plain ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized "
+            "files again"
+        )
+    if beyond := differences(skeleton, beyond_layers(skeleton, held))[0]:
+        raise ValueError(f"{path}: {beyond[0]}")
+    modules = {".".join(parts[:n]) for parts in (name.split(".") for name in held) for n in range(1, len(parts))}
+    inside = f"{skeleton.base_model_prefix}."
+
+    def is_packed(name: str) -> bool:
+        module = name.rpartition(".")[0]
+        return bool({module, module.removeprefix(inside)} & modules)
+
+    lost = [name for name in missing if not is_packed(name)]
+    if lost and any(
+        is_packed(name) for name, _ in skeleton.named_parameters()
+    ):  # else the files have names of another kind
+        raise ValueError(f"{path}: the weights lack {listed(lost)}; complete the checkpoint, or correct config.json")
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
@@ -367,11 +514,20 @@ def not_finite(file: Path | str, name: str) -> ValueError:
 
 def shapes_of(shard: Path) -> dict[str, list[int]]:
     """Name -> shape of each tensor of a safetensors file, from its header. ValueError when it is truncated or broken."""
+    return _of_header(shard, lambda tensor: tensor.get_shape())
+
+
+def kinds_of(shard: Path) -> dict[str, str]:
+    """Name -> kind of numbers ("F32", "I8") of each tensor of a safetensors file."""
+    return _of_header(shard, lambda tensor: str(tensor.get_dtype()))
+
+
+def _of_header(shard: Path, fact: Callable[[Any], Any]) -> dict[str, Any]:
     if not os.access(shard, os.R_OK):
         raise ValueError(f"{shard} cannot be read; you need the permission to")
     try:
         with safe_open(shard, framework="pt") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  it is no dict
+            return {name: fact(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118  it is no dict
     except Exception as error:
         raise ValueError(
             f"{shard}: the weights are truncated or broken; copy or download them again ({one_line_of(error)})"

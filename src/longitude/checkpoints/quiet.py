@@ -1,5 +1,6 @@
 """The one place that silences transformers and the hub: Longitude reports what matters about a checkpoint itself."""
 
+import logging as python
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,14 +14,18 @@ CRITICAL = 50
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without log lines and progress bars of transformers and the hub; afterwards their settings are as before."""
+    """Without log lines and progress bars of transformers, accelerate and the hub; afterwards their settings are as before."""
     level, hub_level, bar = logging.get_verbosity(), hub.get_verbosity(), logging.is_progress_bar_enabled()
+    placing = python.getLogger("accelerate.big_modeling")
+    of_placing = placing.level
+    placing.setLevel(CRITICAL)
     logging.set_verbosity(CRITICAL)
     hub.set_verbosity(CRITICAL)
     logging.disable_progress_bar()
     try:
         yield
     finally:
+        placing.setLevel(of_placing)
         logging.set_verbosity(level)
         hub.set_verbosity(hub_level)
         if bar:

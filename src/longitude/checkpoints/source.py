@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from longitude.checkpoints.config import LENGTH_KEYS, contradictions, declared_length
-from longitude.checkpoints.load import config_of, in_one_line, require_shards, require_weights
+from longitude.checkpoints.load import (
+    Untied,
+    config_of,
+    differences,
+    held_against,
+    in_one_line,
+    loaded_on_meta,
+    quantization_of,
+    require_quantized,
+    require_shards,
+    require_weights,
+)
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError
 from longitude.runs.files import read_json
-
-BY_CHANCE = 2
-"""Tensors of another architecture's files that a model may have by name: embeddings and head."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Source:
         config: That part as transformers reads it.
         skeleton: The model on the meta device.
         causal: Whether it predicts the next token.
+        unread: Tensors of its files that the model does not read, except those known to be harmless.
     """
 
     name: str
@@ -45,6 +53,7 @@ class Source:
     config: PreTrainedConfig
     skeleton: nn.Module
     causal: bool
+    unread: tuple[str, ...] = ()
 
     @property
     def length_key(self) -> str:
@@ -70,8 +79,7 @@ class Source:
     @property
     def quantization(self) -> str | None:
         """How its weights are quantized ("gptq", "awq", "fp8", ...); None where they are not."""
-        given = self.json.get("quantization_config") or self.inner.get("quantization_config")
-        return None if given is None else str(given.get("quant_method", "unknown"))
+        return quantization_of(self.skeleton.config)
 
     @property
     def shards(self) -> list[Path]:
@@ -109,8 +117,7 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
             raise ValueError(f"{model}: config.json: {named}") from error
         raise
     source = Source(model, folder, json, inner, text, skeleton, causal)
-    require_files(source, allow_pickle)
-    return source
+    return replace(source, unread=require_files(source, allow_pickle))
 
 
 def _contradiction(raw: Any, config: PreTrainedConfig) -> str | None:
@@ -134,42 +141,30 @@ def fetched(name: str, allow_pickle: bool) -> Path:
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
-def require_files(source: Source, allow_pickle: bool) -> None:
-    """ValueError unless every weights file is whole and nothing is missing. Reads headers only."""
+def require_files(source: Source, allow_pickle: bool) -> tuple[str, ...]:
+    """The tensors that the model does not read, from headers. ValueError unless all files are whole and nothing is missing."""
     require_weights(source.folder, allow_pickle)
     held = require_shards(source.folder)
-    if held and source.quantization is None:  # packed weights have shapes of their own
-        require_fit(source.name, source.skeleton, held)
+    if source.quantization is not None:  # packed weights have names and shapes of their own
+        kind: Any = type(source.skeleton)
+        require_quantized(source.name, source.folder, kind._from_config, source.skeleton.config)
+        return ()
+    return require_fit(source.name, source.folder, source.skeleton) if held else ()
 
 
-def require_fit(name: str, skeleton: Any, held: dict[str, list[int]]) -> None:
-    """ValueError where the tensors of the files are not those that config.json describes: another shape, or one missing.
+def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:
+    """Tensors of the files that the model does not read.
 
-    transformers loads some checkpoints under other names than the files': where it might, because a part has the model's names
-    or names of its class's table of renamings, nothing is called missing.
+    ValueError where the files are of another model than config.json describes: a tensor of another shape, one that is missing,
+    more layers, or a head that is tied there and not here.
     """
-    state = skeleton.state_dict(keep_vars=True)
-    prefix = getattr(skeleton, "base_model_prefix", "")
+    model, info = loaded_on_meta(str(folder), skeleton)
+    unread, untied = held_against(name, model, info)
+    require_same(name, model, unread, untied)
+    return unread
 
-    def found_as(name: str) -> str:
-        return name if name in state else f"{prefix}.{name}"
 
-    found = {found_as(each): shape for each, shape in held.items()}
-    for each in sorted(found.keys() & state.keys()):
-        if found[each] != [*state[each].shape]:
-            raise ValueError(
-                f"{name}: {each} is {found[each]} in the weights and {[*state[each].shape]} by config.json; correct config.json"
-            )
-    ignored = getattr(skeleton, "_keys_to_ignore_on_load_unexpected", None) or []
-    there = {id(state[each]) for each in found if each in state}  # a tied weight is one tensor of many names
-    renamed = [each for each in held if found_as(each) not in state and not any(re.search(r, each) for r in ignored)]
-    patterns = [x for each in get_model_conversion_mapping(skeleton, add_legacy=False) for x in each.source_patterns]
-    known = any(re.search(pattern.replace("*", ".*"), each) for pattern in patterns for each in renamed)
-    if renamed and (len(there) > BY_CHANCE or known):
-        return
-    lost = [each for each, tensor in state.items() if isinstance(tensor, nn.Parameter) and id(tensor) not in there]
-    if lost:
-        raise ValueError(
-            f"{name}: the weights lack {len(lost)} of the model's tensors, such as {min(lost)}; complete the "
-            f"checkpoint, or correct config.json"
-        )
+def require_same(name: str, model: Any, unread: Sequence[str], untied: Untied) -> None:
+    """ValueError where config.json describes another model than the files hold; tensors that nothing else reads are no fault."""
+    if wrong := differences(model, unread, untied)[0]:
+        raise ValueError(f"{name}: {'; '.join(wrong)}")

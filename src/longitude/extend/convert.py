@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.layout import FUSED_BY_HEAD, FUSED_BY_KIND, SEPARATE, Change, layout_changes
-from longitude.checkpoints.load import load, shapes_of
+from longitude.checkpoints.load import differences, load, shapes_of
 from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source
@@ -37,11 +37,13 @@ class Parity:
         error: Of the converted weights under their own rotation, from the original ones under the other.
         wrong_rotation: Of the original weights under the wrong rotation.
         native: The layout in which transformers rotates this model.
+        notes: On tensors that were copied and that the model does not read.
     """
 
     error: float
     wrong_rotation: float
     native: Layout
+    notes: tuple[str, ...] = ()
 
 
 def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pickle: bool = False) -> Parity:
@@ -125,7 +127,10 @@ def compare(source: Source, changes: Mapping[str, Change], to: Layout) -> Parity
     if not error <= CLOSE:
         apart = f"{error:.1e} of their spread apart"
         raise ValueError(f"--convert-layout: the converted weights give other logits, {apart}; nothing was written")
-    return Parity(error, distance(wrong, before), native)
+    notes = differences(model, source.unread)[1]
+    return Parity(
+        error, distance(wrong, before), native, tuple(f"{each}: they are copied as they are." for each in notes)
+    )
 
 
 @contextmanager

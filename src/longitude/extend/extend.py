@@ -123,6 +123,10 @@ def extend(  # noqa: C901
             raise ValueError(f"{unread}, and {', '.join(plan.changes)} would change; extend the original checkpoint")
         if text is not None and out is not None:
             plan.notes.append(f"{unread[0].upper()}{unread[1:]}: they are copied unread, and nothing is measured.")
+            plan.notes.append(
+                f"Only the layers of its weights were compared with config.json. `longitude check {out}` tries the model, on a "
+                f"machine with what transformers needs for {source.quantization}."
+            )
     if cost is not None and not source.causal:
         plan.notes.append("The model does not predict next tokens, so the cost on short contexts is not measured.")
         cost = None

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.checkpoints.keys import of_full_attention, ropes_of
-from longitude.checkpoints.load import load, require_shards
+from longitude.checkpoints.load import differences, load, require_shards
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source, require_fit
 from longitude.errors import check_sizes
@@ -122,7 +122,7 @@ def fine_tune(
         cost_text: Text to compare both checkpoints on; None: no comparison.
         minutes: About how long the comparison may take.
         on_progress: Called as on_progress(what is being done with the perplexity, steps done, steps in all).
-        on_note: Called with a sentence on what the comparison takes.
+        on_note: Called with a sentence on what the comparison takes, and on tensors that training leaves out.
 
     Returns:
         The losses, and how much was trained.
@@ -142,10 +142,16 @@ def fine_tune(
         cost.measure_original([source.declared or 1])
     PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
     source = open_source(str(directory))
+    if source.quantization is not None:
+        raise ValueError(
+            f"{directory}: its weights are quantized ({source.quantization}); train the original checkpoint"
+        )
     checkpoint = load(source.folder, dtype=None if lora else torch.float32)
     model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
     if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
+    for each in differences(model, checkpoint.unused)[1]:
+        on_note(f"{each}: the trained checkpoint does not have them.")
     length, rule = window_of(config, length, positions, _is_unrotated(source))
     model.config.use_cache = False
     shared = processes() if sequence_parallel else 1
@@ -303,7 +309,8 @@ def _save(model: Any, source: Source, out: Path, lora: bool) -> None:
     for path in source.folder.iterdir():
         if path.is_file() and ".safetensors" not in path.name:
             shutil.copyfile(path, out / path.name)
-    require_fit(str(source.folder), source.skeleton, require_shards(out))
+    require_shards(out)
+    require_fit(str(source.folder), out, source.skeleton)
 
 
 class Steps(TrainerCallback):

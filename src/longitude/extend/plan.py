@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.config import FULL, head_dim_of, unread_keys
 from longitude.checkpoints.keys import Ropes, difference, names_base, of_full_attention, ropes_of, with_ropes
-from longitude.checkpoints.load import in_one_line, require_shards
+from longitude.checkpoints.load import differences, in_one_line, require_shards
 from longitude.checkpoints.positions import Kind
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, require_fit
@@ -133,7 +133,8 @@ class ExtendPlan:
                 in_one_line(f"{self.source.name}: transformers builds no model of what is written"),
             ):
                 skeleton = auto_class(self.source).from_config(config)
-            require_fit(self.source.name, skeleton, require_shards(folder))
+            require_shards(folder)
+            require_fit(self.source.name, folder, skeleton)
         try:
             self.require_rotation(config)
         except NotAsMeant as error:
@@ -182,6 +183,7 @@ def plan_extension(
             plan.notes.append(f"{biases}: load it with max_seq_len={target.to}.")
     if search is not None and search.note:
         plan.notes.append(search.note)
+    plan.notes += [f"{each}: they are copied as they are." for each in differences(source.skeleton, source.unread)[1]]
     return plan
 
 

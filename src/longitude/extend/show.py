@@ -81,7 +81,7 @@ def parity_line(parity: Parity, to: str) -> str:
     return (
         f"parity: logits of the converted weights, rotated {to}, differ by {parity.error:.1e} of their spread from those "
         f"before, rotated {before} (original weights rotated {to}: {parity.wrong_rotation:.1e}). Transformers rotates this "
-        f"model as {parity.native}: the written checkpoint {whose}."
+        f"model as {parity.native}: the written checkpoint {whose}." + "".join(f"\n{note}" for note in parity.notes)
     )
 
 
@@ -123,6 +123,7 @@ def as_json(
     if parity is not None:
         error, wrong = parity.error, parity.wrong_rotation
         result["parity"] = {"error": error, "wrong_rotation": wrong, "transformers": parity.native}
+        result["parity"] |= {"notes": list(parity.notes)} if parity.notes else {}
     result["cost"] = [
         {
             "length": cost.length,

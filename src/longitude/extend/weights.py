@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from longitude.checkpoints.layout import Change
-from longitude.checkpoints.load import INDEX, load, not_finite, shapes_of
+from longitude.checkpoints.load import INDEX, differences, load, not_finite, shapes_of
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.source import Source
+from longitude.checkpoints.source import Source, require_same
 from longitude.runs.files import new_folder, read_json, require_space, write_json
 
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")
@@ -71,11 +71,16 @@ def left_out(source: Source) -> list[str]:
 def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -> None:
     """Weights and what is carried into `folder`, as safetensors; changes: tensor name -> what becomes of it."""
     if source.pickled:
-        model = load(source.folder, allow_pickle=True, tokenizer=False).model
+        checkpoint = load(source.folder, allow_pickle=True, tokenizer=False)
+        require_same(source.name, checkpoint.model, checkpoint.unused, checkpoint.untied)
+        if lost := differences(checkpoint.model, checkpoint.unused)[1]:
+            raise ValueError(
+                f"{source.name}: {lost[0]}, and they would be lost; save its pickled weights as safetensors first"
+            )
         with quiet():
-            model.save_pretrained(folder)
+            checkpoint.model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
-        del model
+        del checkpoint
     missing, growth = set(changes), 0
     if source.quantization is None:
         require_numbers(source)

@@ -14,7 +14,6 @@ from longitude.attention.mixer import Mixer
 from longitude.checkpoints import load as checkpoints
 from longitude.checkpoints.config import FULL, contradictions, head_dim_of, raw_config, rope_types, trained_length
 from longitude.checkpoints.positions import has_alibi, last_position
-from longitude.checkpoints.source import require_fit
 from longitude.hf.stock import KEY, class_of
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, check_each_once, require_consistent, with_trained
@@ -171,8 +170,8 @@ def _subject(
     tokenizer = checkpoints.tokenizer_of(model, config)
     outline = outline_of(model, config)
     plain = all(getattr(config, key, None) is None for key in (KEY, "quantization_config"))
-    if plain and (held := checkpoints.require_shards(Path(model).expanduser())):
-        require_fit(model, outline, held)
+    if plain and checkpoints.require_shards(folder := Path(model).expanduser()):
+        checkpoints.held_against(model, *checkpoints.loaded_on_meta(str(folder), outline))
     needs, free = memory_of(options, outline), available_memory(device)
     if needs.total > free:
         raise ValueError(
