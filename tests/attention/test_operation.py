@@ -12,7 +12,7 @@ import longitude as lg
 from longitude.attention.backends.table import backend as table
 from longitude.attention.mixer import MixerInputs
 from longitude.positions.composed import compose
-from tests.support import GENERAL, close, gradients, heads, random, refused
+from tests.support import GENERAL, built, close, gradients, heads, random, refused
 
 
 def qkv(rows, keys, kv_heads=4, dtype=torch.float64):
@@ -128,6 +128,20 @@ def test_weights_after_dropout_are_those_that_make_the_output():
     _, kept = lg.attend(q, k, v, return_weights=True)
     close(weights, torch.where(weights == 0, 0.0, kept / 0.7))
     close(out, weights @ v)
+
+
+@pytest.mark.parametrize("name", ["rope", "shaw", "alibi"])
+def test_weights_are_on_the_way_to_the_output_and_a_gradient_of_nan_stays_in_its_document(name):
+    inputs, documents = qkv(12, 12), torch.tensor([[0] * 5 + [1] * 7] * 2)
+    encoding = built(name, {"num_heads": 4, "head_dim": 8})
+    mask = lg.Causal() & lg.Documents(documents)
+    out, weights = lg.attend(*inputs, encoding=encoding, mask=mask, return_weights=True)
+    [of_weights] = torch.autograd.grad(out.sum(), weights, retain_graph=True)
+    assert bool(of_weights.any())
+    lost = torch.zeros_like(weights)
+    lost[:, :, 2] = math.nan
+    for each in torch.autograd.grad(weights, inputs[:2], lost):
+        assert bool(each[:, :, 5:].isfinite().all())
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------

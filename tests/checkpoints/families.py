@@ -64,11 +64,32 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 
 # ---- toys ------------------------------------------------------------------------------------------------------------
+BLT = {
+    "hidden_size": 64,
+    "hidden_size_global": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+}
 MORE: dict[str, dict[str, Any]] = {
-    "cohere_compass_text": {"rope_parameters": {"full_attention": None, "sliding_attention": PLAIN}},
+    "blt": {f"{part}_config": BLT for part in ("patcher", "encoder", "decoder", "global")}
+    | {"encoder_hash_byte_group_vocab": 96},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "rope_parameters": {"full_attention": None, "sliding_attention": PLAIN},
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note_text": {"num_attention_heads": 4, "num_key_value_heads": 4},
     "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 96},
+    "phi4_multimodal": {
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "crop_size": 28,
+        },
+        "audio_config": {
+            "hidden_size": 32, "intermediate_size": 32, "num_blocks": 2, "num_attention_heads": 2, "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32,
+        },
+    },
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -80,7 +101,7 @@ MORE: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 3},
     "zaya": {"num_experts_per_tok": 1},
     "reformer": {"is_decoder": True},
-}
+}  # fmt: skip
 """Options of families that the page of laws does not try."""
 
 
@@ -120,6 +141,10 @@ def toy(config: Any) -> Any:
     if numbers > MOST:
         raise Unseen(f"{numbers:.1e} numbers are no toy")
     model = skeleton(copy.deepcopy(config)).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if not weight.any():  # a learned scale that begins at zero hides what it multiplies (Zaya)
+                weight.uniform_(-0.5, 0.5)
     with suppress(ValueError, AttributeError):
         model.set_experts_implementation("eager")
     with suppress(ValueError, AttributeError):
@@ -179,6 +204,8 @@ class InPlaceOfTorch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _record(None, *args[:3])[0].transpose(1, 2)
+        if func is torch.baddbmm:  # GPT-NeoX Japanese multiplies queries by keys itself, all heads in one dimension
+            _record(None, args[1][:, None], args[2].mT[:, None], args[2].mT[:, None])
         return func(*args, **(kwargs or {}))
 
 

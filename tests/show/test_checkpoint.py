@@ -1,5 +1,6 @@
 """What `longitude show config.json` says, against formulas of the papers; configs of transformers' own classes."""
 
+import json
 import math
 import re
 
@@ -172,3 +173,49 @@ def test_a_table_whose_length_no_config_declares(saved):
     assert said["trained at"] == "unknown" and said["beyond"].startswith(
         "positions past the end of its table do not exist"
     )
+
+
+SLIDING = {"rope_type": "default", "rope_theta": 10_000.0}
+NOT_READ = {
+    "partial_rotary_factor": 0.5,  # Gemma's class rotates all the same
+    "rope_type": "unheard_of",
+    "factor": 0.5,
+}
+
+
+@pytest.mark.parametrize("key", NOT_READ)
+@pytest.mark.parametrize("which", ["full_attention", "sliding_attention"])
+def test_a_type_of_layers_that_is_not_understood_leaves_the_others(tmp_path, which, key):
+    """The others are as in a config in which all is understood."""
+    shape = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 16}
+    good = {"full_attention": SLIDING | {"rope_theta": 1e6}, "sliding_attention": SLIDING}
+    bad = good | {which: good[which] | {"rope_type": "linear", "factor": 2.0} | {key: NOT_READ[key]}}
+    about = {}
+    for name, ropes in {"good": good, "bad": bad}.items():
+        raw = {"model_type": "gemma3_text", **shape, "rope_parameters": ropes}
+        path = tmp_path / name / "config.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(raw))
+        about[name] = checkpoint.facts(str(path), checkpoint.read(str(path)), raw)
+        assert checkpoint.drawings(checkpoint.read(str(path)))
+    assert about["good"]["unknown"] == {} and about["bad"]["unknown"].keys() == {which}
+    assert about["bad"]["rotations"] == [one for one in about["good"]["rotations"] if one["layers"] != which]
+    assert f"not known: {about['bad']['unknown'][which]}" == dict(checkpoint.words(about["bad"]))[which]
+
+
+@pytest.mark.parametrize("kind", ["blt", "gptj"])
+def test_a_config_of_which_nothing_is_understood_is_shown_all_the_same(tmp_path, kind):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind}))
+    config = checkpoint.read(str(path))
+    about = checkpoint.facts(str(path), config, {"model_type": kind})
+    assert about["kind"] == ["unknown"] and (about["unknown"] or about["notes"])
+    assert checkpoint.drawings(config) == []
+
+
+def test_the_decoder_of_an_encoder_decoder_has_its_own_heads(saved):
+    """transformers' copy of its text part loses decoder_attention_heads, and its class would take the default, 6."""
+    config = transformers.WhisperConfig(
+        d_model=80, encoder_layers=2, decoder_layers=2, decoder_attention_heads=5, encoder_attention_heads=5
+    )
+    assert checkpoint.facts(*saved(config))["kind"] == ["learned"]

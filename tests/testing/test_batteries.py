@@ -1,6 +1,8 @@
 """The public face of both batteries, and the engine: names, options, results, laws of the user's own."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +116,61 @@ def test_what_is_raised_breaks_a_law_and_what_is_not_finite_is_none(battery: Bat
     lost = battery["tiny"](float("nan"))
     assert lost.status == "broken" and lost.as_dict()["measured"] is None
     assert not Measurement(1.0, float("inf")).holds
+
+
+class RaisesItself(lg.NoPosition):
+    """What its own code raises is a finding, whatever it is, and whatever it calls of Python's library."""
+
+    def __init__(self, how: str = "its own"):
+        super().__init__()
+        self.how = how
+
+    def terms(self, context: Any) -> Any:
+        if self.how == "its own":
+            raise UnicodeError("raised here")
+        if self.how == "of a file":
+            return Path("/no/such/file").read_text()
+        if self.how == "while it handles another":
+            try:
+                import no_such_package  # type: ignore[import-not-found]  # noqa: F401
+            except ImportError:
+                raise TypeError("raised here") from None
+        if self.how == "of a package":
+            return torch.load("/no/such/file")
+        raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("its own", "broken"),
+        ("of a file", "broken"),
+        ("while it handles another", "broken"),
+        ("of a package", "could not run"),
+        ("of memory", "could not run"),
+    ],
+)
+def test_only_what_its_own_code_raises_is_a_finding(how: str, status: str) -> None:
+    """causality calls the encoding, random_calls makes a LawBroken of whatever is raised."""
+    for law in ("causality", "random_calls"):
+        assert testing.laws()[law](testing.example(RaisesItself, how=how)).status == status
+
+
+@pytest.mark.parametrize("subject", [torch.load, open])
+def test_what_a_compiler_or_the_law_itself_raises_is_no_finding(battery: Battery, subject: Any) -> None:
+    """torch's compiler raises its own error, with the one that caused it behind it (as of sources in an ASCII locale)."""
+
+    @battery.law()
+    def compiles(read):
+        """It compiles."""
+        if read is open:
+            Path("/no/such/file").read_text()
+        torch.compile(torch.sin, backend=lambda graph, inputs: read("/no/such/file"))(torch.ones(1))
+
+    found = battery["compiles"](subject)
+    assert found.status == "could not run" and "/no/such/file" in found.reason
+    with pytest.raises(RuntimeError, match="could not run"):
+        found.require()
 
 
 def test_a_law_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], An
         given = r.q, r.k, r.v, *columns
         if in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in (*given, *r.learned))):
             if all_finite(*given):
-                return gradients_apart(run(r), r.q, 2)
+                return outputs_apart(r, run(r))
         elif all_finite((answer := run(r))[0]):
             return answer
     bad_keys, bad_queries, terms = not_finite([r.k, r.v], 2), not_finite([r.q], 2), []
@@ -59,8 +59,15 @@ def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], An
     k, v = (filled(x, bad_keys, 2, 0.0) for x in (r.k, r.v))
     clean = replace(r, q=q, k=k, v=v, terms=tuple(terms))
     lost = bad_queries | attending(r, bad_keys)
-    answer = gradients_apart(run(clean), r.q, 2)
+    answer = outputs_apart(r, run(clean))
     return tuple(x if x is None else filled(x, lost, 2, math.nan) for x in answer)  # type: ignore[return-value]
+
+
+def outputs_apart(r: Request, answer: Answer) -> Answer:
+    """gradients_apart of all but weights, which stay those that the output is made of: their hidden pairs pass no gradient on."""
+    if not r.weights:
+        return gradients_apart(answer, r.q, 2)
+    return (*gradients_apart(answer[:1], r.q, 2), answer[1])
 
 
 def hides_by_weight(backend: Backend, r: Request) -> bool:

@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig
 from longitude.check.quick import maker_of, random_of, small
 from longitude.check.subject import Subject
 from longitude.positions.hugging_face import not_understood
-from longitude.testing.engine import DoesNotApply, Measurement, one_line
+from longitude.testing.engine import DoesNotApply, Measurement, from_outside, one_line
 
 Test = Callable[[Subject], Measurement]
 LARGEST = 2 * 10**8
@@ -51,9 +51,11 @@ def by_its_class(test: Test) -> Test:
             if found.holds:
                 return found
             reason = found.cause
-        except (DoesNotApply, MemoryError):
+        except DoesNotApply:
             raise
         except Exception as error:
+            if from_outside(error, test, subject) is not None:
+                raise
             found, reason = error, f"{type(error).__name__}: {one_line(error)[:200]}"
         return judged(test, subject, found, reason)
 

@@ -299,7 +299,8 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
         return
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
-            yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
+            with suppress(ValueError):  # no width of heads is known: no list of factors can be held to it
+                yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
 
 
 def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:

@@ -140,7 +140,13 @@ def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
         if not isinstance(text, Mapping):
             raise UsageError("", "text_config to be a mapping or None", repr(text))
         return text
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    if not hasattr(config, "get_text_config"):
+        return config
+    text = config.get_text_config(decoder=True)
+    if type(text) is type(config):  # of an encoder-decoder a copy, without keys of the decoder that its class reads
+        for key in vars(config).keys() - vars(text).keys():
+            setattr(text, key, getattr(config, key))
+    return text
 
 
 def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict[str, Any]:

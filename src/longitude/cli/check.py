@@ -13,7 +13,7 @@ import tyro
 from longitude.cli.shared import DONE, FAILURES, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
-STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim"}
+STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim", "could not run": "yellow"}
 
 
 def check(
@@ -225,13 +225,19 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
         words += f" ({result.reason})" if result.status == "holds" and result.reason else ""
         status = Text(result.status, STYLES[result.status])
         laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
-    broken = [result for result in results.values() if result.status == "broken"]
+    reported = [result for result in results.values() if result.status in ("broken", "could not run")]
     count = Counter(result.status for result in results.values())
     words = f"of {len(results)} laws {count['holds']} hold, {count['broken']} are broken, {count['does not apply']} do not apply"
+    words += f", {count['could not run']} could not run" if count["could not run"] else ""
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
     reasons = [
-        Text.assemble((f"\n{result.law}: ", STYLES["broken"]), result.reason, found_in(result.whose))
-        for result in broken
+        Text.assemble(
+            (f"\n{result.law}: ", STYLES[result.status]),
+            "could not run: " * (result.status == "could not run"),
+            result.reason,
+            found_in(result.whose),
+        )
+        for result in reported
     ]
     display(laws, *reasons, f"\n{checked}: {words}" + (f"  ({how})" if how else ""))
 

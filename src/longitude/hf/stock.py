@@ -227,6 +227,8 @@ def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[st
     if getattr(config, "is_heterogeneous", False):
         each: Any = config.per_layer_config
         layers = each[:] if layer_type is None else [each[layer_type]]
+    if not all(hasattr(one, "num_attention_heads") for one in layers):
+        raise UsageError("", "num_attention_heads", f"a {config.model_type} config without it")
     found = [
         {
             "num_heads": (heads := one.num_attention_heads),

@@ -1,5 +1,6 @@
 """What a checkpoint's configuration says about positions, and what longer contexts would do to it: no weights are read."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from longitude.checkpoints.config import (
 from longitude.checkpoints.load import config_of, in_one_line
 from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import read as reading
+from longitude.checkpoints.reading import read as reading, text_part
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding
 from longitude.positions.bias import ALiBi
@@ -38,6 +39,7 @@ from longitude.show.shape import Shape
 
 FACTORS = (2, 4, 8)
 """Of the trained length."""
+ALL = "all layers"
 NEW = 1e-9
 """By so much an angle must be above the trained ones, relatively, to be new."""
 
@@ -103,7 +105,7 @@ class Rotation(NamedTuple):
 
 def read(path: str) -> Any:
     """The configuration of the text model. ValueError, in one line, where there is none that can be read."""
-    return config_of(path).get_text_config(decoder=True)
+    return text_part(config_of(path))
 
 
 def encodings(config: Any) -> dict[str, Encoding]:
@@ -122,28 +124,56 @@ def encodings(config: Any) -> dict[str, Encoding]:
 
 
 def rotations(config: Any) -> list[Rotation]:
-    """Of each type of layers; none where it does not rotate. ValueError for a config that declares no length."""
+    """Of each type of layers, as far as they are understood; none where it does not rotate."""
+    return _rotations(config)[0]
+
+
+def _rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
+    """(what is understood, what is not: type of layers -> why)."""
     if not_rotary(config) or config.model_type.startswith("longitude"):
-        return []
+        return [], {}
     length = trained_length(config)
     if length is None:
-        raise ValueError(
-            f"expected a length that the model was trained at, got a {config.model_type} config without one"
-        )
+        return [], {
+            ALL: f"expected a length that the model was trained at, got a {config.model_type} config without one"
+        }
     kinds = layers_of(config)
     windows = {kind: about.get("window") for kind, about in kinds.items()}
-    windows["all layers"] = None if None in windows.values() else max(windows.values())  # type: ignore[type-var]
+    windows[ALL] = None if None in windows.values() else max(windows.values(), default=None)  # type: ignore[type-var]
     found = []
-    for name, rope in ropes(config).items():
-        which = name or "all layers"
+    understood, unknown = _ropes(config)
+    for name, (rope, head_dim) in understood.items():
+        which = name or ALL
         if rope.rotates is not None:
             which, types = "layers that rotate", getattr(config, "layer_types", None) or [*kinds] * len(rope.rotates)
             each = [windows[kind] for kind, rotates in zip(types, rope.rotates) if rotates]
             windows[which] = None if None in each else max(each, default=None)  # type: ignore[type-var]
         window = windows.get(which)
         own = window if window is not None and window < length else None
-        found.append(Rotation(which, rope, head_dim_of(config, name), length, own))
-    return found
+        found.append(Rotation(which, rope, head_dim, length, own))
+    return found, unknown
+
+
+def _ropes(config: Any) -> tuple[dict[str | None, tuple[RopeConfig, int]], dict[str, str]]:
+    """Parameters and head_dim by type of layers, and why those of a type are not understood."""
+    try:
+        return {name: (rope, head_dim_of(config, name)) for name, rope in ropes(config).items()}, {}
+    except ValueError as error:
+        whole = {ALL: str(error)}
+    given = config.rope_parameters
+    types = [kind for kind in dict.fromkeys(getattr(config, "layer_types", None) or []) if given.get(kind)]
+    found: dict[str | None, tuple[RopeConfig, int]] = {}
+    unknown: dict[str, str] = {}
+    for kind in types if len(types) > 1 else ():
+        alone = copy.deepcopy(config)  # as if all layers were of this type: others are not in its way
+        alone.layer_types = [kind] * len(config.layer_types)
+        alone.rope_parameters = {each: copy.deepcopy(given[kind]) for each in given}
+        try:
+            if (rope := ropes(alone).get(kind)) is not None:
+                found[kind] = rope, head_dim_of(alone, kind)
+        except ValueError as error:
+            unknown[kind] = str(error)
+    return found, unknown or whole
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -152,10 +182,17 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
 
     raw: config.json as it is written, whose contradictions are noted.
     """
-    rotating, theirs = rotations(config), _understood(config)
-    kinds = [*encodings(config)] or (["rotary"] if rotating else ["learned"] if _table(path, config) else [])
-    if not kinds and hasattr(config, "num_attention_heads"):
-        kinds = ["unknown" if theirs is None or theirs.problems() else "none"]
+    (rotating, unknown), (theirs, why) = _rotations(config), _understood(config)
+    kinds = [*encodings(config)] or ["rotary"] * bool(rotating)
+    if not kinds and not unknown:
+        try:
+            kinds = ["learned"] * _table(path, config)
+        except ValueError as error:
+            unknown |= {ALL: str(error)}
+    if not kinds and (unknown or hasattr(config, "num_attention_heads")):
+        kinds = ["unknown" if unknown or theirs is None or theirs.problems() else "none"]
+    if kinds == ["unknown"] and theirs is None and not unknown:
+        unknown = {ALL: why}
     kinds = kinds or ["none, without attention"]
     notes = [*_of_class(config)]
     if theirs is not None and (rotating or kinds == ["unknown"]):
@@ -177,16 +214,19 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
             for spec in (each.rope.temperature, each.rope.unrotated_temperature)
             if spec is not None
         ],
-        "notes": list(dict.fromkeys(notes)),
+        "unknown": unknown,
+        "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],
     }
 
 
-def _understood(config: Any) -> Reading | None:
-    """What its class does with position; None where that cannot be told."""
+def _understood(config: Any) -> tuple[Reading | None, str]:
+    """What its class does with position; None where that cannot be told, and why not."""
+    if config.model_type.startswith("longitude"):
+        return None, "its encodings are its own"
     try:
-        return None if config.model_type.startswith("longitude") else reading(config)
-    except ValueError:
-        return None
+        return reading(config), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def _of_class(config: Any) -> Iterator[str]:
@@ -221,7 +261,8 @@ def _table(path: str, config: Any) -> bool:
 
 def layers_of(config: Any) -> dict[str, dict[str, Any]]:
     """Type of layers -> how many, and its window where it has one."""
-    count = config.num_hidden_layers
+    if (count := getattr(config, "num_hidden_layers", None)) is None:
+        return {}
     window = (
         getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) is not False else None
     )
@@ -246,7 +287,7 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{n['layers']} of {kind}" + (f" over {n['window']} tokens" if "window" in n else "")
         for kind, n in about["layers"].items()
     )
-    yield "layers", ", ".join(each)
+    yield "layers", ", ".join(each) or "unknown"
     if about["unrotated"]:
         yield "without rotation", f"layers {', '.join(map(str, about['unrotated']))}, counted from 0"
     for spec in about["temperature"]:
@@ -254,6 +295,8 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "queries",
             f"multiplied by {spec['name']}, " + " ".join(f"{k}={v}" for k, v in spec.items() if k != "name"),
         )
+    for layers, why in about["unknown"].items():
+        yield layers, f"not known: {why}"
     for note in about["notes"]:
         yield "note", note
     for rotation in about["rotations"]:

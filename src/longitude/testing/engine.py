@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from inspect import getdoc
+from inspect import getdoc, unwrap
+from pathlib import Path
 from pkgutil import iter_modules
+from subprocess import SubprocessError
+from traceback import walk_tb
 from typing import Any, Literal, TypeVar
 
 from longitude.errors import unknown
 
-Status = Literal["holds", "broken", "does not apply"]
+Status = Literal["holds", "broken", "does not apply", "could not run"]
 Test = TypeVar("Test", bound=Callable[..., Any])
 OnLaw = Callable[[str, int, int], None]
 """Called with the name of a law, the number of those before it, and of all."""
@@ -67,10 +73,10 @@ class Result:
     Args:
         law: The name of the law.
         claim: What it claims, in a sentence.
-        status: "holds", "broken" or "does not apply".
+        status: "holds", "broken", "does not apply" or "could not run".
         measured: The number nearest to its threshold; None where nothing was measured, or no finite number.
         threshold: The largest number that the law allows.
-        reason: Why it is broken or does not apply; what else was found where it holds.
+        reason: Why it is broken, does not apply or could not run; what else was found where it holds.
         position: The first position at which the threshold is exceeded, where there is one.
         whose: Whose a failure is, where it is known; of a checkpoint "checkpoint", "config", "code (...)" or "rule".
     """
@@ -88,7 +94,7 @@ class Result:
         return asdict(self)
 
     def require(self, subject: str = "the subject") -> Result:
-        """The result itself, unless the law is broken.
+        """The result itself, unless the law is broken or could not run.
 
         Args:
             subject: Its name, for the message.
@@ -98,7 +104,10 @@ class Result:
 
         Raises:
             LawBroken: Where the law is broken.
+            RuntimeError: Where it could not run.
         """
+        if self.status == "could not run":
+            raise RuntimeError(f"{subject}: the law {self.law!r} could not run: {self.reason}")
         if self.status == "broken":
             raise LawBroken(f"{subject} breaks the law {self.law!r}: {self.reason}")
         return self
@@ -146,12 +155,12 @@ class Law:
             found = self.test(subject, **options) or trial.nearest
         except DoesNotApply as reason:
             return self._result("does not apply", reason=str(reason))
-        except LawBroken as broken:
-            return self._result("broken", broken.measurement, one_line(broken))
-        except MemoryError:
-            raise
         except Exception as error:
-            return self._result("broken", reason=f"it raised {type(error).__name__}: {one_line(error)[:300]}")
+            if (outside := from_outside(error, self.test, subject)) is not None:
+                return self._result("could not run", reason=outside)
+            if isinstance(error, LawBroken):
+                return self._result("broken", error.measurement, one_line(error))
+            return self._result("broken", reason=f"it raised {in_words(error)}")
         finally:
             _trial.reset(token)
         if found is None or found.holds:
@@ -210,6 +219,55 @@ def finite(number: float) -> float | None:
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(error)[:300]}"
+
+
+# ---- whose an error is -----------------------------------------------------------------------------------------------
+OUTSIDE = (OSError, UnicodeError, ImportError, SubprocessError)
+"""What the machine and its settings raise: files, the locale, packages, other programs."""
+NO_TOOL = re.compile(r"find C compiler|working C\+\+ compiler|active drivers")
+NO_MEMORY = re.compile(r"DefaultCPUAllocator|out of memory")
+"""Errors for which torch and Triton have no class of their own, or one that only their compiler has."""
+STANDARD = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+
+
+def from_outside(error: BaseException, test: Callable[..., Any], subject: Any) -> str | None:
+    """The error of this machine that kept a law from its answer; None where what is checked raised by itself.
+
+    The frame that decides is the innermost outside of Python's library. In the code of the subject it is a finding, whatever
+    was raised; in an installed package an error of OUTSIDE says nothing about the subject. Memory that ends never does.
+    """
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, MemoryError) or NO_MEMORY.search(str(at)):
+            return in_words(at)
+        frames = [frame for frame, _ in walk_tb(at.__traceback__) if not _is_standard(frame.f_code.co_filename)]
+        if frames and frames[-1].f_code is not unwrap(test).__code__ and _is_of(subject, frames[-1].f_code.co_filename):
+            return None
+        if isinstance(at, OUTSIDE) or NO_TOOL.search(str(at)):
+            return in_words(at) + (f" (in {frames[-1].f_code.co_filename})" if frames else "")
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith("<") or (_within(file, STANDARD) and not _within(file, PACKAGES))
+
+
+def _is_of(subject: Any, file: str) -> bool:
+    """Whether code is the subject's: of the module of its class, or of no package that is installed."""
+    kind = getattr(subject, "factory", None) or type(getattr(subject, "model", subject))
+    own = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    installed = [*PACKAGES, *(Path(sys.modules[name].__file__ or "").parent for name in ("longitude", "torch"))]
+    return file == own or not _within(file, installed)
+
+
+def _within(file: str, folders: Iterable[Path]) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in folders)
 
 
 # ---- batteries -------------------------------------------------------------------------------------------------------
