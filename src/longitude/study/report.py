@@ -32,7 +32,7 @@ from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run
-from longitude.study.tables import comparison_lines, floor_lines, number, training, worded
+from longitude.study.tables import comparison_lines, floor_lines, in_words, number, training, worded
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -158,10 +158,7 @@ def _marked(analysis: Analysis, label: str) -> str:
 def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
     """The cells of a label after its name."""
     lines, criterion = analysis.of(label), analysis.criterion
-    cells = []
-    for each in lines:
-        parts = () if each.value is None else (criterion.short(each), criterion.half(each) if halves else "")
-        cells.append(" ".join(filter(None, parts)) or "-")
+    cells = [criterion.short(each, halves) for each in lines]
     states = [trial.status for trial in analysis.run.of(label)]
     if "done" not in states and all(each.value is None for each in lines):
         cells[0] = "diverged" if "diverged" in states else states[0]
@@ -182,8 +179,7 @@ def studies_table(found: SideBySide) -> Table:
 
 def differences_table(found: SideBySide) -> Table:
     """Their comparisons at the longest common length."""
-    criterion = next(iter(found.analyses.values())).criterion
-    heads, lines = comparison_lines(found.comparisons, criterion)
+    heads, lines = comparison_lines(found.comparisons, next(iter(found.analyses.values())).criterion)
     made = folding(*heads, words=2, title=f"paired differences at {found.lengths[-1]}")
     for line in lines:
         made.add_row(*line)
@@ -267,18 +263,13 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
 
 def _comparisons(analysis: Analysis) -> dict[str, Any]:
     """Pairs of labels at the reference and the longest length, by the first method, and all of them as CSV."""
-    run, lines = analysis.run, []
+    run, criterion = analysis.run, analysis.criterion
     every = next(iter(analysis.comparisons.values()), [])
-    answers = run.task.kind == "answers"
-
-    def form(number: float) -> str:
-        return _signed(100 * number, ".1f") if answers else _signed(number, ".3f")
-
-    for each in every:
-        if each.length in (run.reference, run.lengths[-1]):
-            ends = "" if each.low is None or each.high is None else f"{form(each.low)} to {form(each.high)}"
-            p = "" if each.p is None else "< 0.001" if each.p < 0.001 else f"{each.p:.3f}"
-            lines.append(each._asdict() | {"by": form(each.value), "ends": ends, "p": p, "order": each.p})
+    lines = [
+        each._asdict() | in_words(each, criterion, 1)
+        for each in every
+        if each.length in (run.reference, run.lengths[-1])
+    ]
     return {"lines": lines, "csv": pd.DataFrame(every).to_csv(index=False)}
 
 
