@@ -153,14 +153,6 @@ class Task(ABC):
         """Which methods have no meaning for a model, in words that follow its label; None where all have."""
         return None
 
-    def searched_tokens(self, model: Any, config: StudyConfig) -> int:
-        """What is read of a trained model, in tokens, before it is measured."""
-        return 0
-
-    def without_search(self, config: StudyConfig) -> StudyConfig:
-        """The study with other methods in place of those that search, to time what it measures."""
-        return config
-
     def measured_tokens(self, config: StudyConfig) -> int:
         """Work of measuring a model, in tokens read, for the progress bar."""
         passes = 3 if "sliding" in config.methods else 1
