@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import from_frame, losses_by_length, read_rows
-from longitude.study import resume, run_trial, train
+from longitude.study import run_trial, train
 from longitude.study.data import Windows
 from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal

@@ -177,7 +177,6 @@ def test_losses_of_other_steps_than_the_training_are_refused(four):
         ({"seeds": [0, "1"]}, "seeds"),
         ({"seeds": []}, "--seeds"),
         ({"seeds": [1, 1]}, "--seeds"),
-        ({"encodings": None}, "encodings"),
         ({"encodings": "rope"}, "encodings"),
         ({"steps": 1e30}, "steps"),
         ({"steps": True}, "steps"),
@@ -190,14 +189,8 @@ def test_losses_of_other_steps_than_the_training_are_refused(four):
     ids=str,
 )
 def test_a_question_that_was_edited_by_hand_is_refused_by_name(change, named, four):
-    """Types, ranges, and keys that there are not; a missing option is not its default."""
-
-    def edit(asked):
-        values = asked["configuration"] | change
-        removed = [name for name in change if change[name] is None]
-        asked["configuration"] = {name: value for name, value in values.items() if name not in removed}
-
-    edit_question(four, edit)
+    """Types, ranges, and keys that there are not."""
+    edit_question(four, lambda asked: asked["configuration"].update(change))
     with pytest.raises(ValueError, match=f"question.json.*{named}"):
         read_run(four)
 
