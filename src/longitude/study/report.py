@@ -7,7 +7,7 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ def write_report(analysis: Analysis) -> Path:
         task=run.task,
         conclusion=conclude(analysis).lines,
         notes=notes(run),
-        facts=_facts(run),
         legend=[
             {"label": label, "colour": colour_of(i), "dark": DARK[colour_of(i)], "dash": dash_of(i)}
             for i, label in enumerate(run.labels)
@@ -195,35 +194,6 @@ def folding(*heads: str, **more: Any) -> Table:
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-def _amount(run: Run) -> tuple[str, str]:
-    """What a model was trained on, and how much of it."""
-    if run.task.generated:
-        return "training examples", _range(run.config.batch_size * run.steps(label) for label in run.labels)
-    return f"training {run.task.unit}", _range(map(run.tokens, run.labels))
-
-
-def _range(numbers: Iterable[int]) -> str:
-    """1,000 to 2,000, or one number."""
-    each = sorted({*numbers})
-    return " to ".join(f"{number:,}" for number in each[:: max(1, len(each) - 1)])
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    """The study in a few numbers."""
-    sizes = sorted({f"{trial.parameters / 1e6:.2f}" for trial in run.trials if trial.parameters}, key=float)
-    measured = "test examples of each length" if run.task.generated else "validation documents"
-    facts = [
-        ("encodings", str(len(run.labels))),
-        ("seeds", str(len(run.config.seeds))),
-        ("million weights", " to ".join(sizes[:: len(sizes) - 1] if len(sizes) > 1 else sizes)),
-        _amount(run),
-        ("in training", run.sampled_positions),
-        ("steps", _range(map(run.steps, run.labels))),
-        (measured, str(run.study["data"][measured.replace(" ", "_")])),
-    ]
-    return [(name, value) for name, value in facts if value]
-
-
 def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
     frame = worded(summary(analysis, method)).dropna(axis="columns", how="all")
@@ -337,22 +307,15 @@ def _described(label: str) -> list[dict[str, Any]]:
 def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     """The question, legibly: (heading, [(name, value)])."""
     study, data = run.study, run.study["data"]
-    seconds = pd.DataFrame(
-        [(t.training_seconds, t.measuring_seconds) for t in run.trials if t.status == "done"]
-    ).fillna(0)
-    time = []
-    if len(seconds):
-        trained, measured = seconds.mean()
-        time = [("time per model", f"{trained:.0f} s of training, {measured:.0f} s of measuring, on average")]
-        time.append(("time in all", f"{seconds.sum().sum() / 60:.1f} minutes"))
-    amount, number = _amount(run)
+    seconds = sum((trial.training_seconds or 0) + (trial.measuring_seconds or 0) for trial in run.trials)
+    time = [("time of all models", f"{seconds / 60:.1f} minutes")]
     machine = {name: value for name, value in study["machine"].items() if value is not None}
     plugins = {
         each["name"]: ", ".join(value for key, value in each.items() if key != "name")
         for each in study.get("plugins", [])
     }
     whole = [
-        ("Models and training", [*legible(asdict(run.config)), (f"{amount} per model", number)]),
+        ("Models and training", legible(asdict(run.config))),
         ("Recipe", legible(study["recipe"])),
         ("Examples" if run.task.generated else "Text", legible(data)),
         *([("Plugins", legible(plugins))] if plugins else []),
@@ -361,8 +324,6 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     if run.choices:
         whole.insert(2, ("Learning rates", [(label, _chosen(run, choice)) for label, choice in run.choices.items()]))
-    for later in study.get("continued", []):
-        whole.append((f"Continued {later['at']}", [*legible(later["machine"]), *legible(later["versions"])]))
     return whole
 
 
