@@ -225,19 +225,6 @@ def browser():
         browser.close()
 
 
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.parametrize(("ci", "ends"), [("true", pytest.fail.Exception), (None, pytest.skip.Exception)])
-def test_without_a_browser_it_fails_in_ci_and_says_elsewhere_what_to_install(ci, ends, monkeypatch):
-    from playwright.sync_api import sync_playwright
-
-    monkeypatch.delenv("CI", raising=False)
-    if ci:
-        monkeypatch.setenv("CI", ci)
-    with sync_playwright() as playwright, pytest.raises(ends, match="install Debian's package chromium, or run"):
-        launched(playwright, "/no/such/chromium")
-
-
 def opened(browser, path, width, scheme="light"):
     """The page with the network off, every request and every complaint of the browser noted."""
     context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, color_scheme=scheme)
