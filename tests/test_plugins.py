@@ -54,7 +54,6 @@ class Mine(Encoding):
 class Again(Sequences):
     """A word, written again."""
 
-    source = "words, and the same words"
 
     def answer(self, draws, length):
         return draws

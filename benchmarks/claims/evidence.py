@@ -10,8 +10,7 @@ from longitude.statistics.estimates import Sums
 from longitude.study.analysis import CRITERIA
 from longitude.study.config import StudyConfig
 from longitude.study.criterion import Criterion
-from longitude.study.kept import ROWS, is_kept, read_kept, read_study
-from longitude.study.results import Run, read_run
+from longitude.study.results import ROWS, Run, is_kept, question_of, read_run
 
 RESULTS = Path(__file__).parents[1] / "results"
 """Of the benches, in a checkout of the repository."""
@@ -65,7 +64,7 @@ class Evidence:
     def _criterion(self, study: str) -> Criterion:
         """What judges a study. ValueError where it was run by other options than its preset has."""
         path, config = self.root / study, self.expected(study)
-        saved = read_study(path)
+        saved = question_of(path)
         if saved is None:
             raise NotRun(f"study {study} was not run")
         if why := differs(config, saved):
@@ -75,7 +74,7 @@ class Evidence:
             )
         if not is_kept(path) and not (path / ROWS).exists():
             raise NotRun(f"no model of study {study} was measured yet")
-        run = read_kept(path) if is_kept(path) else read_run(path)
+        run = read_run(path)
         return CRITERIA[run.task.kind](run)
 
     def bench(self, name: str) -> dict[str, Any]:

@@ -30,10 +30,10 @@ from longitude.study.analysis import analyse
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.costs import costs
 from longitude.study.executors import Executor
-from longitude.study.kept import is_kept, read_kept
 from longitude.study.plan import plan
 from longitude.study.presets import list_presets, of_preset
 from longitude.study.report import write_report
+from longitude.study.results import is_kept, read_run
 from longitude.study.run_trial import Note
 from longitude.study.runner import Watch, study
 from longitude.study.start import is_there
@@ -165,7 +165,7 @@ def _committed(member: Member) -> dict[str, float] | None:
     folder = KEPT / member.name
     if not is_kept(folder):
         return None
-    run = read_kept(folder)
+    run = read_run(folder)
     if differs(replace(member.config, steps=run.config.steps), run.study):
         return None
     found, share = {}, member.config.steps / run.config.steps

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from longitude.runs.files import (
     atomic,
-    locked,
+    held,
     new_folder,
     out_of_space,
     read_json,
@@ -67,13 +67,13 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
 
 
 def test_one_writer_per_directory(tmp_path):
-    with locked(tmp_path), refused(str(os.getpid())), locked(tmp_path):
+    with held(tmp_path, tmp_path), refused("--out", str(tmp_path)), held(tmp_path, tmp_path):
         pass
-    with locked(tmp_path):
+    with held(tmp_path, tmp_path):
         (tmp_path / ".a.json.7.tmp").touch()
         (tmp_path / ".model.7.tmp").mkdir()
         remove_unfinished(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_full_disk(tmp_path):

@@ -25,30 +25,15 @@ def test_free_memory_is_at_most_that_of_the_group(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "wanted"),
-    [
-        ("0::/", {"cpu.max": "150000 100000"}, 2),
-        ("0::/", {"cpu.max": "max 100000"}, 8),
-        ("0::/", {"cpu.max": "20000 100000"}, 1),
-        ("0::/", {"cpu.max": "6400000 100000"}, 8),
-        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}, 3),
-        ("0::/of/the/host", {"cpu.max": "400000 100000"}, 4),
-        ("3:cpuset:/\n2:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, 3),
-        ("2:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-        (None, {}, 8),
-    ],
+    ("limit", "wanted"),
+    [("150000 100000", 2), ("max 100000", 8), ("20000 100000", 1), ("6400000 100000", 8), (None, 8)],
 )
-def test_cores_are_those_that_a_container_grants(own, files, wanted, tmp_path, monkeypatch):
+def test_cores_are_those_that_a_container_grants(limit, wanted, tmp_path, monkeypatch):
     """A quota is no affinity: a container with two of a host's hundred cores sees them all."""
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: range(8), raising=False)
-    monkeypatch.setattr(device, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(device, "OWN_CGROUPS", tmp_path / "own")
-    if own is not None:
-        (tmp_path / "own").write_text(f"{own}\n")
-    for name, content in files.items():
-        path = tmp_path / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{content}\n")
+    monkeypatch.setattr(device, "GROUP", tmp_path)
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert cores() == wanted
 
 

@@ -296,7 +296,7 @@ def write_run(
 
 def put_rows(path: Path, rows: Iterable[Row]) -> None:
     """Other rows for the trials of a run that `write_run` made."""
-    of = {(trial.label, trial.seed): [] for trial in read_run(path).trials}
+    of = {(trial.label, trial.seed): [] for trial in read_run(path).trials if trial.status == "done"}
     for row in rows:
         of[row.label, row.seed].append(row)
     for (label, seed), own in of.items():

@@ -93,17 +93,10 @@ def test_a_plan_counts_the_parameters_of_the_run_and_writes_nothing(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_plan_leaves_out_the_lengths_that_a_study_leaves_out(tmp_path):
-    """A learned table ends at the training length."""
-    [cost] = costs(plan(replace(TINY, encodings=("learned",)), tmp_path / "run"))
-    assert cost.training_seconds > 0 and cost.measuring_seconds > 0
-
-
 def test_a_search_is_not_run_to_plan_it(tmp_path, monkeypatch):
-    """Its tokens take what those of a training step take without the backward pass; a label that is not extended has none."""
+    """Its tokens take what those of a training step take without the backward pass."""
     monkeypatch.setattr("longitude.study.tasks.text.searched", lambda *_: 1 / 0)
-    found = costs(plan(replace(TINY, encodings=("rope", "alibi"), methods=("non-overlapping", "longrope")), tmp_path))
-    searched, plain = (cost.measuring_seconds for cost in found)
+    found = costs(plan(replace(TINY, encodings=("rope",), methods=("non-overlapping", "longrope")), tmp_path))
+    searched = found[0].measuring_seconds
     tokens = 2 * 64 * 8192 / 3
     assert searched > tokens * found[0].training_seconds / (TINY.steps * TINY.batch_size * TINY.train_length)
-    assert plain < searched / 10

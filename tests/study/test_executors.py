@@ -39,9 +39,6 @@ class KilledOnce:
     def store(self):
         return self.runner.store
 
-    def at(self, store):
-        return KilledOnce(self.runner.at(store), self.flag)
-
     def run(self, units, on_progress, note):
         def die(share, words):
             if share > 0.2 and not self.flag.exists() and units.trial.label == "rope":
@@ -144,9 +141,6 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 RAY = """
 from longitude.study.ray_cluster import RayCluster
 from tests.study.test_executors import Killing
-if sys.argv[3:]:  # as on a machine that does not see the run directory
-    from longitude.study import ray_cluster
-    ray_cluster._question = lambda store: b"another folder"
 notes = []
 executor = Killing(RayCluster(), Path(sys.argv[2]))
 outcome = runner.study(plan(replace(config, steps=4), Path(sys.argv[1])), note=notes.append, executor=executor)
@@ -157,10 +151,8 @@ assert outcome.complete, notes
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("unseen", [False, True])
-def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(unseen, plain, tmp_path):
-    arguments = [str(tmp_path / name) for name in ("ray", "killed", *(["unseen"] if unseen else []))]
-    study = process(RAY, *arguments)
+def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(plain, tmp_path):
+    study = process(RAY, str(tmp_path / "ray"), str(tmp_path / "killed"))
     _, errors = study.communicate()
     assert study.returncode == 0, errors
     assert (tmp_path / "killed").exists()
@@ -189,35 +181,22 @@ def test_the_process_that_waits_for_ray_is_killed_and_nothing_of_it_stays(plain,
 
 
 @needs_ray
-def test_an_address_that_does_not_answer(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "ANSWER", 0.1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(ValueError, match=f"--ray-address {address}: no answer within"):
-            Execution(executor="ray", ray_address=address).of(on("cpu", 1), 1)
-    for address in ("here", "here:", ":6379", "127.0.0.1:99999", "ray://here"):
-        with pytest.raises(ValueError, match=f"expected HOST:PORT, ray://HOST:PORT or auto, got '{address}'"):
-            RayCluster(address).check()
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_the_folder_is_refused(tmp_path, monkeypatch):
+    questions = iter([b"the folder of this process"])
+    monkeypatch.setattr(ray_cluster, "_question", lambda store: next(questions))
+    with refused("--executor", str(tmp_path)):
+        run(replace(TINY, encodings=("rope",)), tmp_path, executor=RayCluster())
 
 
 @needs_ray
 @pytest.mark.slow
-def test_an_address_that_answers_but_not_as_ray(monkeypatch, tmp_path):
+def test_an_address_that_does_not_answer_as_ray(tmp_path):
     """A clear line after ten seconds, and no process or thread that keeps the command from ending."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         arguments = "study --executor ray --steps 2 --seeds 0 --encodings rope --documents 2 --test-lengths 64".split()
-        command = [
-            sys.executable,
-            "-m",
-            "longitude",
-            *arguments,
-            "--ray-address",
-            address,
-            "--out",
-            str(tmp_path / "run"),
-        ]
+        command = [sys.executable, "-m", "longitude", *arguments, "--ray-address", address, "--out", str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     [line] = [line for line in done.stderr.splitlines() if line.startswith("longitude: ")]

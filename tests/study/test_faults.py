@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from longitude.study.executors import InProcess, Workers
 from longitude.study.results import read_run
 from longitude.study.resume import LossLog
 from longitude.study.tasks import text
-from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, process, run, trial_of, units_in
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run, trial_of, units_in
 
 pytestmark = pytest.mark.usefixtures("numbers")
 ONE = replace(TINY, encodings=("none",), test_lengths=(16, 32), steps=4)
@@ -208,26 +207,6 @@ def test_clocks_that_run_backwards_and_files_of_the_future_change_nothing(studie
     [trial] = read_run(one).of("rope")
     assert trial.training_seconds is not None and trial.training_seconds > 0
     assert trial.measuring_seconds is not None and trial.measuring_seconds > 0
-
-
-# ---- killed --------------------------------------------------------------------------------------------------------------
-KILLS = {
-    "training": "import longitude.study.resume as c; killed_at(c.LossLog, 'append', 3)\n",
-    "measuring": "from longitude.study.tasks import text; killed_at(text, 'losses_by_length', 1)\n",
-    "gathering": "killed_at(runner, 'write_rows', 1)\n",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kill", KILLS)
-def test_killed_with_kill_9_nothing_finished_is_lost(kill, studies, one):
-    study = "runner.study(plan(replace(config, steps=4), Path(sys.argv[1])))\n"
-    killed = process(KILLS[kill] + study, str(one))
-    _, errors = killed.communicate()
-    assert killed.returncode == -signal.SIGKILL, errors
-    assert_kept(studies[0], one)
-    assert_mended(studies[1], one, studies[0])
 
 
 # ---- the command line ----------------------------------------------------------------------------------------------------

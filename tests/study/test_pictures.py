@@ -11,7 +11,9 @@ from longitude.measure.rows import from_frame
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
 from longitude.study.analysis import analyse
+from longitude.study.biases import panels_of
 from longitude.study.pictures import PICTURES
+from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, register_task, rows_by_distance
 from longitude.study.tasks.sequences import Copy
 from longitude.study.train import build_model, save
@@ -36,51 +38,42 @@ def test_a_change_is_drawn_with_its_own_interval(tmp_path):
     assert all(point["from"] is None for point in values(levels.spec(), "line"))  # one seed: no band
 
 
-def test_a_bias_is_drawn_before_and_after_training(tmp_path):
+def lines_of(path, label):
+    """Of each panel, the lines of the first trained model of a label."""
+    found = read_run(path)
+    return dict(panels_of(found, found.of(label)[0]))
+
+
+def test_biases_before_and_after_training(tmp_path):
     labels = {"alibi": (2.5,), "rope": (2.5,), "t5": (2.5,), "fox": (2.5,)}
     shape = {"layers": 2, "hidden": 16, "heads": 2, "train_length": 16}
-    analysis = analyse(write_run(tmp_path, labels, test_lengths=(64,), **shape))
+    config = read_run(write_run(tmp_path, labels, test_lengths=(64,), **shape)).config
     for label in labels:
-        model = build_model(analysis.run.config, label, 0)
+        model = build_model(config, label, 0)
         for module in model.modules():
             if isinstance(module, T5Bias):
                 torch.nn.init.ones_(module.table)
         save(model, units_in(tmp_path, label, 0)["train"])
-    [figure] = drawn("biases", analysis)
-    spec = figure.chart.to_dict()
-    alibi, t5 = spec["concat"]  # the others have no bias that positions alone decide
-    assert alibi["title"] == "alibi, fixed" and t5["title"] == "t5"
-    for line in values(spec, "line", alibi):
+    assert lines_of(tmp_path, "rope") == lines_of(tmp_path, "fox") == {}  # no bias that positions alone decide
+    for line in lines_of(tmp_path, "alibi")[""]:
         slope = ALiBi(2).slopes[line["head"] - 1]
         assert line["bias"] == pytest.approx([-slope * offset for offset in line["offset"]], abs=1e-4)
         assert line["offset"][0] == 0 and line["offset"][-1] == 63
-    before = next(m for m in build_model(analysis.run.config, "t5", 0).modules() if isinstance(m, T5Bias))
-    for line in values(spec, "line", t5):
+    before = next(m for m in build_model(config, "t5", 0).modules() if isinstance(m, T5Bias))
+    found = lines_of(tmp_path, "t5")[""]
+    assert {(line["state"], line["head"]) for line in found} == {(s, h) for s in ("before", "after") for h in (1, 2)}
+    for line in found:
         drawn_bias = before.bias_at(torch.tensor(line["offset"]))[line["head"] - 1].tolist()
         expected = [1.0] * len(line["offset"]) if line["state"] == "after" else drawn_bias
         assert line["bias"] == pytest.approx(expected, abs=1e-4)
-    assert {(line["state"], line["head"]) for line in values(spec, "line", t5)} == {
-        ("before", 1),
-        ("before", 2),
-        ("after", 1),
-        ("after", 2),
-    }
 
 
 def test_a_forbidden_side_is_not_drawn_and_a_decoder_has_no_future(tmp_path):
-    shape = {"layers": 1, "hidden": 16, "heads": 2, "train_length": 4}
-    run = analyse(
-        write_answers(tmp_path, {"alibi:future=one-sided": (1.0,)}, test_lengths=(8,), documents=4, **shape)
-    ).run
-    save(build_model(run.config, "alibi:future=one-sided", 0), run.of("alibi:future=one-sided")[0].folder)
-    [figure] = drawn("biases", analyse(tmp_path))
-    spec = figure.chart.to_dict()
-    encoder, decoder = ([line["offset"] for line in values(spec, "line", panel)] for panel in spec["concat"])
+    label, shape = "alibi:future=one-sided", {"layers": 1, "hidden": 16, "heads": 2, "train_length": 4}
+    found = read_run(write_answers(tmp_path, {label: (1.0,)}, test_lengths=(8,), documents=4, **shape))
+    save(build_model(found.config, label, 0), found.of(label)[0].folder)
+    encoder, decoder = ([line["offset"] for line in lines] for lines in lines_of(tmp_path, label).values())
     assert encoder == [list(range(9)), list(range(-8, 1))] and decoder == [list(range(9)), [0]]
-
-
-def test_without_checkpoints_there_are_no_biases(tmp_path):
-    assert drawn("biases", analyse(write_run(tmp_path, {"alibi": (2.5,)}, test_lengths=(256,)))) == []
 
 
 def test_answers_by_length_and_distance(tmp_path):
@@ -143,33 +136,6 @@ def test_a_task_that_writes_a_distance_has_rows_and_a_heat_map(tmp_path, monkeyp
     assert list(figure.table) == ["label", "length", "1", "2", "3"] and len(figure.table) == 6
 
 
-def position_row(label, length, start, stop, value, **more):
-    return Row(
-        task="text", label=label, seed=0, length=length, metric="bits_per_byte", method="per-position", window=length,
-        position_from=start, position_to=stop, value=value, count=stop - start, learning_rate=5e-3, **more,
-    )  # fmt: skip
-
-
-def test_losses_by_length_and_position(tmp_path):
-    """Squares are means over the positions between two powers of two, each as often as it was scored."""
-    write_run(tmp_path, {"rope": (2.6, 2.9)}, test_lengths=(256, 512))
-    bits = {(0, 16): 6.0, (16, 24): 3.0, (24, 32): 2.0, (32, 64): 2.5, (64, 128): 2.5, (128, 192): 1.0, (192, 256): 2.0}
-    rows = [position_row("rope", 256, *place, value) for place, value in bits.items()]
-    rows += [position_row("rope", 512, 256, 512, 4.0)]
-    put_rows(tmp_path, rows)
-    [figure] = drawn("by-length-and-position", analyse(tmp_path))
-    spec = figure.chart.to_dict()
-    squares = values(spec, "rect", spec["concat"][0])
-    assert [(each["length"], each["place"], each["value"]) for each in squares] == [
-        (256, "16 to 31", 2.5), (256, "32 to 63", 2.5), (256, "64 to 127", 2.5), (256, "128 to 255", 1.5),
-        (512, "256 to 511", 4.0),
-    ]  # fmt: skip
-    assert values(spec, "rule", spec["concat"][0]) == [{"left": 256}] and "The gap is at" in figure.caption
-    colour = spec["concat"][0]["layer"][0]["encoding"]["color"]["scale"]
-    assert colour["domain"] == [1.5, 4] and colour["reverse"]  # light is low
-    assert list(figure.table) == ["label", "length", "16 to 31", "32 to 63", "64 to 127", "128 to 255", "256 to 511"]
-
-
 def test_right_symbols_by_length_and_place(tmp_path):
     write_answers(tmp_path, {"rope": (1.0, 1.0)}, test_lengths=(16, 20), documents=4)
     rows = [
@@ -185,18 +151,3 @@ def test_right_symbols_by_length_and_place(tmp_path):
         (20, "17"), (20, "18"), (20, "19"), (20, "20"),
     ]  # fmt: skip
     assert values(spec, "rule", spec["concat"][0]) == [{"left": 16.5}]
-
-
-def test_quality_by_throughput(tmp_path):
-    states = {("rope", 0): {"training_seconds": 100.0}, ("alibi", 0): {"training_seconds": None}}
-    analysis = analyse(
-        write_run(
-            tmp_path, {"rope": (2.6, 3.0), "t5": (2.6, 2.7), "alibi": (2.5, 2.5)}, states, test_lengths=(256, 512)
-        )
-    )
-    [figure] = drawn("throughput", analysis)
-    points = values(figure.spec(), "point")
-    tokens = analysis.run.config.training_tokens
-    assert {(p["label"], p["length"], p["tokens"]) for p in points} == {
-        (label, length, tokens / seconds) for label, seconds in (("rope", 100), ("t5", 43.2)) for length in (256, 512)
-    }  # alibi was interrupted, so its time is not known

@@ -123,11 +123,8 @@ SAME = [
     ("rope", "none", "rope:base=10000"),
     ("mamba", "none+mamba"),
     ("mamba", "mamba+mamba"),
-    ("rope:base=10000+alibi", "alibi+rope"),
-    ("learned+rope", "rope+learned"),
     ("attention", "attention:dropout=0.0"),
     ("path_fox", "path_fox:kernel=3"),
-    ("transformer_xl+alibi+rope", "transformer_xl+rope+alibi"),
     ("alibi+mamba+attention", "mamba+alibi+attention"),
 ]
 

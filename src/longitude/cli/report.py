@@ -46,12 +46,10 @@ def report(
         return compare(run, json, csv, markdown)
     from longitude.study import tables
     from longitude.study.analysis import analyse
-    from longitude.study.kept import is_kept, read_kept
 
-    of = read_kept(first) if is_kept(first) else first
     if not (csv or markdown):
-        return show(of, json)
-    analysis = analyse(of)
+        return show(first, json)
+    analysis = analyse(first)
     print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
     return DONE
 
@@ -67,8 +65,8 @@ def show(run: Any, json: bool) -> int:
     from longitude.measure import to_frame
     from longitude.report.table import show as display, width
     from longitude.study.analysis import analyse
-    from longitude.study.kept import is_kept
     from longitude.study.report import HEADED, headed, summary_lines, table, write_report
+    from longitude.study.results import is_kept
 
     analysis = analyse(run)
     kept = is_kept(analysis.run.path)

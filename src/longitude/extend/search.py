@@ -21,7 +21,7 @@ from longitude.extend.spaces import Space
 from longitude.extend.unfinished import digest_of_weights, folder_of
 from longitude.positions.scaling import LongRoPE
 from longitude.runs import journal
-from longitude.runs.files import locked, read_json, remove_unfinished, write_json
+from longitude.runs.files import held, read_json, remove_unfinished, write_json
 
 SCHEMA = 1
 FEWEST = 32
@@ -106,7 +106,7 @@ def search(
     question = _question(model, space, criterion)
     folder = folder_of(question, state)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with held(folder, folder):
         remove_unfinished(folder)
         record = folder / "search.json"
         saved = _opened(record, question, budget, evaluations)

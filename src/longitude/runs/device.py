@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +11,8 @@ if TYPE_CHECKING:
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 """auto: an accelerator where there is one."""
-CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+GROUP = Path("/sys/fs/cgroup")
+"""Of a container, its own limits."""
 
 
 def device_of(name: str = "auto") -> "torch.device":
@@ -29,33 +29,10 @@ def device_of(name: str = "auto") -> "torch.device":
 
 def cores() -> int:
     """Cores that this process may use: those of its affinity, and of its container's share of the processor's time."""
-    count = os.cpu_count() or 1
+    count = float(os.cpu_count() or 1)
     with suppress(AttributeError):  # not Linux
         count = len(os.sched_getaffinity(0))
-    return max(1, math.ceil(min(count, min(_quotas(), default=count))))
-
-
-def _quotas() -> Iterator[float]:
-    """Cores' worth of time that each cgroup of this process grants, its own and those above it, of either version."""
-    with suppress(OSError):
-        for line in OWN_CGROUPS.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            root = CGROUPS if not controllers else CGROUPS / "cpu"
-            own = root / path.lstrip(
-                "/"
-            )  # in a container it may be a path of the host, and the root is the container's
-            for folder in (own, *own.parents):
-                if folder.is_relative_to(root):
-                    with suppress(OSError, ValueError):  # no limit: no file, or "max"
-                        yield _granted(folder, second=not controllers)
-
-
-def _granted(folder: Path, second: bool) -> float:
-    """OSError or ValueError where there is no limit."""
-    if second:
-        quota, period = map(int, (folder / "cpu.max").read_text().split())
-    else:
-        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-    return quota / period if quota > 0 else math.inf
+    with suppress(OSError, ValueError):  # no group, or no limit ("max")
+        quota, period = (GROUP / "cpu.max").read_text().split()
+        count = min(count, int(quota) / int(period))
+    return max(1, math.ceil(count))

@@ -163,24 +163,6 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Held as long as this process writes into `directory`; it ends with the process. ValueError when another holds it."""
-    with open(directory / LOCK, "a+") as file:
-        try:
-            lock(file.fileno())
-        except BlockingIOError:
-            file.seek(0)
-            writer = file.read().strip() or "?"
-            raise ValueError(
-                f"{directory} is being written by process {writer}; wait for it, or choose another --out"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-
-
 def out_of_space(error: BaseException | None, directory: Path) -> bool:
     """Whether an error comes from a full disk. Libraries wrap the system's error, torch with a message of its own."""
     if directory.exists() and shutil.disk_usage(directory).free < FULL:

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import torch
 
-GROUP = Path("/sys/fs/cgroup")
+from longitude.runs.device import GROUP
+
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 

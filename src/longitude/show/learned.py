@@ -13,8 +13,8 @@ from longitude.checkpoints.quiet import quiet
 from longitude.errors import unknown
 from longitude.report.wording import named
 from longitude.show.drawing import Drawing, Grid, Lines, floor_of, middle
+from longitude.study.biases import panels_of
 from longitude.study.data import StudyData
-from longitude.study.pictures.biases import panels_of
 from longitude.study.results import Run, TrialResult, read_run
 
 TEXTS = 8
@@ -83,8 +83,7 @@ def drawings(run: Run, trial: TrialResult, data: StudyData, length: int) -> list
 
 def biases(run: Run, trial: TrialResult) -> Iterator[Drawing]:
     """Biases by offset of the first and the last layer that has its own, before and after training."""
-    for place, (panel, points) in enumerate(panels_of(run, trial), 1):
-        which = panel.removeprefix(trial.label).removesuffix(", fixed").strip(", ")
+    for place, (which, points) in enumerate(panels_of(run, trial), 1):
         lines = {
             f"head {each['head']}" + (", before" if each["state"] == "before" else ""): (each["offset"], each["bias"])
             for each in sorted(points, key=lambda each: each["state"])

@@ -29,6 +29,7 @@ class AnswerCriterion(Criterion):
     """`HOLDS` where low >= `SOLVED`, `LOST` where high < `SOLVED`, else `UNCLEAR`, at every length."""
 
     things, metric, less_is_better = "examples", "mean", False
+    scale, digits, sign = 100, 0, "%"
     verdicts = {HOLDS: "solved", LOST: "not solved", UNCLEAR: "unclear"}
 
     def finding(self, label: str, length: int, method: str) -> Finding:
@@ -85,23 +86,6 @@ class AnswerCriterion(Criterion):
     def points(self) -> str:
         return "points of a hundred"
 
-    def amount(self, value: float) -> str:
-        return f"{100 * value:.0f}".replace("-", "−")
-
-    def number(self, found: Finding) -> str:
-        return "" if found.value is None else f"{found.value:.1%}"
-
-    def bounds(self, found: Finding) -> str:
-        return "" if found.low is None else between(found)
-
-    def short(self, found: Finding) -> str:
-        """97, in per cent."""
-        assert found.value is not None
-        return f"{100 * found.value:.0f}"
-
-    def half(self, found: Finding) -> str:
-        return "" if found.low is None or found.high is None else f"±{50 * (found.high - found.low):.0f}"
-
     def title(self) -> str:
         run = self.run
         positions = f" at {run.sampled_positions}" if run.sampled_positions else ""
@@ -138,9 +122,3 @@ def longest_solved(lines: Sequence[Finding]) -> int | None:
             break
         longest = each.length
     return longest
-
-
-def between(found: Finding) -> str:
-    """94 to 98%."""
-    assert found.low is not None and found.high is not None
-    return f"{100 * found.low:.0f} to {found.high:.0%}"

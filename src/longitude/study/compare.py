@@ -11,7 +11,6 @@ from longitude.report.wording import and_
 from longitude.statistics.comparisons import Comparison, compared
 from longitude.study.analysis import Analysis, analyse
 from longitude.study.config import StudyConfig, listed, option
-from longitude.study.criterion import Criterion, Finding
 from longitude.study.results import Run
 from longitude.study.tables import findings, reach
 
@@ -71,7 +70,7 @@ class SideBySide:
             options = [_word(values[i]) for values in self.options.values()]
             for label in analysis.run.labels:
                 found = [each for each in analysis.of(label) if each.length in self.lengths]
-                cells = [_cell(analysis.criterion, each) for each in found]
+                cells = [analysis.criterion.short(each) for each in found]
                 lines.append([name, label, *options, *cells, reach(analysis.criterion.effective(analysis.of(label)))])
         return lines
 
@@ -174,10 +173,6 @@ def _names(paths: Sequence[Path | str]) -> list[str]:
 
 def _named(run: str, label: str) -> str:
     return f"{label} of {run}"
-
-
-def _cell(criterion: Criterion, found: Finding) -> str:
-    return "-" if found.value is None else f"{criterion.short(found)} {criterion.half(found)}".rstrip()
 
 
 def _word(value: Any) -> str:

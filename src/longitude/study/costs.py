@@ -1,26 +1,26 @@
 """What a study will take before anything runs: parameters, FLOPs and memory from the meta device, time from a short calibration.
 
 FLOPs are those of `longitude.study.budget`. What else a layer does (norms, tables of positions) is in the time, which real steps
-of this machine give.
+of this machine give; a token that is measured takes a third of one that trains.
 """
 
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import torch
 import transformers
 
-from longitude.runs.device import device_of
 from longitude.runs.memory import training_memory
 from longitude.study.budget import BACKWARD, flops_per_token, on_meta, tokens_read
 from longitude.study.plan import StudyPlan
-from longitude.study.tasks.base import Measuring, task_of
-from longitude.study.train import build_model, measurable, train
+from longitude.study.run_trial import ignore
+from longitude.study.tasks.base import task_of
+from longitude.study.train import build_model, train
 from longitude.study.trial import Trial
 
 STEPS = 6
@@ -69,24 +69,27 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its checkpoints are seconds apart, which it warns of
-    found, config = [], planned.config
+    found, config, task = [], planned.config, task_of(planned.config.task)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
         for i, label in enumerate(config.encodings):
             on_progress(label, i, len(config.encodings))
             model = on_meta(config, label)
-            length = task_of(config.task).positions(config.train_length)
+            length = task.positions(config.train_length)
             per_token, steps = flops_per_token(config, label), planned.steps.get(label, config.steps)
+            step = _step_seconds(planned, label)
+            measured = task.measured_tokens(config) / (BACKWARD * config.batch_size * config.train_length)  # in steps
             found.append(
                 Cost(
-                    label,
-                    sum(parameter.numel() for parameter in model.parameters()),
-                    steps,
-                    per_token,
-                    per_token * tokens_read(config, planned.data, steps),
-                    BASE + training_memory(model, model.config, config.batch_size, length, False),
-                    *_calibrated(planned, label, steps),
+                    label=label,
+                    parameters=sum(parameter.numel() for parameter in model.parameters()),
+                    steps=steps,
+                    flops_per_token=per_token,
+                    flops=per_token * tokens_read(config, planned.data, steps),
+                    memory=BASE + training_memory(model, model.config, config.batch_size, length, False),
+                    training_seconds=step * steps,
+                    measuring_seconds=step * measured,
                 )
             )
     finally:
@@ -112,32 +115,11 @@ def _side_by_side(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def _calibrated(planned: StudyPlan, label: str, steps: int) -> tuple[float, float]:
-    """Seconds of training and of measuring, from a few steps of the model and a share of what it is measured on."""
-    config, task = planned.config, task_of(planned.config.task)
-    short = replace(
-        config, steps=STEPS, documents=max(1, config.documents // 8) if task.generated else config.documents
-    )
-    times: list[float] = []
+def _step_seconds(planned: StudyPlan, label: str) -> float:
+    """Of a training step: the median of a few."""
+    config = replace(planned.config, steps=STEPS)
+    trial, times = Trial(label, config.seeds[0], config.learning_rates[0], STEPS), list[float]()
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(label, config.seeds[0], config.learning_rates[0], STEPS)
-        model = build_model(short, label, trial.seed)
-        timed = partial(train, model, short, trial, planned.data, Path(folder))
-        timed(lambda step, loss: times.append(time.perf_counter()), lambda words: None)
-    per_step = sorted(after - before for before, after in zip(times[WARM:], times[WARM + 1 :], strict=False))
-    torch.nn.Module.to(model, device_of(config.device)).eval()
-    data = planned.data if task.generated else replace(planned.data, validation=planned.data.validation[:1])
-    read = (short.documents, config.documents) if task.generated else _sizes(data, planned.data)
-    labels = {"task": config.task, "model": label, "encoding": label, "label": label, "seed": trial.seed}
-    begun = time.perf_counter()
-    _, lengths = measurable(model, config)
-    timed = task.without_search(short)
-    task.measure(Measuring(model, timed, data, lengths, labels, lambda done, total: None))
-    measuring = (time.perf_counter() - begun) * read[1] / read[0]
-    step = per_step[len(per_step) // 2]
-    searching = step / BACKWARD / (config.batch_size * config.train_length) * task.searched_tokens(model, config)
-    return step * steps, measuring + searching
-
-
-def _sizes(few: Any, all_: Any) -> tuple[int, int]:
-    return sum(map(len, few.validation)), sum(map(len, all_.validation))
+        model = build_model(config, label, trial.seed)
+        train(model, config, trial, planned.data, Path(folder), lambda *_: times.append(time.perf_counter()), ignore)
+    return median(after - before for before, after in pairwise(times[WARM:]))

@@ -77,12 +77,18 @@ class Criterion(ABC):
         things: What intervals are over, with one seed.
         metric: Of `longitude.statistics.documents.METRICS`.
         less_is_better: Of two values.
+        scale: What a value is multiplied by for readers.
+        digits: After its point.
+        sign: After it.
         verdicts: Verdict -> its word for readers.
     """
 
     things: ClassVar[str]
     metric: ClassVar[str]
     less_is_better: ClassVar[bool] = True
+    scale: ClassVar[float] = 1
+    digits: ClassVar[int] = 2
+    sign: ClassVar[str] = ""
     verdicts: ClassVar[dict[str, str]]
 
     def __init__(self, run: Run):
@@ -166,27 +172,32 @@ class Criterion(ABC):
         """The unit of a difference."""
         return self.task.words
 
-    @abstractmethod
-    def amount(self, value: float) -> str:
-        """A difference, in its unit."""
+    def amount(self, value: float, more: int = 0) -> str:
+        """A value or a difference, in its unit; more: digits after the point."""
+        return f"{self.scale * value:.{self.digits + more}f}".replace("-", "−")
 
     # ---- in tables ----
 
-    @abstractmethod
     def number(self, found: Finding) -> str:
         """The value, for the page."""
+        return "" if found.value is None else self.amount(found.value, 1) + self.sign
 
-    @abstractmethod
     def bounds(self, found: Finding) -> str:
         """Its interval; empty where there is none."""
+        ends = self.span(found.low, found.high)
+        return ends and ends + self.sign
 
-    @abstractmethod
-    def short(self, found: Finding) -> str:
-        """The value, for the terminal."""
+    def span(self, low: float | None, high: float | None, more: int = 0) -> str:
+        """Both ends of an interval of values or differences."""
+        return "" if low is None or high is None else f"{self.amount(low, more)} to {self.amount(high, more)}"
 
-    @abstractmethod
-    def half(self, found: Finding) -> str:
-        """Half its interval, with ±; empty where there is none."""
+    def short(self, found: Finding, half: bool = True) -> str:
+        """The value, for the terminal, and half its interval: 2.61 ±.04, 97 ±3."""
+        if found.value is None:
+            return "-"
+        if not half or found.low is None or found.high is None:
+            return self.amount(found.value)
+        return f"{self.amount(found.value)} ±{self.amount((found.high - found.low) / 2)}".replace("±0.", "±.")
 
     @abstractmethod
     def title(self) -> str:

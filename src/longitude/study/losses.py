@@ -166,24 +166,6 @@ class LossCriterion(Criterion):
             words[check].format(number) for check, (own, number) in learned.checks.items() if own == verdict
         )
 
-    def amount(self, value: float) -> str:
-        return f"{value:.2f}".replace("-", "−")
-
-    def number(self, found: Finding) -> str:
-        return "" if found.value is None else f"{found.value:.3f}"
-
-    def bounds(self, found: Finding) -> str:
-        return "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
-
-    def short(self, found: Finding) -> str:
-        return f"{found.value:.2f}"
-
-    def half(self, found: Finding) -> str:
-        """±.04."""
-        if found.low is None or found.high is None:
-            return ""
-        return "±" + f"{(found.high - found.low) / 2:.2f}".removeprefix("0")
-
     def title(self) -> str:
         run, unit = self.run, self.task.unit
         positions = f" at {run.sampled_positions}" if run.sampled_positions else ""

@@ -1,6 +1,5 @@
 """A study before it begins: every check that needs no writing, so that what is wrong is refused before anything is trained."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,9 +11,8 @@ import torch
 
 from longitude.errors import unknown
 from longitude.labels import parse_label
-from longitude.models.decoder import LongitudeModel
-from longitude.positions.base import ENCODINGS, encoding
-from longitude.positions.composed import Composed
+from longitude.models import LongitudeConfig
+from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import require_space
@@ -79,10 +77,10 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
         try:
             model = build_model(config, label, 0)
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
-            layers = layers_of(model)
-            if same := [other for other, theirs in built.items() if theirs == layers]:
+            resolved = layers_of(model.config)
+            if same := [other for other, theirs in built.items() if theirs == resolved]:
                 raise ValueError(f"it names the same model as {same[0]}, option by option; leave one of them out")
-            built[label] = layers
+            built[label] = resolved
             with torch.no_grad():
                 task.try_out(model, config)
         except ValueError as error:
@@ -199,32 +197,10 @@ def _require_digits(label: str, task: Task, vocabulary: int) -> None:
             )
 
 
-# ---- models ----------------------------------------------------------------------------------------------------------
-def layers_of(model: Any) -> list[Any]:
-    """What each layer is built of, to compare models of one shape however their labels spell them.
-
-    That is its mixer with every option, and those encodings that the mixer takes. The order of encodings does not matter where
-    they add to scores or columns. It is kept among those that change queries or keys, and among those that change the input:
-    (q + u) rotated is not q rotated + u.
-    """
-    stacks = (stack for stack in model.modules() if isinstance(stack, LongitudeModel))
-    return [layer for stack in stacks for layer in _layers_of_stack(stack)]
-
-
-def _layers_of_stack(stack: LongitudeModel) -> list[Any]:
-    config, layers = stack.config, []
-    for mixer, spec_of_mixer, specs in zip(stack.mixers, config.layer_mixers(), config.layer_specs(), strict=True):
-        taken, of_heads, of_input = [], [], []
-        for spec in specs:
-            with torch.random.fork_rng():
-                members = list(Composed([encoding(**spec)]))
-            places = [place for place, member in enumerate(members) if mixer.refuses(member) is None]
-            if spec["name"] == "none" or not places:
-                continue
-            composed = Composed([members[place] for place in places])
-            taken.append((spec, places))
-            of_heads += [spec] if composed.transforms else []
-            of_input += [spec] if composed.at_input else []
-        taken.sort(key=lambda one: json.dumps(one, sort_keys=True, default=str))
-        layers.append((spec_of_mixer["name"], config.mixer_options(spec_of_mixer), taken, of_heads, of_input))
-    return layers
+def layers_of(config: LongitudeConfig) -> list[Any]:
+    """The mixer of each layer with every option, and its encodings, to compare models of one shape however they are spelt."""
+    mixers = config.layer_mixers()
+    return [
+        (mixer["name"], config.mixer_options(mixer), specs)
+        for mixer, specs in zip(mixers, config.layer_specs(), strict=True)
+    ]

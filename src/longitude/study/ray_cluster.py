@@ -1,23 +1,17 @@
 """Trials as tasks of Ray, on this machine or a cluster.
 
-A worker that sees the run directory works in it, as any process does, so that a trial whose worker is killed continues from its
-newest checkpoint. One that does not works in a folder of its own and sends the units back as bytes.
+Every worker works in the run directory, as any process does, so that a trial whose worker is killed continues from its newest
+checkpoint. Machines of a cluster must share the folder.
 """
 
 import importlib.util
-import io
 import os
 import platform
-import shutil
-import socket
-import tarfile
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from longitude import plugins
@@ -28,7 +22,7 @@ from longitude.study.run_trial import TrialRunner
 from longitude.study.units import TrialUnits
 
 ANSWER = 10
-"""Seconds that an address has to answer at all, and then as Ray."""
+"""Seconds that an address has to answer as Ray."""
 PAUSE = 0.5
 """Seconds between two looks at what workers report."""
 
@@ -48,11 +42,9 @@ class RayCluster:
     gpus: float = 0
 
     def check(self) -> None:
-        """ValueError where Ray is not installed, or the address does not answer."""
+        """ValueError where Ray is not installed."""
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--executor ray needs the package ray; install it with pip install 'longitude[ray]'")
-        if (address := self.address or os.environ.get("RAY_ADDRESS")) and address != "auto":
-            _require_answer(address)
 
     def map(self, runner, trials, on_progress, note):
         self.check()
@@ -61,10 +53,7 @@ class RayCluster:
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_work)
             shared, loaded, here = ray.put(runner), plugins.loaded(), _versions()
             asked = _question(runner.store)
-            pending: dict[Any, TrialUnits] = {}
-            for units in trials:
-                packed = _pack(_folders(runner.store, units))
-                pending[task.remote(shared, units, packed, asked, reports, loaded, here)] = units
+            pending = {task.remote(shared, units, asked, reports, loaded, here): units for units in trials}
             while pending:
                 ready, _ = ray.wait(list(pending), timeout=PAUSE)
                 latest, notes = ray.get(reports.take.remote())
@@ -76,16 +65,15 @@ class RayCluster:
                 for reference in ready:
                     units = pending.pop(reference)
                     try:
-                        ended, packed = ray.get(reference)
+                        ended = ray.get(reference)
                     except ray.exceptions.RayTaskError as error:
-                        if isinstance(error.cause, ValueError):  # another version, or plugin, there
+                        if isinstance(error.cause, ValueError):  # another version, plugin or folder there
                             raise error.cause from None
                         yield units, f"on its worker: {error.cause}"
                     except ray.exceptions.RayError as error:
                         words = str(error).strip().partition("\n")[0]
                         yield units, f"Ray gave it up ({type(error).__name__}: {words})"
                     else:
-                        _install(runner.store, packed)
                         yield units, ended
 
 
@@ -110,12 +98,16 @@ class _Reports:
 
 
 def _work(
-    runner: TrialRunner, units: TrialUnits, packed: bytes, asked: bytes, reports: Any, loaded: list, expected: dict
-) -> tuple[Ended, bytes]:
-    """A task: run one trial. Returns its units as bytes, too, where the run directory is not seen here."""
+    runner: TrialRunner, units: TrialUnits, asked: bytes, reports: Any, loaded: list, expected: dict[str, str | None]
+) -> Ended:
+    """A task: run one trial. ValueError where this machine has other versions, or does not see the run directory."""
     if (here := _versions()) != expected:
         different = [f"{name} {here[name]}, not {expected[name]}" for name in here if here[name] != expected[name]]
         raise ValueError(f"--executor ray: {platform.node()} has {', '.join(different)}; install the same everywhere")
+    if _question(runner.store) != asked:
+        raise ValueError(
+            f"--executor ray: {platform.node()} does not see {runner.store.run}; put --out on a folder that all machines share"
+        )
     plugins.restore(loaded)
     title, last = units.trial.title, 0.0
 
@@ -125,16 +117,7 @@ def _work(
             last = time.monotonic()
             reports.put.remote(title, "progress", (share, words))
 
-    def note(words: str) -> None:
-        reports.put.remote(title, "note", words)
-
-    if _question(runner.store) == asked:
-        return attempted(runner, units, on_progress, note), b""
-    with tempfile.TemporaryDirectory() as temporary:
-        store = Store(Path(temporary))
-        _unpack(packed, store.units)
-        ended = attempted(runner.at(store), units, on_progress, note)
-        return ended, _pack(_folders(store, units))
+    return attempted(runner, units, on_progress, lambda words: reports.put.remote(title, "note", words))
 
 
 def _question(store: Store) -> bytes:
@@ -145,43 +128,6 @@ def _question(store: Store) -> bytes:
 
 def _versions() -> dict[str, str | None]:
     return {name: versions()[name] for name in ("longitude", "python", "torch", "transformers")}
-
-
-# ---- folders as bytes ------------------------------------------------------------------------------------------------
-def _folders(store: Store, units: TrialUnits) -> list[Path]:
-    """What there is of a trial's units, finished or not."""
-    found = []
-    for unit in (units.training, units.measuring):
-        folder = store.find(unit.kind, unit.key) or store.unfinished(unit.kind, unit.key)
-        found += [folder] if folder.is_dir() else []
-    return found
-
-
-def _pack(folders: Sequence[Path]) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for folder in folders:
-            archive.add(folder, folder.name)
-    return content.getvalue()
-
-
-def _unpack(packed: bytes, place: Path) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    if packed:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(place, filter="data")
-
-
-def _install(store: Store, packed: bytes) -> None:
-    """The units that a worker made, each whole or not at all; those that are there already stay."""
-    with tempfile.TemporaryDirectory(dir=store.units, prefix=".received-") as temporary:
-        _unpack(packed, Path(temporary))
-        for folder in Path(temporary).iterdir():
-            place = store.units / folder.name
-            if folder.name.startswith("."):
-                shutil.rmtree(place, ignore_errors=True)
-            if not place.exists():
-                os.rename(folder, place)
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------------
@@ -202,23 +148,6 @@ def _connected(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _require_answer(address: str) -> None:
-    """ValueError unless something listens at HOST:PORT."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ValueError(f"--ray-address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
-    end, error = time.monotonic() + ANSWER, None
-    while (left := end - time.monotonic()) > 0:
-        try:
-            return socket.create_connection((host, int(port)), timeout=left).close()
-        except OSError as refused:
-            error = refused
-            time.sleep(min(PAUSE, max(0.0, end - time.monotonic())))
-    raise ValueError(
-        f"--ray-address {address}: no answer within {ANSWER} seconds ({error}); start one with `ray start --head`"
-    )
-
-
 def _within(seconds: float, call: Callable[[], Any], address: str) -> None:
     """Call it. ValueError where it raises, or does not return in time."""
     errors: list[BaseException] = []
@@ -234,7 +163,8 @@ def _within(seconds: float, call: Callable[[], Any], address: str) -> None:
     thread.join(seconds)
     if thread.is_alive():
         raise ValueError(
-            f"--ray-address {address}: no answer as Ray within {seconds:.0f} seconds; is it the port of its head?"
+            f"--ray-address {address}: no answer as Ray within {seconds:.0f} seconds; name the port of its head, "
+            "or start one with `ray start --head`"
         )
     if errors:
         raise ValueError(f"--ray-address {address}: {str(errors[0]).strip().partition(chr(10))[0]}") from errors[0]

@@ -7,7 +7,7 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run
-from longitude.study.tables import comparison_lines, floor_lines, number, training, worded
+from longitude.study.tables import comparison_lines, floor_lines, in_words, number, training, worded
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -59,7 +59,6 @@ def write_report(analysis: Analysis) -> Path:
         task=run.task,
         conclusion=conclude(analysis).lines,
         notes=notes(run),
-        facts=_facts(run),
         legend=[
             {"label": label, "colour": colour_of(i), "dark": DARK[colour_of(i)], "dash": dash_of(i)}
             for i, label in enumerate(run.labels)
@@ -158,10 +157,7 @@ def _marked(analysis: Analysis, label: str) -> str:
 def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
     """The cells of a label after its name."""
     lines, criterion = analysis.of(label), analysis.criterion
-    cells = []
-    for each in lines:
-        parts = () if each.value is None else (criterion.short(each), criterion.half(each) if halves else "")
-        cells.append(" ".join(filter(None, parts)) or "-")
+    cells = [criterion.short(each, halves) for each in lines]
     states = [trial.status for trial in analysis.run.of(label)]
     if "done" not in states and all(each.value is None for each in lines):
         cells[0] = "diverged" if "diverged" in states else states[0]
@@ -182,8 +178,7 @@ def studies_table(found: SideBySide) -> Table:
 
 def differences_table(found: SideBySide) -> Table:
     """Their comparisons at the longest common length."""
-    criterion = next(iter(found.analyses.values())).criterion
-    heads, lines = comparison_lines(found.comparisons, criterion)
+    heads, lines = comparison_lines(found.comparisons, next(iter(found.analyses.values())).criterion)
     made = folding(*heads, words=2, title=f"paired differences at {found.lengths[-1]}")
     for line in lines:
         made.add_row(*line)
@@ -199,35 +194,6 @@ def folding(*heads: str, **more: Any) -> Table:
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-def _amount(run: Run) -> tuple[str, str]:
-    """What a model was trained on, and how much of it."""
-    if run.task.generated:
-        return "training examples", _range(run.config.batch_size * run.steps(label) for label in run.labels)
-    return f"training {run.task.unit}", _range(map(run.tokens, run.labels))
-
-
-def _range(numbers: Iterable[int]) -> str:
-    """1,000 to 2,000, or one number."""
-    each = sorted({*numbers})
-    return " to ".join(f"{number:,}" for number in each[:: max(1, len(each) - 1)])
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    """The study in a few numbers."""
-    sizes = sorted({f"{trial.parameters / 1e6:.2f}" for trial in run.trials if trial.parameters}, key=float)
-    measured = "test examples of each length" if run.task.generated else "validation documents"
-    facts = [
-        ("encodings", str(len(run.labels))),
-        ("seeds", str(len(run.config.seeds))),
-        ("million weights", " to ".join(sizes[:: len(sizes) - 1] if len(sizes) > 1 else sizes)),
-        _amount(run),
-        ("in training", run.sampled_positions),
-        ("steps", _range(map(run.steps, run.labels))),
-        (measured, str(run.study["data"][measured.replace(" ", "_")])),
-    ]
-    return [(name, value) for name, value in facts if value]
-
-
 def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
     frame = worded(summary(analysis, method)).dropna(axis="columns", how="all")
@@ -267,18 +233,13 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
 
 def _comparisons(analysis: Analysis) -> dict[str, Any]:
     """Pairs of labels at the reference and the longest length, by the first method, and all of them as CSV."""
-    run, lines = analysis.run, []
+    run, criterion = analysis.run, analysis.criterion
     every = next(iter(analysis.comparisons.values()), [])
-    answers = run.task.kind == "answers"
-
-    def form(number: float) -> str:
-        return _signed(100 * number, ".1f") if answers else _signed(number, ".3f")
-
-    for each in every:
-        if each.length in (run.reference, run.lengths[-1]):
-            ends = "" if each.low is None or each.high is None else f"{form(each.low)} to {form(each.high)}"
-            p = "" if each.p is None else "< 0.001" if each.p < 0.001 else f"{each.p:.3f}"
-            lines.append(each._asdict() | {"by": form(each.value), "ends": ends, "p": p, "order": each.p})
+    lines = [
+        each._asdict() | in_words(each, criterion, 1)
+        for each in every
+        if each.length in (run.reference, run.lengths[-1])
+    ]
     return {"lines": lines, "csv": pd.DataFrame(every).to_csv(index=False)}
 
 
@@ -346,22 +307,15 @@ def _described(label: str) -> list[dict[str, Any]]:
 def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     """The question, legibly: (heading, [(name, value)])."""
     study, data = run.study, run.study["data"]
-    seconds = pd.DataFrame(
-        [(t.training_seconds, t.measuring_seconds) for t in run.trials if t.status == "done"]
-    ).fillna(0)
-    time = []
-    if len(seconds):
-        trained, measured = seconds.mean()
-        time = [("time per model", f"{trained:.0f} s of training, {measured:.0f} s of measuring, on average")]
-        time.append(("time in all", f"{seconds.sum().sum() / 60:.1f} minutes"))
-    amount, number = _amount(run)
+    seconds = sum((trial.training_seconds or 0) + (trial.measuring_seconds or 0) for trial in run.trials)
+    time = [("time of all models", f"{seconds / 60:.1f} minutes")]
     machine = {name: value for name, value in study["machine"].items() if value is not None}
     plugins = {
         each["name"]: ", ".join(value for key, value in each.items() if key != "name")
         for each in study.get("plugins", [])
     }
     whole = [
-        ("Models and training", [*legible(asdict(run.config)), (f"{amount} per model", number)]),
+        ("Models and training", legible(asdict(run.config))),
         ("Recipe", legible(study["recipe"])),
         ("Examples" if run.task.generated else "Text", legible(data)),
         *([("Plugins", legible(plugins))] if plugins else []),
@@ -370,8 +324,6 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     if run.choices:
         whole.insert(2, ("Learning rates", [(label, _chosen(run, choice)) for label, choice in run.choices.items()]))
-    for later in study.get("continued", []):
-        whole.append((f"Continued {later['at']}", [*legible(later["machine"]), *legible(later["versions"])]))
     return whole
 
 

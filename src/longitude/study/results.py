@@ -1,5 +1,6 @@
 """A study as its run directory holds it: what the statistics, the figures and the report are made of, and all of it."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_for
 from longitude.study.train import LOSSES
 from longitude.study.trial import Status, Trial
-from longitude.study.units import Keys, plain
+from longitude.study.units import Keys
 
 VERB, KEPT = "study", "study.json"
 """Which command a question.json is of; the file of a study that is kept without its models."""
@@ -28,6 +29,10 @@ STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS = (
     "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json",
 )  # fmt: skip
 """Files of units."""
+PARTS = ("configuration", "data", "recipe", "train_steps", "trials")
+"""That every question has."""
+TRIALS, DIGESTS, SCHEMA = "trials", "digests", 3
+"""Keys of the file of a study that is kept, and its version."""
 REMEDY = "run the same `longitude study` again, it continues"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 FIRST, LAST = "first quarter", "last quarter"
@@ -191,42 +196,41 @@ class Run:
 
 # ---- reading ----------------------------------------------------------------------------------------------------------
 def question_of(run: Path) -> dict[str, Any] | None:
-    """What `longitude study` was asked last in a folder; None where it was asked nothing.
+    """What `longitude study` was asked last in a folder, or what a study that is kept there was asked; None: nothing.
 
     Raises:
-        ValueError: The question is damaged, or its configuration was edited by hand into one that there is not.
+        ValueError: It is damaged, of another release, or was edited by hand into a configuration that there is not.
     """
-    store = Store(run)
-    question = store.question() if run.is_dir() else None
-    if not isinstance(question, dict) or question.get("verb") != VERB:
+    kept = is_kept(run)
+    path = run / (KEPT if kept else QUESTION)
+    question = read_json(path, "copy the folder again" if kept else "give the command again with its options")
+    if not isinstance(question, dict) or not (kept or question.get("verb") == VERB):
         return None
-    path = run / QUESTION
     try:
-        lacks = [
-            name
-            for name in ("configuration", "data", "train_steps", "recipe")
-            if not isinstance(question.get(name), dict)
-        ]
-        if lacks:
+        if kept and question.get("schema") != SCHEMA:
+            raise ValueError(f"it has schema {question.get('schema')}, this release reads {SCHEMA}")
+        if lacks := [name for name in PARTS if name not in question]:
             raise ValueError(f"it lacks {', '.join(lacks)}")
-        keys_of(question)
-        config = StudyConfig.of(question["configuration"])
-        written = {name for name, value in plain(asdict(config)).items() if value is not None}
-        if missing := written - set(question["configuration"]):
-            raise ValueError(f"the configuration lacks {', '.join(sorted(missing))}")
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path}: {error}; give the `longitude study` command again with its options") from None
+        StudyConfig.of(question["configuration"])
+    except ValueError as error:
+        remedy = "keep the study again" if kept else "give the `longitude study` command again with its options"
+        raise ValueError(f"{path}: {error}; {remedy}") from None
     return question
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a folder holds a study that is kept without its models."""
+    return (folder / KEPT).is_file()
 
 
 def is_study(folder: Path) -> bool:
     """Whether a folder holds a study, with its models or kept without them."""
     asked = read_json(folder / QUESTION) if (folder / QUESTION).is_file() else None
-    return (isinstance(asked, dict) and asked.get("verb") == VERB) or (folder / KEPT).is_file()
+    return is_kept(folder) or (isinstance(asked, dict) and asked.get("verb") == VERB)
 
 
 def read_run(run: Run | Path | str) -> Run:
-    """The study that a folder was asked for last (a Run comes back as it is).
+    """The study that a folder was asked for last, or that is kept there (a Run comes back as it is).
 
     Raises:
         ValueError: There is no such folder or no study in it, a plugin is missing, or a unit is damaged. A trial that diverged,
@@ -240,8 +244,29 @@ def read_run(run: Run | Path | str) -> Run:
     question = question_of(path)
     if question is None:
         raise ValueError(f"{path} holds no study; give a directory that `longitude study` wrote")
+    if is_kept(path):
+        return _read_kept(path, question)
     plugins.require_loaded(question["plugins"], str(path))
     return run_of(Store(path), question)
+
+
+def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
+    """A kept study; its trials have no losses of training and no models."""
+    for name, digest in study[DIGESTS].items():
+        if not (folder / name).exists() or digest_of(folder / name) != digest:
+            raise ValueError(
+                f"{folder / name} is not the table that its {KEPT} was written with; copy the folder again"
+            )
+    documents, trials = pd.read_parquet(folder / DOCUMENTS), []
+    for saved in study[TRIALS]:
+        own = documents.loc[(documents["label"] == saved["label"]) & (documents["seed"] == saved["seed"])]
+        trials.append(TrialResult(**saved, folder=folder, losses=[], documents=own))
+    return Run(folder, study, tuple(trials), from_frame(read_rows(folder / ROWS)))
+
+
+def digest_of(path: Path) -> str:
+    """Of the contents of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def keys_of(question: Mapping[str, Any]) -> list[Keys]:

@@ -1,10 +1,9 @@
 """How a killed training resumes: checkpoints that are complete or dropped, and the log of losses that goes with them.
 
-Trainer saves a checkpoint file by file. One is complete when `MANIFEST`, written last, names each of its files with its
-size and hash; whatever else a killed process left is removed when the run continues.
+Trainer saves a checkpoint file by file. One is complete when `COMPLETE` is there, which is written last; whatever else a killed
+process left is removed when the run continues.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,33 +12,23 @@ from typing import Any
 
 from longitude.runs.files import atomic, flush, write_json
 
-MANIFEST = "complete.json"
+COMPLETE = "complete.json"
 
 
 def seal(checkpoint: Path) -> None:
-    """Declare a checkpoint complete: all its files are on the disk."""
-    for path in _files(checkpoint):
-        flush(path)
-    write_json(checkpoint / MANIFEST, _contents(checkpoint))
-
-
-def broken(checkpoint: Path) -> str | None:
-    """Why a checkpoint cannot be continued from; None when it can."""
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return "it was not finished"
-    contents = _contents(checkpoint)
-    wrong = sorted(name for name in manifest.keys() | contents.keys() if manifest.get(name) != contents.get(name))
-    return f"{wrong[0]} is not as it was saved" if wrong else None
+    """Declare a checkpoint complete: all its files are on the disk, and then its mark is."""
+    for path in checkpoint.rglob("*"):
+        if path.is_file():
+            flush(path)
+    write_json(checkpoint / COMPLETE, True)
 
 
 def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint whose steps are all in the log of losses, and a message for each one removed."""
     messages = []
     for step, checkpoint in sorted(_checkpoints(folder), reverse=True):
-        reason = broken(checkpoint) or (f"losses are logged to step {logged} only" if step > logged else None)
-        if reason is None:
+        reason = f"losses are logged to step {logged} only" if step > logged else "it was not finished"
+        if step <= logged and (checkpoint / COMPLETE).exists():
             return checkpoint, messages
         messages.append(f"dropped {checkpoint.name}: {reason}")
         shutil.rmtree(checkpoint)
@@ -49,7 +38,7 @@ def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
 def drop_unfinished(folder: Path) -> None:
     """Remove the checkpoints that nothing can continue from, for the space that they take."""
     for _, checkpoint in _checkpoints(folder):
-        if broken(checkpoint):
+        if not (checkpoint / COMPLETE).exists():
             shutil.rmtree(checkpoint)
 
 
@@ -60,18 +49,6 @@ def step_of(checkpoint: Path | None) -> int:
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     paths = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
     return [(step_of(path), path) for path in paths]
-
-
-def _files(checkpoint: Path) -> list[Path]:
-    return sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
-
-
-def _contents(checkpoint: Path) -> dict[str, list]:
-    """File -> [size, sha256]."""
-    return {
-        path.relative_to(checkpoint).as_posix(): [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
-        for path in _files(checkpoint)
-    }
 
 
 class LossLog:

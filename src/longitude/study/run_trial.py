@@ -59,10 +59,6 @@ class TrialRunner:
     commit: str | None = None
     train_only: bool = False
 
-    def at(self, store: Store) -> "TrialRunner":
-        """The same with another place for units."""
-        return replace(self, store=store)
-
     @property
     def task(self) -> Task:
         return task_for(self.config)

@@ -62,7 +62,10 @@ def markdown(analysis: Analysis) -> str:
     lines = []
     for label in (each.label for each in ranked(analysis)) if analysis.findings else ():
         part = analysis.of(label)
-        cells = [" ".join(filter(None, (criterion.number(each), _ends(criterion.bounds(each))))) for each in part]
+        cells = [
+            " ".join(filter(None, (criterion.number(each), f"[{ends}]" if (ends := criterion.bounds(each)) else "")))
+            for each in part
+        ]
         lines.append([label, *cells, _verdict(part[-1], criterion) if part else None, reach(criterion.effective(part))])
     lines += [[name, *cells, "", ""] for name, *cells in floor_lines(run, 3)]
     longest = run.lengths[-1]
@@ -93,22 +96,19 @@ def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:
 
 def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple[list[str], list[list[str]]]:
     """Comparisons of one length in words: heads and lines."""
-    lines = [
-        [
-            each.better, each.worse, criterion.amount(each.value), span(each, criterion),
-            f"{each.seeds} seeds" if each.over == "seeds" else f"one seed, {each.documents} {criterion.things}",
-            "" if each.p is None else "< 0.001" if each.p < 0.001 else f"{each.p:.3f}", "yes" if each.decided else "no",
-        ]
-        for each in pairs
-    ]  # fmt: skip
-    return ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "distinguished"], lines
+    heads = ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "distinguished"]
+    return heads, [[each.better, each.worse, *in_words(each, criterion).values()] for each in pairs]
 
 
-def span(pair: Comparison, criterion: Criterion) -> str:
-    """0.28 to 0.35; empty where there is no interval."""
-    if pair.low is None or pair.high is None:
-        return ""
-    return f"{criterion.amount(pair.low)} to {criterion.amount(pair.high)}"
+def in_words(pair: Comparison, criterion: Criterion, more: int = 0) -> dict[str, str]:
+    """The numbers of a comparison; more: digits."""
+    return {
+        "by": criterion.amount(pair.value, more),
+        "ends": criterion.span(pair.low, pair.high, more),
+        "seen": f"{pair.seeds} seeds" if pair.over == "seeds" else f"one seed, {pair.documents} {criterion.things}",
+        "p_words": "" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}",
+        "distinguished": "yes" if pair.decided else "no",
+    }
 
 
 def reach(length: Effective) -> str:
@@ -126,10 +126,6 @@ def _verdict(found: Finding, criterion: Criterion) -> str:
     """Unclear (learned too little)."""
     little = " (learned too little)" if criterion.learned_too_little(found.label) else ""
     return criterion.verdicts.get(found.verdict or "", "") + little
-
-
-def _ends(words: str) -> str:
-    return f"[{words}]" if words else ""
 
 
 def as_markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

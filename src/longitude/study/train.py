@@ -138,36 +138,17 @@ def train(
     note: Callable[[str], None],
 ) -> Trained:
     """Train in place; losses and checkpoints are in the folder, from which a killed training continues."""
-    log = LossLog(folder / LOSSES)
-    checkpoint, messages = newest(folder / "trainer", len(log.read()))
+    log, task, checkpoints = LossLog(folder / LOSSES), task_of(config.task), folder / "trainer"
+    checkpoint, messages = newest(checkpoints, len(log.read()))
     first = step_of(checkpoint)
     for message in [*messages, *([f"continues from step {first}"] if first else [])]:
         note(f"{trial.title}: {message}")
     log.cut(first)
-    optimizer, diverged = optimize(model, config, trial, data, folder / "trainer", checkpoint, log, on_step)
-    return Trained(first, diverged, untrained(model, optimizer, task_of(config.task).positions(config.train_length)))
-
-
-def optimize(
-    model: Any,
-    config: StudyConfig,
-    trial: Trial,
-    data: StudyData,
-    folder: Path,
-    checkpoint: Path | None,
-    log: LossLog,
-    on_step: Callable[[int, float], None],
-) -> tuple[Any, int | None]:
-    """All steps after those of the checkpoint.
-
-    Returns:
-        The optimizer, and the step whose loss was not finite, or None.
-    """
     on_cpu = config.device == "cpu"
-    examples = task_of(config.task).examples(replace(config, steps=trial.steps), data, trial.seed)
-    steps = Steps(model, folder, log, lambda step: examples.targets(step * config.batch_size), on_step)
+    examples = task.examples(replace(config, steps=trial.steps), data, trial.seed)
+    steps = Steps(model, checkpoints, log, lambda step: examples.targets(step * config.batch_size), on_step)
     arguments = TrainingArguments(
-        output_dir=str(folder),
+        output_dir=str(checkpoints),
         max_steps=trial.steps,
         per_device_train_batch_size=config.batch_size,
         learning_rate=trial.rate,
@@ -191,7 +172,7 @@ def optimize(
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     steps.remove()
-    return trainer.optimizer, steps.diverged
+    return Trained(first, steps.diverged, untrained(model, trainer.optimizer, task.positions(config.train_length)))
 
 
 def selection_loss(model: Any, examples: Examples) -> float:

@@ -12,8 +12,8 @@ from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
 from claims.page import charts, page
 from longitude.cli import main as longitude
-from longitude.study.kept import is_kept, keep, read_kept
-from longitude.study.results import read_run
+from longitude.study.kept import keep
+from longitude.study.results import is_kept, read_run
 from tests.study.conftest import write_run
 
 LARGE = 400_000
@@ -86,11 +86,11 @@ def test_results_that_were_half_copied_are_refused(kept, name):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=f"{name} is not the table that its study.json was written with"):
-        read_kept(kept / "text")
+        read_run(kept / "text")
     path.unlink()
-    with pytest.raises(ValueError, match=f"{name} is missing"):
-        read_kept(kept / "text")
-    with pytest.raises(ValueError, match=f"{name} is missing"):  # not: it was not run
+    with pytest.raises(ValueError, match=f"{name} is not the table"):
+        read_run(kept / "text")
+    with pytest.raises(ValueError, match=f"{name} is not the table"):  # not: it was not run
         Evidence(kept).run("text")
 
 
@@ -118,9 +118,9 @@ def test_results_of_an_older_schema_or_recipe_are_refused_by_name(kept):
     path = kept / "text" / "study.json"
     study = json.loads(path.read_text())
     for change, words in (
-        ({"schema": 2}, "of another release"),
+        ({"schema": 2}, "schema 2"),
         ({"recipe": {"optim": "sgd"}}, "optim sgd, not adamw_torch_fused"),
-        ({"schema": 9}, "of another release"),
+        ({"schema": 9}, "schema 9"),
     ):
         path.write_text(json.dumps(study | change))
         with pytest.raises(ValueError, match=words):

@@ -14,7 +14,7 @@ from claims.verdicts import seeds_to_decide, verdict_of, what_decides
 from longitude.statistics.documents import Interval
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, estimated
 from longitude.study.config import StudyConfig
-from longitude.study.kept import read_study
+from longitude.study.results import question_of
 from tests.study.conftest import edit_question, write_answers, write_run
 
 BOUNDS = {"below": (-math.inf, 1.0), "above": (1.0, math.inf), "within": (-1.0, 1.0)}
@@ -71,7 +71,7 @@ class MadeUp(Evidence):
     """Of studies that no preset has, as they were run."""
 
     def _expected(self, study):
-        saved = read_study(self.root / study)
+        saved = question_of(self.root / study)
         return StudyConfig.of(saved["configuration"]) if saved else StudyConfig()
 
 

@@ -182,7 +182,7 @@ def test_a_study_of_answers(tmp_path):
     assert lengths == [*(("rope", length) for length in (2, 4, 6)), ("learned", 2), ("learned", 4)]
     assert {row.train_length for row in rows} == {4} and {row.documents for row in rows} == {6}
     study = json.loads((tmp_path / "question.json").read_text())
-    assert study["configuration"]["task"] == "reverse" and study["data"]["source"].startswith("generated: words of")
+    assert study["configuration"]["task"] == "reverse" and study["data"]["source"].startswith("generated: A word of")
     losses = [
         json.loads(line) for line in (units_in(tmp_path, "rope", 0)["train"] / "losses.jsonl").read_text().splitlines()
     ]

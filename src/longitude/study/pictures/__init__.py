@@ -13,8 +13,6 @@ ORDER = (
     "by-position",
     "by-length-and-position",
     "by-distance",
-    "biases",
-    "throughput",
     "training",
 )
 """Of figures in a page; others follow."""

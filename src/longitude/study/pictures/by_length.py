@@ -8,7 +8,7 @@ import altair as alt
 from longitude.report.figure import GREY, Figure
 from longitude.report.wording import and_, percent
 from longitude.study.analysis import Analysis
-from longitude.study.answers import SOLVED, between as between_percent
+from longitude.study.answers import SOLVED
 from longitude.study.criterion import Finding
 from longitude.study.losses import span
 from longitude.study.pictures import MAIN, PICTURES, lines
@@ -25,7 +25,7 @@ def by_length(analysis: Analysis) -> Iterator[Figure]:
     draw = answers_by_length if analysis.run.task.kind == "answers" else losses_by_length
     for method, findings in analysis.findings.items():
         if found := [each for each in findings if each.value is not None]:
-            yield draw(analysis.run, found, method)
+            yield draw(analysis, found, method)
 
 
 def name_of(run: Run, method: str) -> str:
@@ -33,8 +33,9 @@ def name_of(run: Run, method: str) -> str:
     return MAIN if method == run.task.methods[0] else f"{MAIN}-{method}"
 
 
-def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
+def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
     """Bands for the 95 % intervals of the values, where they cover training again."""
+    run = analysis.run
     points = [_point(each) for each in found]
     seeds, floors = of_seeds(found), floors_of(run)
     lengths = sorted({each.length for each in found})
@@ -102,9 +103,10 @@ def floors_of(run: Run) -> dict[str, float]:
     return {ngrams_named(order): bits for order, bits in run.floor.items()}
 
 
-def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
+def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
     """Bands for the 95 % intervals of the share of right answers, and what a rule without positions reaches."""
-    points = [each._asdict() | {"interval": between_percent(each), "from": each.low, "to": each.high} for each in found]
+    run, bounds = analysis.run, analysis.criterion.bounds
+    points = [each._asdict() | {"interval": bounds(each), "from": each.low, "to": each.high} for each in found]
     seeds = of_seeds(found)
     lengths, task, domain = sorted({each.length for each in found}), run.task, [-0.03, 1.03]
     fields = {

@@ -1,4 +1,4 @@
-"""The heat maps of a study: losses or right symbols by length and position, exact answers by length and distance."""
+"""The heat maps of answers: right symbols by length and place, exact answers by length and distance."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +11,6 @@ from longitude.measure.rows import Row
 from longitude.report.figure import PAPER, Figure, themed
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
-from longitude.study.pictures.by_position import FIRST
 from longitude.study.results import Run
 
 COLUMNS = 40
@@ -22,21 +21,15 @@ WRITTEN = 8
 
 @PICTURES.register("by-length-and-position")
 def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
-    """Losses by the position in a window; of answers, right symbols by their place."""
+    """Right symbols by their place in the answer; of losses, `by_position` draws the longest window."""
     run = analysis.run
-    answers = run.task.kind == "answers"
-    first, least = (1, 1) if answers else (0, FIRST)  # symbols of an answer count from 1
-
-    def place_of(row: Row) -> tuple[int, int] | None:
-        if row.position_from is None or row.position_to is None or row.position_from < least - first:
-            return None
-        return row.position_from + first, row.position_to + first
-
-    cells = _cells(run, place_of)
-    if not len(cells):
+    if run.task.kind == "losses":
         return
-    gap = " The gap is at the training length." if _edge(run, cells) else ""
-    if answers:
+    cells = _cells(  # symbols of an answer count from 1
+        run, lambda row: None if row.position_from is None else (row.position_from + 1, (row.position_to or 0) + 1)
+    )
+    if len(cells):
+        gap = " The gap is at the training length." if _edge(run, cells) else ""
         yield Figure(
             name="by-length-and-position",
             title="Right symbols by length and place",
@@ -45,19 +38,8 @@ def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
             alt="Heat maps of the share of right symbols by length and place in the answer, one for each encoding.",
             chart=_maps(run, cells, "place in the answer", "right symbols"),
             resizes=False,
-            table=_table(cells, ".0%"),
+            table=_table(cells),
         )
-        return
-    yield Figure(
-        name="by-length-and-position",
-        title="Loss by window length and position",
-        caption=f"{run.task.words.capitalize()}, mean over seeds, by the length of a window and the position in it; lighter is "
-        f"better. Windows of different lengths read different text at a position. Positions below {FIRST} are not drawn.{gap}",
-        alt=f"Heat maps of {run.task.words} by window length and position in the window, one for each encoding.",
-        chart=_maps(run, cells, "position in the window", run.task.words, losses=True),
-        resizes=False,
-        table=_table(cells, ".3f"),
-    )
 
 
 @PICTURES.register("by-distance")
@@ -74,7 +56,7 @@ def by_distance(analysis: Analysis) -> Iterator[Figure]:
             alt="Heat maps of the share of exact answers by length and distance, one for each encoding.",
             chart=_maps(run, cells, "distance", "exact answers", edge=False),
             resizes=False,
-            table=_table(cells, ".0%"),
+            table=_table(cells),
         )
 
 
@@ -108,28 +90,23 @@ def _edge(run: Run, cells: Any) -> float | None:
     return float(edge) if trained.any() and (cells["right"] > edge).any() else None
 
 
-def _maps(run: Run, cells: Any, places: str, words: str, losses: bool = False, edge: bool = True) -> Any:
+def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> Any:
     """A panel for each label; light is good."""
-    form = ".2f" if losses else ".0%"
-    low, high = (cells["value"].min(), cells["value"].max()) if losses else (0, 1)
     left, right = cells["left"].min(), cells["right"].max()
     octaves = float(left).is_integer()
     ticks = [2**k for k in range(64) if left <= 2**k <= right] if octaves else alt.Undefined
     scale: dict[str, Any] = {"type": "log", "base": 2} if octaves else {"zero": False}
     axis = alt.Axis(format="d", values=ticks, tickMinStep=1, grid=False, labelFlush=False, **lines.SPARSE)
     x = alt.X("left:Q", title=places, scale=alt.Scale(domain=[left, right], nice=False, **scale), axis=axis)
-    legend = alt.Legend(
-        title=f"{words}, {'lower' if losses else 'higher'} is better", format=form, orient="top", tickCount=4
-    )
-    colour = alt.Color("value:Q", legend=legend, scale=alt.Scale(domain=[low, high], scheme="viridis", reverse=losses))
+    legend = alt.Legend(title=f"{words}, higher is better", format=".0%", orient="top", tickCount=4)
+    colour = alt.Color("value:Q", legend=legend, scale=alt.Scale(domain=[0, 1], scheme="viridis"))
     tooltip = [
         alt.Tooltip("label:N", title="encoding"),
         alt.Tooltip("length:O", title=f"length, {run.task.unit}"),
         alt.Tooltip("place:N", title=places),
-        alt.Tooltip("value:Q", title=words, format=".3f" if losses else ".1%"),
+        alt.Tooltip("value:Q", title=words, format=".1%"),
         alt.Tooltip("count:Q", title="measured", format=",d"),
     ]
-    dark = f"datum.value {'>' if losses else '<'} {(low + high) / 2}"
     panels = []
     for label in filter(set(cells["label"]).__contains__, run.labels):
         squares = lines.of_labels(cells[cells["label"] == label].to_dict("records"))
@@ -138,8 +115,8 @@ def _maps(run: Run, cells: Any, places: str, words: str, losses: bool = False, e
             squares.mark_rect(stroke=PAPER, strokeWidth=1, aria=False).encode(x, colour, x2="right:Q", tooltip=tooltip)
         ]
         if cells["from"].nunique() <= WRITTEN:
-            ink = alt.condition(dark, alt.value("#fff"), alt.value("#000"))
-            number = alt.Text("value:Q", format=form)
+            ink = alt.condition("datum.value < 0.5", alt.value("#fff"), alt.value("#000"))
+            number = alt.Text("value:Q", format=".0%")
             layers.append(squares.mark_text(aria=False).encode(alt.X("middle:Q"), text=number, color=ink))
         if edge and (at := _edge(run, cells)):
             rule = alt.Chart(alt.InlineData(values=[{"left": at}])).mark_rule(color=PAPER, strokeWidth=4, aria=False)
@@ -149,9 +126,9 @@ def _maps(run: Run, cells: Any, places: str, words: str, losses: bool = False, e
     return themed(chart)
 
 
-def _table(cells: Any, form: str) -> pd.DataFrame:
+def _table(cells: Any) -> pd.DataFrame:
     """A line for each label and length."""
     places = cells.sort_values("to").drop_duplicates("from", keep="last").sort_values("from")
     wide = cells.pivot(index=["label", "length"], columns="from", values="value").reindex(columns=places["from"])
-    wide = wide.map(lambda value: "" if pd.isna(value) else f"{value:{form}}")
+    wide = wide.map(lambda value: "" if pd.isna(value) else f"{value:.0%}")
     return wide.rename(columns=dict(zip(places["from"], places["place"], strict=True))).reset_index()

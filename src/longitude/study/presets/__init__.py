@@ -1,10 +1,9 @@
 """Presets: options of a study as data, one TOML file each; `--preset NAME` is a file here, `--preset my.toml` one's own."""
 
 import tomllib
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from longitude.errors import unknown
 from longitude.study.config import StudyConfig
@@ -32,13 +31,12 @@ def of_preset(name: str) -> StudyConfig:
     Raises:
         ValueError: There is no such preset, the file is no TOML, or a key or its value is not one of a study.
     """
-    kinds, options = get_type_hints(StudyConfig), _read(name)
+    options = _read(name)
     options.pop(ABOUT, "")
-    for key in options:
-        if key not in kinds:
-            raise unknown(f"key of --preset {name}:", key, [*kinds, ABOUT], "`longitude study --help` explains them.")
-    values = {key: _typed(value, kinds[key], f"--preset {name}: {key}") for key, value in options.items()}
-    return of_task(values.pop("task", StudyConfig.task), **values)
+    try:
+        return StudyConfig.of({**asdict(of_task(options.get("task", StudyConfig.task))), **options})
+    except ValueError as error:
+        raise ValueError(f"--preset {name}: {error}") from None
 
 
 def about(name: str) -> str:
@@ -60,31 +58,3 @@ def _read(name: str) -> dict[str, Any]:
     if not isinstance(options.get(ABOUT, ""), str):
         raise ValueError(f"--preset {name}: {ABOUT} must be a sentence")
     return options
-
-
-def _typed(value: Any, kind: Any, what: str) -> Any:
-    """A value of TOML as a field has it. ValueError where it is of another type."""
-
-    def require(right: bool, expected: str) -> None:
-        if not right:
-            raise ValueError(f"{what} must be {expected}, got {value!r}")
-
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        require(isinstance(value, list), "a list")
-        return tuple(_typed(each, arguments[0], what) for each in value)
-    if origin in (Union, UnionType):
-        [kind] = [each for each in arguments if each is not NoneType]
-        return _typed(value, kind, what)
-    if origin is Literal:
-        require(value in arguments, f"one of {', '.join(map(str, arguments))}")
-        return value
-    accepted: dict[Any, tuple[Callable[[], bool], str]] = {
-        bool: (lambda: isinstance(value, bool), "true or false"),
-        int: (lambda: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
-        float: (lambda: isinstance(value, int | float) and not isinstance(value, bool), "a number"),
-        str: (lambda: isinstance(value, str), "text in quotes"),
-    }
-    right, expected = accepted[kind]
-    require(right(), expected)
-    return kind(value)

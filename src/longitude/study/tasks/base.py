@@ -1,10 +1,13 @@
 """What a task is: the data, examples and model that it trains, how it measures, and the words for its numbers."""
 
+import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -153,18 +156,67 @@ class Task(ABC):
         """Which methods have no meaning for a model, in words that follow its label; None where all have."""
         return None
 
-    def searched_tokens(self, model: Any, config: StudyConfig) -> int:
-        """What is read of a trained model, in tokens, before it is measured."""
-        return 0
-
-    def without_search(self, config: StudyConfig) -> StudyConfig:
-        """The study with other methods in place of those that search, to time what it measures."""
-        return config
-
     def measured_tokens(self, config: StudyConfig) -> int:
         """Work of measuring a model, in tokens read, for the progress bar."""
         passes = 3 if "sliding" in config.methods else 1
         return config.documents * config.longest * len(config.test_lengths) * passes
+
+
+class Generated(Task):
+    """A task whose examples are drawn from a seed, and whose answers are right or wrong; its first line says what is drawn.
+
+    Attributes:
+        version: Of what is drawn; a change of it makes another study.
+        grows: Whether training lengths are 1 to the training length, or that alone.
+    """
+
+    kind, unit, loss_unit = "answers", "symbols", "symbol"
+    version: ClassVar[int] = 1
+    grows: ClassVar[bool] = True
+
+    @abstractmethod
+    def drawn_tests(self, config: StudyConfig) -> Iterator[np.ndarray]:
+        """What the models are measured on, int64."""
+
+    @abstractmethod
+    def floor(self, length: int) -> float:
+        """The share of right answers of the best rule that does not know where the tokens are."""
+
+    def prepare(self, config: StudyConfig) -> StudyData:
+        digest = hashlib.sha256()
+        for part in self.drawn_tests(config):
+            digest.update(part.astype("<i8").tobytes())
+        lengths = f"1 to {config.train_length}, from 1 on over the first half of the steps"
+        description = {
+            "source": f"generated: {first_line(self)}",
+            "version": self.version,
+            "sha256": digest.hexdigest(),
+            "training_sha256": None,
+            "training_lengths": lengths if self.grows else f"{config.train_length}",
+            "test_examples_of_each_length": config.documents,
+            "floor": {str(length): self.floor(length) for length in config.test_lengths},
+            "ceiling": self.ceiling,
+        }
+        return StudyData([], [], [], description)
+
+
+def first_line(task: Task) -> str:
+    """What a task is, as its docstring begins."""
+    return (inspect.getdoc(type(task)) or "").partition("\n")[0].rstrip(".")
+
+
+def scored(of: Measuring, scores: torch.Tensor, **columns: Any) -> Row:
+    """The row of a mean of scores from 0 to 1, one for each example, with Wilson's interval."""
+    value, low, high = proportions.mean(scores.tolist())
+    columns = {"count": len(scores), **of.labels, **columns}
+    dtype = str(of.model.dtype).removeprefix("torch.")
+    same = {"weighting": "example", "truncation": "none", "dtype": dtype, "documents": len(scores)}
+    return Row(**same, **columns, value=value, low=low, high=high)
+
+
+def growing(longest: int, steps: int) -> np.ndarray:
+    """The most a length is at each step: 1, and evenly to `longest` over the first half (Zaremba and Sutskever 2014)."""
+    return np.minimum(longest, 1 + 2 * longest * np.arange(steps) // steps)
 
 
 def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any]) -> Iterator[Row]:

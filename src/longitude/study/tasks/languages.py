@@ -27,7 +27,6 @@ class FlipFlop(Questions):
     probability 0.8, and reads or writes with half of the rest each; `sparse` ignores with 0.98, `dense` with 0.1.
     """
 
-    source = "instructions to write, read or ignore a bit; after each read, the bit written last"
     ceiling = "rope"
     symbols = 5
     methods = ("forward", "sparse", "dense")
@@ -94,7 +93,6 @@ def symmetric(points: int, even: bool = False) -> np.ndarray:
 class Parity(WordProblem):
     """Bits, and after each of them whether the ones up to it are odd in number."""
 
-    source = "bits, and after each the parity of those up to it"
     ceiling = "path"
     table, symbols = cyclic(2), 2
     defaults = {
@@ -110,7 +108,6 @@ class Parity(WordProblem):
 class ModularSum(WordProblem):
     """Numbers from 0 to 4, and after each of them the sum of those up to it, modulo 5."""
 
-    source = "numbers from 0 to 4, and after each the sum modulo 5 of those up to it"
     ceiling = "path"
     table, symbols = cyclic(5), 5
     defaults = {
@@ -126,7 +123,6 @@ class ModularSum(WordProblem):
 class Z60(WordProblem):
     """The word problem of the cyclic group of 60 elements."""
 
-    source = "elements of the cyclic group of order 60, and after each the sum of those up to it"
     ceiling = "learned"
     table, symbols = cyclic(60), 60
     defaults = {
@@ -144,7 +140,6 @@ class Z60(WordProblem):
 class A5(WordProblem):
     """The word problem of the even permutations of five points, which no fixed number of ordinary layers is thought to solve."""
 
-    source = "even permutations of five points, and after each the product of those up to it"
     ceiling = "learned"
     table, symbols = symmetric(5, even=True), 60
     defaults = {**Z60.defaults, "steps": 10_000}
@@ -154,7 +149,6 @@ class A5(WordProblem):
 class S5(WordProblem):
     """The word problem of all permutations of five points."""
 
-    source = "permutations of five points, and after each the product of those up to it"
     ceiling = "learned"
     table, symbols = symmetric(5), 120
     defaults = A5.defaults
@@ -167,7 +161,6 @@ class Dyck(Questions):
     While both are possible, opening and closing are equally likely.
     """
 
-    source = "brackets of 8 kinds, nested to depth 10 at most, and before each closing one its kind"
     ceiling = "rope"
     kinds: ClassVar[int] = 8
     depth: ClassVar[int] = 10

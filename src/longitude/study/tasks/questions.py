@@ -5,9 +5,8 @@ examples of the length alone. An answer is scored given the right symbols before
 in this way, writing it by itself, the likeliest symbol each time, gives the same answer.
 """
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,10 +17,9 @@ from torch import Tensor
 from longitude.measure import Row
 from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
-from longitude.statistics import proportions
 from longitude.study.config import GENERATED, StudyConfig
 from longitude.study.data import Examples, Fixed, StudyData, sampled
-from longitude.study.tasks.base import SELECTION_SEED, TEST_SEED, Measuring, Task, sampler_of
+from longitude.study.tasks.base import SELECTION_SEED, TEST_SEED, Generated, Measuring, growing, sampler_of, scored
 
 NOT_ASKED = -100
 """Label of a symbol after which nothing is asked."""
@@ -45,23 +43,17 @@ class Sample(NamedTuple):
     distances: np.ndarray
 
 
-class Questions(Task):
+class Questions(Generated):
     """Accuracy of symbols. A subclass says what is drawn.
 
     Attributes:
-        source: What is read and asked, for question.json and the page.
         symbols: Size of the vocabulary.
-        version: Of what is drawn; a change of it makes another study.
-        grows: Whether training lengths are 1 to the training length, or that alone.
         whole: Whether an example counts when all its answers are right; else by the share of them.
     """
 
-    kind, unit, loss_unit = "answers", "symbols", "symbol"
     methods = ("forward",)
-    source: ClassVar[str]
     symbols: ClassVar[int]
-    version: ClassVar[int] = 1
-    grows: ClassVar[bool] = False
+    grows = False
     whole: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {
         "data": (GENERATED,),
@@ -85,10 +77,6 @@ class Questions(Task):
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         """Draw examples of a length; method: of `methods`, where they differ in what is drawn."""
 
-    @abstractmethod
-    def floor(self, length: int) -> float:
-        """Accuracy of the best rule that does not know where the tokens are."""
-
     def tests(self, length: int, examples: int, method: str = "forward", seed: int = TEST_SEED) -> Sample:
         """The same in every study."""
         return self.sample(np.random.default_rng([seed, length]), examples, length, method)
@@ -96,24 +84,10 @@ class Questions(Task):
     def require_length(self, length: int) -> None:
         self.sample(np.random.default_rng(0), 1, length)
 
-    def prepare(self, config: StudyConfig) -> StudyData:
-        digest = hashlib.sha256()
+    def drawn_tests(self, config: StudyConfig) -> Iterator[np.ndarray]:
         for length in config.test_lengths:
             for method in config.methods:
-                for part in self.tests(length, config.documents, method)[:2]:
-                    digest.update(part.astype("<i8").tobytes())
-        lengths = f"1 to {config.train_length}, from 1 on over the first half of the steps"
-        description = {
-            "source": f"generated: {self.source}",
-            "version": self.version,
-            "sha256": digest.hexdigest(),
-            "training_sha256": None,
-            "training_lengths": lengths if self.grows else f"{config.train_length}",
-            "test_examples_of_each_length": config.documents,
-            "floor": {str(length): self.floor(length) for length in config.test_lengths},
-            "ceiling": self.ceiling,
-        }
-        return StudyData([], [], [], description)
+                yield from self.tests(length, config.documents, method)[:2]
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         return Drawn(self, config.train_length, config.steps, config.batch_size, seed, sampler_of(config))
@@ -134,25 +108,8 @@ class Questions(Task):
                 asked = labels != NOT_ASKED
                 right = answers(of.model, tokens) == labels
                 scores = {"accuracy": right.sum(1) / asked.sum(1), "exact_match": right.eq(asked).all(1).float()}
-                for metric, score in scores.items():
-                    value, low, high = proportions.mean(score.tolist())
-                    rows.append(
-                        Row(
-                            **of.labels,
-                            metric=metric,
-                            method=method,
-                            weighting="example",
-                            truncation="none",
-                            length=length,
-                            documents=len(score),
-                            count=len(score),
-                            tokens=int(asked.sum()),
-                            dtype=str(of.model.dtype).removeprefix("torch."),
-                            value=value,
-                            low=low,
-                            high=high,
-                        )
-                    )
+                at = {"method": method, "length": length, "tokens": int(asked.sum())}
+                rows += [scored(of, score, metric=metric, **at) for metric, score in scores.items()]
                 exact = scores[self.metric].numpy()
                 tables.append(of.per_document(method, length, exact=exact, right=right.sum(1), symbols=asked.sum(1)))
                 if method == of.config.methods[0]:
@@ -186,7 +143,7 @@ class Drawn(Examples):
     """The training examples of `steps` steps, `batch` of one length each: {"input_ids": [T], "shift_labels": [T]}, int64.
 
     A step's examples are of the seed and the step, so nothing is stored. Lengths are `longest`, or, where the task `grows`,
-    1 to a limit that grows evenly to it over the first half, and stays (Zaremba and Sutskever 2014).
+    1 to a limit that is `growing`.
     """
 
     def __init__(
@@ -195,8 +152,7 @@ class Drawn(Examples):
         self.task, self.batch, self.seed, self.positions = task, batch, seed, positions
         self.lengths = np.full(steps, longest)
         if task.grows:
-            limits = np.minimum(longest, 1 + 2 * longest * np.arange(steps) // steps)
-            self.lengths = np.random.default_rng([seed]).integers(1, limits + 1)
+            self.lengths = np.random.default_rng([seed]).integers(1, growing(longest, steps) + 1)
         self.drawn: tuple[int, Sample] | None = None
 
     def __len__(self) -> int:

@@ -26,7 +26,6 @@ class Recall(Questions):
     Where the keys stand again is drawn without repeats with the weights of a power law over the places, nearer ones likelier.
     """
 
-    source = "pairs of keys and values, then each key again, and its value asked"
     ceiling = "rope"
     symbols = 256
     power: ClassVar[float] = 0.01
@@ -64,7 +63,6 @@ class Recall(Questions):
 class Induction(Questions):
     """Random symbols, among them a special one somewhere; at the end the special one again: what followed it?"""
 
-    source = "random symbols, a special one among them and at the end; what followed it is asked"
     ceiling = "rope"
     symbols = 16
     defaults = {**Questions.defaults, "test_lengths": (32, 64, 128, 256, 1024), "steps": 3000}
@@ -126,7 +124,6 @@ class Copied(Questions):
 class SelectiveCopy(Copied):
     """Sixteen symbols at random places among noise, then asked for in their order."""
 
-    source = "16 symbols at random places among noise, then asked for in their order"
     ceiling = "rope"
     remembered, together, symbols = 16, False, 16
     defaults = {**Questions.defaults, "steps": 3000}
@@ -136,7 +133,6 @@ class SelectiveCopy(Copied):
 class Passkey(Copied):
     """Five symbols after a mark, somewhere among others like them; at the end they are asked for."""
 
-    source = "5 symbols after a mark among others like them, asked for at the end"
     ceiling = "rope"
     remembered, together, symbols = 5, True, 12
     defaults = {**Questions.defaults, "steps": 3000}
@@ -149,7 +145,6 @@ class Lookback(Questions):
     ceiling = "rope"
     symbols = 16
     back: ClassVar[int] = 8
-    source = f"random symbols, and after each the one {back} places before it"
     defaults = {**Questions.defaults, "steps": 1500}
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:

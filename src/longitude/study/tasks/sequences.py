@@ -13,8 +13,8 @@ so nothing is padded; lengths are equally likely from 1 to a limit that grows to
 the steps. Everything is drawn from the seed and held in memory alone; test examples are the same for all models.
 """
 
-import hashlib
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,10 +25,19 @@ from torch import Tensor
 from longitude.measure import Row
 from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
-from longitude.statistics import proportions
 from longitude.study.config import GENERATED, StudyConfig
 from longitude.study.data import Examples, Fixed, StudyData, sampled
-from longitude.study.tasks.base import BYTES, SELECTION_SEED, TEST_SEED, Measuring, Task, register_task, sampler_of
+from longitude.study.tasks.base import (
+    BYTES,
+    SELECTION_SEED,
+    TEST_SEED,
+    Generated,
+    Measuring,
+    growing,
+    register_task,
+    sampler_of,
+    scored,
+)
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
 DECODING = 6
@@ -40,16 +49,15 @@ Draws = np.ndarray
 """[examples, symbols drawn], int64 below the size of the alphabet."""
 
 
-class Sequences(Task):
+class Sequences(Generated):
     """Accuracy of whole answers by greedy generation. A subclass says what is drawn, and the answer to it.
 
     Attributes:
-        source: What is read and written, for question.json and the page.
         alphabet: The symbols drawn, as bytes.
         drawn: Symbols drawn for each unit of length.
     """
 
-    kind, metric, words, unit, loss_unit = "answers", "exact_match", "exact answers", "symbols", "symbol"
+    metric, words = "exact_match", "exact answers"
     methods = ("greedy",)
     stack, model_class = "encoder-decoder", "LongitudeForSeq2SeqLM"
     tokens = {
@@ -72,7 +80,6 @@ class Sequences(Task):
         "steps": 1500,
         "learning_rates": (4e-3,),
     }
-    source: ClassVar[str]
     alphabet: ClassVar[bytes] = b"abcdefghijklmnopqrstuvwxyz"
     drawn: ClassVar[int] = 1
 
@@ -81,8 +88,7 @@ class Sequences(Task):
         """Draws [examples, drawn * length] -> the symbols of the answers."""
 
     def floor(self, length: int) -> float:
-        """Exact answers of the best rule that does not know where the symbols are: none, in the digits that are shown."""
-        return 0.0
+        return 0.0  # in the digits that are shown
 
     def letters(self, draws: Draws) -> np.ndarray:
         """Of the alphabet, as bytes."""
@@ -108,21 +114,10 @@ class Sequences(Task):
     def positions(self, length: int) -> int:
         return self.drawn * length + 1  # and the end
 
-    def prepare(self, config: StudyConfig) -> StudyData:
-        digest = hashlib.sha256()
+    def drawn_tests(self, config: StudyConfig) -> Iterator[np.ndarray]:
         for length in config.test_lengths:
             for part in self.tests(length, config.documents):
-                digest.update(part.numpy().tobytes())
-        description = {
-            "source": f"generated: {self.source}",
-            "sha256": digest.hexdigest(),
-            "training_sha256": None,
-            "training_lengths": f"1 to {config.train_length}, from 1 on over the first half of the steps",
-            "test_examples_of_each_length": config.documents,
-            "floor": {str(length): self.floor(length) for length in config.test_lengths},
-            "ceiling": self.ceiling,
-        }
-        return StudyData([], [], [], description)
+                yield part.numpy()
 
     def try_out(self, model: Any, config: StudyConfig) -> None:
         source, answer = self.tests(1, 1)
@@ -145,25 +140,18 @@ class Sequences(Task):
             source, answer = self.tests(length, of.config.documents)
             written = torch.cat([answers(of.model, some, answer.shape[1]) for some in source.split(AT_ONCE)])
             right, symbols = written == answer, answer.shape[1] - 1
-            about = {**of.labels, "method": "greedy", "weighting": "example", "truncation": "none", "length": length}
-            about |= {"documents": len(answer), "dtype": str(of.model.dtype).removeprefix("torch.")}
-            for metric, (score, scored) in METRICS.items():
+            at = {"method": "greedy", "length": length}
+            for metric, (score, scored_on) in METRICS.items():
                 every = len(answer) * symbols
-                counts = {"tokens": every, "count": every if scored == "symbols" else len(answer)}
-                rows.append(_row(score(right), metric=metric, **about, **counts))
+                counts = {"tokens": every, "count": every if scored_on == "symbols" else len(answer)}
+                rows.append(scored(of, score(right), metric=metric, **at, **counts))
             for place in range(symbols):
-                at = {"metric": "symbol_accuracy", "position_from": place, "position_to": place + 1}
-                rows.append(_row(right[:, place], **at, **about, tokens=len(answer), count=len(answer)))
+                where = {"metric": "symbol_accuracy", "position_from": place, "position_to": place + 1}
+                rows.append(scored(of, right[:, place], **at, **where, tokens=len(answer)))
             exact, each = exact_match(right), right[:, :-1].sum(1)
             tables.append(of.per_document("greedy", length, exact=exact, right=each, symbols=symbols))
             of.on_progress(sum(of.lengths[: i + 1]), sum(of.lengths))
         return rows, tables
-
-
-def _row(scores: Tensor, **columns: Any) -> Row:
-    """Of the mean of scores."""
-    value, low, high = proportions.mean(scores.tolist())
-    return Row(**columns, value=value, low=low, high=high)
 
 
 def exact_match(right: Tensor) -> Tensor:
@@ -184,7 +172,6 @@ METRICS = {"exact_match": (exact_match, "answers"), "symbol_accuracy": (symbol_a
 class Copy(Sequences):
     """A word of letters, written again."""
 
-    source = "words of letters a to z, and the same words"
     ceiling = "rope"
 
     def answer(self, draws: Draws, length: int) -> Draws:
@@ -195,7 +182,6 @@ class Copy(Sequences):
 class Reverse(Sequences):
     """A word of letters, written from its end."""
 
-    source = "words of letters a to z, and the words from their ends"
     ceiling = "rope"
 
     def answer(self, draws: Draws, length: int) -> Draws:
@@ -206,7 +192,6 @@ class Reverse(Sequences):
 class Sort(Sequences):
     """The letters of a word in the order of the alphabet."""
 
-    source = "words of letters a to z, and their letters in the order of the alphabet"
     ceiling = "rope"
 
     def answer(self, draws: Draws, length: int) -> Draws:
@@ -218,9 +203,8 @@ class Sort(Sequences):
 
 @register_task("add")
 class Add(Sequences):
-    """The sum of two numbers, least digit first."""
+    """Two numbers, their digits alternating, and their sum, all from the least digit on."""
 
-    source = "two numbers, their digits alternating, and their sum, all from the least digit on"
     ceiling = "rope"
     unit = "digits"
     defaults = {**Sequences.defaults, "train_length": 6, "test_lengths": (3, 6, 7, 8, 9, 12), "steps": 2000}
@@ -254,8 +238,8 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
 class Pairs(Examples):
     """`count` training examples, `batch` after each other of one length: {"input_ids": [S], "labels": [T]}, int64.
 
-    Lengths are 1 to a limit that grows evenly to `longest` over the first half, and stays (Zaremba and Sutskever 2014). With a
-    sampler also "position_ids" [S] and "decoder_position_ids" [T], each drawn by itself.
+    Lengths are 1 to a limit that is `growing`. With a sampler also "position_ids" [S] and "decoder_position_ids" [T], each drawn
+    by itself.
     """
 
     def __init__(
@@ -263,8 +247,7 @@ class Pairs(Examples):
     ):
         lengths, symbols = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
         self.task, self.seed, self.positions = task, seed, positions
-        steps = np.arange(-(-count // batch))
-        limits = np.minimum(longest, 1 + 2 * longest * steps // len(steps))
+        limits = growing(longest, -(-count // batch))
         self.lengths = lengths.integers(1, limits + 1).repeat(batch)[:count]
         self.draws = task.draw(symbols, count, longest).astype(np.uint8)
 

@@ -139,18 +139,8 @@ class Text(Task):
 
     def measured_tokens(self, config: StudyConfig) -> int:
         schemes = len(schemes_of(config)) * config.documents * config.longest * len(config.test_lengths)
-        return (
-            super().measured_tokens(config)
-            + schemes
-            + (SEARCH * len(beyond(config)) if "longrope" in config.methods else 0)
-        )
-
-    def searched_tokens(self, model: Any, config: StudyConfig) -> int:
-        searches = "longrope" in config.methods and extends(model.config, "longrope", config.train_length)
-        return SEARCH * len(beyond(config)) if searches else 0
-
-    def without_search(self, config: StudyConfig) -> StudyConfig:
-        return replace(config, methods=tuple("yarn" if each == "longrope" else each for each in config.methods))
+        searched = SEARCH * len(beyond(config)) * ("longrope" in config.methods)
+        return super().measured_tokens(config) + schemes + searched
 
 
 def schemes_of(config: StudyConfig) -> list[str]:

@@ -73,7 +73,6 @@ class Letters(Written):
 class CopyDecoder(Letters):
     """A word of letters, written again."""
 
-    source = "words of letters, and the same words"
     ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
@@ -87,7 +86,6 @@ class CopyDecoder(Letters):
 class ReverseDecoder(Letters):
     """A word of letters, written from its end."""
 
-    source = "words of letters, and the words from their ends"
     ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
@@ -101,7 +99,6 @@ class ReverseDecoder(Letters):
 class SortDecoder(Letters):
     """The letters of a word in the order of the alphabet."""
 
-    source = "words of letters, and their letters in the order of the alphabet"
     ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
@@ -164,7 +161,6 @@ class Sum(Written):
 class Addition(Sum):
     """The sum of two numbers, the greatest digit first."""
 
-    source = "two numbers and their sum, the greatest digit first"
     ceiling = "rope"
 
 
@@ -172,7 +168,6 @@ class Addition(Sum):
 class AdditionReversed(Sum):
     """The sum of two numbers, the least digit first."""
 
-    source = "two numbers and their sum, the least digit first"
     ceiling = "coupled:max_start=16"
     least_first = True
     digits = tuple(range(10))
@@ -190,6 +185,5 @@ class AdditionReversed(Sum):
 class AdditionHints(Sum):
     """The sum of two numbers, the greatest digit first, a hint before each digit."""
 
-    source = "two numbers and their sum, the greatest digit first, before each digit a symbol for its place"
     ceiling = "rope"
     hints, symbols = True, 13 + HINTS
