@@ -253,19 +253,8 @@ def _missing(results: Results) -> list[str]:
         f"{label} has no {task} at {' '.join(map(str, dict(found)))}: {found[0][1]}"
         for (label, task, _), found in alike.items()
     ]
-    longest = results.question["configuration"]["lengths"][-1]
-    for about in models.values():
-        trained = about["trained"]
-        if trained is None:
-            lines.append(f"{about['label']}: its config.json has no trained length")
-        elif trained > longest:
-            lines.append(f"{about['label']} was trained at {trained}: all of these lengths are short contexts for it")
     whole = {(row.label, row.prefill) for row in results.rows if row.prefill and row.prefill.startswith("one pass:")}
-    lines += [f"{label}: windows are read in {prefill}" for label, prefill in sorted(whole, key=str)]
-    bare = {row.label for row in results.rows if row.bos == "none" and row.task == "text"}
-    if bos := [about["label"] for about in models.values() if about.get("adds_bos") and about["label"] in bare]:
-        lines.append(f"{' '.join(bos)}: no token begins a window, and the tokenizer would put one before a text")
-    return lines
+    return lines + [f"{label}: windows are read in {prefill}" for label, prefill in sorted(whole, key=str)]
 
 
 def effective(results: Results) -> dict[str, Any]:
