@@ -192,16 +192,6 @@ def test_a_size_beyond_all_memory_is_one_line(command):
     assert code == 2 and errors.count("\n") == 1 and "GiB" in errors, errors
 
 
-@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
-def test_a_sign_that_the_terminal_lacks_is_written_in_plain_signs(errors):
-    """Python's handler of standard output is the second one where the locale is C."""
-    code = "import sys; from longitude.cli.shared import write_any_sign; "
-    code += (
-        f"sys.stdout.reconfigure(encoding='ascii', errors={errors!r}); write_any_sign(); print('\\xb1\\u2502\\u00e9')"
-    )
-    assert printed(code) == "+-|?"
-
-
 def test_help_and_wrong_options_do_not_load_torch():
     code = "import sys; from longitude.cli import main; print(main(['study', '--hlep']), 'torch' in sys.modules)"
     assert printed(code).split() == ["2", "False"]
