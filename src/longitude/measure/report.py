@@ -52,7 +52,7 @@ def terminal(results: Results) -> Iterator[Any]:
     from rich.text import Text
 
     for table in tables(results):
-        heads = ("model", "positions", "trained at", *map(str, table.lengths), *table.extra)
+        heads = ("model", "positions", "trained at", *map(str, table.lengths))
         shown = empty_table(*heads, words=2, title=table.title, caption=f"{table.caption}\n")
         for label, positions, trained, cells in table.lines:
             numbers = [Text(cell.value, "bold" if cell.trained else "") for cell in cells]

@@ -195,3 +195,8 @@ def number(value: float) -> str:
     """As short as it can be read: 1024, 0.25, 3.1e-05."""
     value = float(value) + 0.0
     return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def valued(words: str, at: float) -> str:
+    """Words about a place on an axis, with its number."""
+    return words if number(at) in words else f"{words}: {number(at)}"
