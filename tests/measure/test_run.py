@@ -289,6 +289,9 @@ def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_p
     rows = {(row.model, row.length): row.value for row in in_bits(results.rows)}
     change = rows[str(longer), 32] / rows[str(checkpoints["llama"]), 32] - 1
     assert f"{change:+.1%}" in cost
+    others = [each._replace(documents={"nats": [1.0] * 3, "bytes": [2] * 3}) for each in results.measured[3:]]
+    unpaired = replace(results, measured=(*results.measured[:3], *others))  # of other tokens
+    assert not any("bits per byte at 32 tokens" in sentence for sentence in sentences(unpaired))
 
 
 @pytest.mark.slow
