@@ -4,9 +4,10 @@ Facts are read from the objects themselves at toy size (`longitude.testing.examp
 as it is registered.
 """
 
+import copy
 import inspect
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -87,7 +88,7 @@ def described(name: str) -> Facts:
         "source": source_of(built),
         "options": list(options_of(factory)),
         "is": first_paragraph(factory),
-        "backends": {"training": takers(build(), True), "reading": takers(build(), False)},
+        "backends": {"training": [*takers(built, True)], "reading": [*takers(built, False)]},
     }
 
 
@@ -116,16 +117,16 @@ def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
     return list(dict.fromkeys(where))
 
 
-def takers(encoding: Encoding, training: bool, length: int = 64) -> list[str]:
-    """Backends that take float32 attention with this encoding over `length` tokens, the cheapest first."""
+def takers(encoding: Encoding, training: bool, length: int = 64, sizes: Mapping[str, int] = SHAPES) -> dict[str, float]:
+    """Backends that take float32 attention of these sizes with this encoding, the cheapest first, with the price of each."""
+    heads, kv_heads, head_dim = (sizes[name] for name in ("num_heads", "num_kv_heads", "head_dim"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    encoding = encoding.float().train(training).to(device)
-    heads, kv_heads, head_dim = (SHAPES[n] for n in ("num_heads", "num_kv_heads", "head_dim"))
+    encoding = copy.deepcopy(encoding).float().train(training).to(device)
     q = torch.zeros(1, heads, length, head_dim, requires_grad=training, device=device)
     k = torch.zeros(1, kv_heads, length, head_dim, requires_grad=training, device=device)
     with torch.set_grad_enabled(training), redirect_stdout(io.StringIO()):
-        verdicts = explain(q, k, k, encoding=encoding, context=_columns(encoding, SHAPES["dim"], length))
-    return [each.backend for each in sorted(verdicts, key=lambda each: each.price) if each.refusal is None]
+        verdicts = explain(q, k, k, encoding=encoding, context=_columns(encoding, sizes["dim"], length))
+    return {v.backend: round(v.price, 2) for v in sorted(verdicts, key=lambda v: v.price) if v.refusal is None}
 
 
 def _members(encoding: Encoding) -> Iterator[Encoding]:

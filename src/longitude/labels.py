@@ -5,6 +5,7 @@ They are made of characters that no shell and no file system changes.
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,18 +142,14 @@ def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
 
     require_characters(label)
     valid = {**ENCODINGS, **mixers}
-    parts = [re.sub(r"^[^:]+", lambda name: ENCODINGS.canonical(name[0]), part) for part in _parts(label)]
+    parts = re.split(r"\+(?=[A-Za-z_])", label)  # a "+" before a digit belongs to a number: 5e+5
+    parts = [re.sub(r"^[^:]+", lambda name: ENCODINGS.canonical(name[0]), part) for part in parts]
     for name in (part.partition(":")[0] for part in parts):
         if name not in valid:
             near = nearest(name, valid)
             kind = "mixer" if near in mixers else "encoding" if near or not mixers else "encoding or mixer"
             raise unknown(kind, name, valid, "`longitude list` lists them.")
     return [_spec(part, valid) for part in parts]
-
-
-def _parts(label: str) -> list[str]:
-    """A "+" before a digit belongs to a number: 5e+5."""
-    return re.split(r"\+(?=[A-Za-z_])", label)
 
 
 def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
@@ -219,16 +216,10 @@ def safe(label: str) -> str:
 
 
 def _value(text: str) -> Any:
-    if text.lower() in (words := {"true": True, "false": False, "none": None}):
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
         return words[text.lower()]
-    number = _number(text)
-    return text if number is None else number
-
-
-def _number(text: str) -> int | float | None:
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
-    return None
+    return text

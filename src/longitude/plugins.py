@@ -115,8 +115,13 @@ def restore(plugins: Sequence[Plugin]) -> None:
     for plugin in plugins:
         if plugin.path is not None:
             _from_content(plugin.path, plugin.content)
-        else:
-            require_same([plugin.record], [each.record for each in _loaded.values()], "another process")
+            continue
+        require_loaded([plugin.record], "another process")
+        if (here := _loaded[plugin.name].sha256) != plugin.sha256:
+            raise ValueError(
+                f"another process has the plugin {plugin.name!r} ({plugin.distribution}) of sha256 {plugin.sha256[:12]}, and it "
+                f"is {here[:12]} here; install the same on both"
+            )
 
 
 def records(*texts: str) -> list[Record]:
@@ -133,19 +138,6 @@ def require_loaded(saved: Iterable[Record], whose: str) -> None:
             place = before.get("path") or before.get("distribution")
             remedy = f"add --plugin {place}" if "path" in before else f"install {place}"
             raise ValueError(f"{whose} has the plugin {before['name']!r} ({place}), which is not loaded; {remedy}")
-
-
-def require_same(saved: Sequence[Record], now: Sequence[Record], whose: str) -> None:
-    """ValueError naming the first saved plugin that is not among those of now, or is another one there."""
-    here = {each["name"]: each["sha256"] for each in now}
-    require_loaded([each for each in saved if each["name"] not in here], whose)
-    for before in saved:
-        name, place = before["name"], before.get("path") or before.get("distribution")
-        if here.get(name, before["sha256"]) != before["sha256"]:
-            raise ValueError(
-                f"{whose} has the plugin {name!r} ({place}) of sha256 {before['sha256'][:12]}, and it is "
-                f"{here[name][:12]} now; restore it, or choose another --out"
-            )
 
 
 def note_registered(noun: str, name: str, factory: Any) -> None:

@@ -49,6 +49,7 @@ def test_shares_of_pairs_at_new_angles():
     for factor in (2, 4, 8, 16):
         assert only(rows, scheme="none", factor=factor)["share"] == pytest.approx(never)
         assert only(rows, scheme="linear", factor=factor)["share"] == 0
+        assert {*only(values.pairs(), scheme="linear", factor=factor)["slower"]} == {factor}
 
 
 @pytest.mark.slow

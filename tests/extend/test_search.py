@@ -21,7 +21,7 @@ from longitude.extend.search import SearchResult, search
 from longitude.extend.spaces import longrope
 from longitude.extend.weights import write_checkpoint
 from longitude.measure.sources import read_text
-from longitude.measure.text import document_losses
+from longitude.measure.text import losses_by_length
 from tests.extend.conftest import LENGTH, config, loaded, logits
 
 PAIRS = RotaryPairs(base=10_000.0, rotary_dim=64, original_length=4096, length=16384)
@@ -129,7 +129,7 @@ def test_a_search_keeps_its_promises(model, whole, tmp_path) -> None:
     short = logits(model, LENGTH)
     with rotating_with(model, found.scheme):
         torch.testing.assert_close(logits(model, LENGTH), short)  # up to the original length nothing changes
-        losses = document_losses(model, documents(), window=2 * LENGTH)
+        [losses] = losses_by_length(model, documents(), lengths=[2 * LENGTH], methods=["non-overlapping"])
     assert losses.nats.sum() / losses.tokens.sum() == pytest.approx(found.loss, abs=1e-6)
     saved = json.loads((inside(folder) / "search.json").read_text())["found"]
     assert saved["long_factor"] == list(factors) and saved["short_factor"] == [1.0] * 8

@@ -168,10 +168,6 @@ def test_reasons_alike_stand_once(llama, checkpoints):
         "llama has no passkey at 32 48: takes 257 of 32",
         "llama has no passkey at 64: no end",
     ]
-    untrained = {model: about | {"trained": None} for model, about in results.question["models"].items()}
-    assert "llama: its config.json has no trained length" in sentences(
-        replace(results, question=dict(results.question) | {"models": untrained})
-    )
 
 
 def test_its_report_is_built_again(llama, capsys):
@@ -293,6 +289,9 @@ def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_p
     rows = {(row.model, row.length): row.value for row in in_bits(results.rows)}
     change = rows[str(longer), 32] / rows[str(checkpoints["llama"]), 32] - 1
     assert f"{change:+.1%}" in cost
+    others = [each._replace(documents={"nats": [1.0] * 3, "bytes": [2] * 3}) for each in results.measured[3:]]
+    unpaired = replace(results, measured=(*results.measured[:3], *others))  # of other tokens
+    assert not any("bits per byte at 32 tokens" in sentence for sentence in sentences(unpaired))
 
 
 @pytest.mark.slow
@@ -301,7 +300,7 @@ def test_retrieval_stands_in_the_same_run(checkpoints, config, tmp_path):
     results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
     assert failures == [] and [row.task for row in results.rows] == ["passkey"] * 2
     [table] = tables(results)
-    assert table.lengths == [32, 512] and table.extra == ["effective length"]
+    assert table.lengths == [32, 512]
     assert table.lines[0][3][0].value == "–"  # too short for a prompt
     assert [line for line in sentences(results) if "llama has no passkey at 32:" in line] == sentences(results)[:1]
     assert "Retrieval: passkey" in write_report(results).read_text()
@@ -346,8 +345,7 @@ def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
 
 
-@pytest.mark.parametrize("content", ["", "garbage", "3", '{"rows": [{"a": 1}]}', '{"rows": 3}', "{}"])
-@pytest.mark.parametrize("file", ["result.json", "unit.json"])
+@pytest.mark.parametrize(("file", "content"), [("result.json", ""), ("unit.json", "garbage"), ("unit.json", "{}")])
 def test_a_damaged_unit_is_one_line(llama, checkpoints, config, tmp_path, file, content):
     out = shutil.copytree(llama[0].path, tmp_path / "run")
     damaged = sorted((out / "units").iterdir())[0]
@@ -361,7 +359,7 @@ def test_a_damaged_unit_is_one_line(llama, checkpoints, config, tmp_path, file, 
     assert numbers(results.rows) == numbers(llama[0].rows)
 
 
-@pytest.mark.parametrize("content", ["garbage", "3", '{"verb": "study"}', '{"verb": "measure", "units": 3}'])
+@pytest.mark.parametrize("content", ["garbage", '{"verb": "study"}'])
 def test_a_question_that_is_damaged_is_named_and_removed(llama, checkpoints, config, tmp_path, content):
     """It says what was asked last, and decides nothing that is measured."""
     out = shutil.copytree(llama[0].path, tmp_path / "run")

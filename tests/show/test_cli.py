@@ -36,6 +36,7 @@ def test_several_share_a_picture(command):
     code, out, _ = command("show", "alibi", "t5", *SMALL)
     assert code == 0 and "A alibi  B t5" in out and "Of each, head 2 is drawn." in out
     assert "alibi: the same by head" in out and "t5: the same by head" in out
+    assert " ".join(out.split()).count("one unit less makes a weight e = 2.72 times smaller.") == 1
 
 
 def test_json_holds_the_words_and_the_numbers(command):
@@ -99,11 +100,6 @@ def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch)
     assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1
     require_words(err, *words)
     assert not list(tmp_path.iterdir())
-
-
-def test_sentences_of_several_stand_once(command):
-    out = " ".join(command("show", "alibi", "kerple_log", *SMALL)[1].split())
-    assert out.count("one unit less makes a weight e = 2.72 times smaller.") == 1
 
 
 def test_colours_come_with_letters(monkeypatch):

@@ -189,7 +189,7 @@ def test_weights_are_a_softmax_of_what_position_adds():
 # ---- axes ------------------------------------------------------------------------------------------------------------
 def test_ticks():
     assert ticks(0, 1023, "offsets") == [0, 1, 4, 16, 64, 256]
-    assert ticks(-5, 5, "offsets") == [-4, -1, 0, 1, 4]
+    assert ticks(-5, 5, "offsets") == [-4, -1, 0, 1, 4] == ticks(-4, 4, "offsets")
     assert ticks(-20, 0) == [-20, -15, -10, -5, 0]
     assert ticks(1, 4) == [1, 2, 3, 4]
     assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]

@@ -59,16 +59,8 @@ def _panel(points: list[dict[str, Any]], passed: str, domain: list[float], first
     )
     shapes = alt.Scale(domain=[OWN, PEER], range=["circle", "diamond"])
     shape = alt.Shape("whose:N", title=None, scale=shapes, legend=alt.Legend(orient="bottom"))
-    tooltip = [
-        alt.Tooltip("name:N", title="encoding"),
-        alt.Tooltip("backend:N"),
-        alt.Tooltip("length:N"),
-        alt.Tooltip("ratio:Q", title="over plain attention", format=".2f"),
-        alt.Tooltip("low:Q", title="lower quartile", format=".2f"),
-        alt.Tooltip("high:Q", title="upper quartile", format=".2f"),
-        alt.Tooltip("ms:Q", title="milliseconds", format=".1f"),
-        alt.Tooltip("memory:N", title="memory beyond plain"),
-    ]
+    numbers = [alt.Tooltip(f"{name}:Q", format=".2f") for name in ("ratio", "low", "high", "ms")]
+    tooltip = ["name:N", "backend:N", "length:N", *numbers, "memory:N"]
     base = alt.Chart(alt.Data(values=[each for each in points if each["pass"] == passed]))
     one = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=INK, strokeWidth=1.4).encode(x=alt.X("one:Q"))
     bars = base.mark_rule(strokeWidth=1.4, opacity=0.6).encode(alt.X("low:Q"), y, x2="high:Q", color=colour)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -45,9 +46,9 @@ def shape_of(config: BenchConfig, length: int) -> AttentionShape:
     return AttentionShape(config.batch, heads, kv_heads, config.head_dim, length, config.dtype)
 
 
-def refusals(config: BenchConfig) -> dict[tuple[str, str, str], str]:
-    """(label, backend, pass) -> why not. ValueError where the longest length does not fit into memory; allocates little."""
-    refused, shape = {}, shape_of(config, config.lengths[-1])
+def require_room(config: BenchConfig) -> None:
+    """ValueError where the longest length does not fit into memory; allocates little."""
+    shape = shape_of(config, config.lengths[-1])
     linear, free = TENSORS * shape.tensor_bytes, available_memory()
     require_memory(linear, free, f"attention itself needs at length {shape.length}", SMALLER)
     inputs = Inputs.of(shape, empty=True)
@@ -56,16 +57,13 @@ def refusals(config: BenchConfig) -> dict[tuple[str, str, str], str]:
             encoding = built(label, shape)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-        for backend in config.backends:
-            for passed in config.passes:
-                try:
-                    chosen, needed = verdict(encoding, backend, inputs, passed == BOTH)
-                except ValueError as error:
-                    refused[label, backend, passed] = str(error)
-                    continue
-                where = f"{label} on the backend {chosen} needs at length {shape.length}"
-                require_memory(linear + needed, free, where, SMALLER)
-    return refused
+        for backend, passed in product(config.backends, config.passes):
+            try:
+                chosen, needed = verdict(encoding, backend, inputs, passed == BOTH)
+            except ValueError:
+                continue  # a row will say why
+            where = f"{label} on the backend {chosen} needs at length {shape.length}"
+            require_memory(linear + needed, free, where, SMALLER)
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,12 @@ class Sweep:
     threads: int
     progress: Progress
 
-    def timed(self, inputs: Inputs, passed: str, refused: dict[tuple[str, str, str], str]) -> list[Row]:
+    def timed(self, inputs: Inputs, passed: str) -> list[Row]:
         """The rows of one length and pass."""
         config, both = self.config, passed == BOTH
         cases: dict[str, Case | str] = {PLAIN: plain(inputs)}
         for line in self.lines:
-            cases[line.key] = refused.get((line.name, line.backend, passed)) or case_of(line, inputs, both)
+            cases[line.key] = case_of(line, inputs, both)
         steps = {name: case.step(both) for name, case in cases.items() if isinstance(case, Case)}
         self.progress.advance(by=(len(cases) - len(steps)) * (config.repeats + 1))
         words = f"{passed} at {inputs.shape.length}"
@@ -119,7 +117,8 @@ class Sweep:
 
 def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
     """Measure everything that a checked configuration names."""
-    refused, lines, rows = refusals(config), lines_of(config), []
+    require_room(config)
+    lines, rows = lines_of(config), []
     weighs = not config.no_memory and can_measure_peak() and BOTH in config.passes
     per_length = len(config.passes) * (len(lines) + 1) * (config.repeats + 1)
     progress.update("starting", 0, len(config.lengths) * per_length + (len(lines) + 1) * weighs)
@@ -128,14 +127,17 @@ def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
         for length in config.lengths:
             inputs = Inputs.of(shape_of(config, length))
             for passed in config.passes:
-                rows += one.timed(inputs, passed, refused)
+                rows += one.timed(inputs, passed)
         return one.weighed(rows) if weighs else rows
 
 
 def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:
     """Its case, or why it is not timed. A peer is tried once: other people's code, whatever it raises is a result."""
     if line.kind == "ours":
-        return ours(line.name, line.backend, inputs, backward)
+        try:
+            return ours(line.name, line.backend, inputs, backward)
+        except ValueError as error:
+            return str(error)
     peer = installed()[line.name]
     if (needed := peer.bytes(inputs.shape)) > available_memory():
         return f"needs about {needed / 2**30:.1f} GiB of memory"

@@ -54,24 +54,15 @@ def check(
     from longitude.runs.progress import Progress
 
     target = part_of(model_or_part)
+    of_models = {"--length": length, "--reference": reference, "--dtype": dtype, "--quick": quick}
     if against is not None:
-        given = {
-            "--length": length,
-            "--reference": reference,
-            "--dtype": dtype,
-            "--laws": laws or None,
-            "--quick": quick or None,
-        }
-        for option in [name for name, value in given.items() if value is not None]:
-            raise ValueError(f"{option} is for laws, and --against tries none; leave one of them out")
+        refuse(of_models | {"--laws": laws}, "is for laws, and --against tries none")
         if target is not None:
             raise ValueError(f"--against is for models, and {model_or_part} is an encoding or a mixer; leave it out")
         return compare(model_or_part, against, allow_pickle, json)
     with Progress() as progress:
         if target is not None:
-            given = {"--length": length, "--reference": reference, "--dtype": dtype, "--quick": quick or None}
-            for option in [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{option} is for models, and {model_or_part} is an encoding or a mixer; leave it out")
+            refuse(of_models, f"is for models, and {model_or_part} is an encoding or a mixer")
             from longitude.check.parts import battery_of, check_part
 
             results = check_part(*target, laws=laws, on_law=progress.update)
@@ -88,6 +79,13 @@ def check(
     else:
         show(model_or_part, protocol, results)
     return FAILURES if broken else DONE
+
+
+def refuse(given: Mapping[str, Any], why: str) -> None:
+    """ValueError for an option that was given, where it has no meaning."""
+    for option, value in given.items():
+        if value not in (None, False, ()):
+            raise ValueError(f"{option} {why}; leave one of them out")
 
 
 def check_model(
@@ -114,9 +112,8 @@ def check_model(
         return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False, images=True)
 
     if quick:
-        given = {"--reference": reference, "--dtype": dtype, "--allow-pickle": allow_pickle or None}
-        for option in [name for name, value in given.items() if value is not None]:
-            raise ValueError(f"{option} is for weights, and --quick reads none; leave one of them out")
+        of_weights = {"--reference": reference, "--dtype": dtype, "--allow-pickle": allow_pickle}
+        refuse(of_weights, "is for weights, and --quick reads none")
         options = {"raw": raw_config(model), "seed": seed, "folder": model}
         subject = subject_of(random_model(model, seed).to(device), length=length, **options)
         laws = laws or QUICK
@@ -235,16 +232,11 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
             (f"\n{result.law}: ", STYLES[result.status]),
             "could not run: " * (result.status == "could not run"),
             result.reason,
-            found_in(result.whose),
+            f" [{result.whose}]" if result.whose else "",
         )
         for result in reported
     ]
     display(laws, *reasons, f"\n{checked}: {words}" + (f"  ({how})" if how else ""))
-
-
-def found_in(whose: str) -> str:
-    """Whose a failure is, for its reason."""
-    return f" [{whose}]" if whose else ""
 
 
 def number(value: float | None) -> str:

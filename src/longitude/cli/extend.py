@@ -1,8 +1,6 @@
 """`longitude extend`."""
 
 from dataclasses import asdict, dataclass
-from hashlib import sha256
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -114,7 +112,7 @@ def extend(
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
         config: How.
         out: Folder of the new checkpoint; it must not exist. By default one in runs/extend, named after the model, the
-            method, the length, and a hash of what else was asked: every question has its own.
+            method and the length.
         json: Print JSON instead of tables.
     """
     config.check()
@@ -230,25 +228,10 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
 
 
 def place_of(model: str, config: ExtendOptions) -> Path:
-    """Where a checkpoint goes that no --out names: the same question has the same place, another one another."""
-    default = ExtendOptions()
-    named = (
-        "to",
-        "method",
-        "convert_layout",
-        "dry_run",
-        "plan",
-        "no_measure",
-        "allow_pickle",
-    )  # in the words, or of no matter
-    asked = {key: value for key, value in asdict(config).items() if value != getattr(default, key)}
-    words = [
-        Path(model).resolve().name,
-        *(str(asked[key]) for key in ("method", "to", "convert_layout") if key in asked),
-    ]
-    if more := {key: value for key, value in asked.items() if key not in named}:
-        words.append(sha256(dumps(more, sort_keys=True).encode()).hexdigest()[:6])
-    return Path("runs/extend") / "-".join(words)
+    """Where a checkpoint goes that no --out names; what is there already is refused, not written over."""
+    words = [Path(model).resolve().name, config.method, config.to, config.convert_layout]
+    words += ["tuned"] * (config.fine_tune is not None)
+    return Path("runs/extend") / "-".join(str(word) for word in words if word is not None)
 
 
 def require_new(out: Path, model: str) -> None:

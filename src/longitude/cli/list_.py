@@ -30,14 +30,14 @@ def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -
 
     facts = catalogue()
     if name:
-        found = [(part, each) for part in PARTS for each in facts[part] if each["name"] == name]
+        found = [each for part in PARTS for each in facts[part] if each["name"] == name]
         if not found:
             names = [each["name"] for part in PARTS for each in facts[part]]
             raise unknown("name", name, names, "`longitude list` lists them.")
         if json:
-            print_json(found[0][1])
+            print_json(found[0])
         else:
-            print("\n\n".join("\n".join(_entry(part, each)) for part, each in found))
+            print("\n\n".join("\n".join(_entry(each)) for each in found))
         return DONE
     if json:
         print_json(facts)
@@ -73,33 +73,20 @@ def _kind(part: str, each: dict[str, Any]) -> str:
     return f"cache {each['cache']}" if part == "mixers" else ", ".join(each["acts"]) or "-"
 
 
-def _entry(part: str, each: dict[str, Any]) -> Iterator[str]:
+def _entry(each: dict[str, Any]) -> Iterator[str]:
     """Everything about one, a fact a line."""
     yield f"{each['name']}: {each['is']}"
-    facts = {"class": each["class"]}
-    if part == "encodings":
-        facts |= {"acts as": _kind(part, each), "properties": ", ".join(_properties(each))}
-        facts["options"] = " ".join(each["options"])
-        for when, backends in each["backends"].items():
-            facts[f"backends, {when}"] = " ".join(backends)
-    else:
-        required = (n if n in each["required"] else f"{n}={default}" for n, default in each["options"].items())
-        facts["options"] = " ".join(required)
-    if part == "mixers":
-        facts |= {"takes of an encoding": " ".join(each["takes"]), "cache": each["cache"]}
-    facts["source"] = each["source"] or ""
-    yield from (f"  {head:<22}{words}" for head, words in facts.items() if words)
+    facts = {name: value for name, value in each.items() if name not in ("name", "is", "backends")}
+    facts |= {f"backends, {when}": names for when, names in each.get("backends", {}).items()}
+    yield from (
+        f"  {name.replace('_', ' '):<22}{_words(value)}" for name, value in facts.items() if value not in (None, [])
+    )
 
 
-def _properties(entry: dict[str, Any]) -> Iterator[str]:
-    words = {
-        "relative (one number added to all positions changes nothing)": entry["relative"],
-        "absolute": not entry["relative"],
-        "learned": entry["learned"],
-        "causal (keys in the future have no meaning)": entry["causal_only"],
-        f"up to {entry['max_length']}": entry["max_length"],
-        f"{entry['axes']} axes": entry["axes"] > 1,
-        "a cache keeps keys without their rotation": not entry["stable_keys"],
-        "one module for all layers": entry["learned"] and entry["shared"],
-    }
-    return (word for word, is_so in words.items() if is_so)
+def _words(value: Any) -> str:
+    """A fact, without the signs of Python."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return " ".join(f"{name}={each}" for name, each in value.items())
+    return " ".join(value) if isinstance(value, list) else str(value)

@@ -24,13 +24,14 @@ def report(
     """
     if not run:
         raise ValueError("expected the directory of a study, or several: longitude report runs/study")
-    if len(run) == 1 and run[0].is_dir() and _is_measured(run[0]):
+    from longitude.measure.run import is_measured, read_results
+
+    if len(run) == 1 and run[0].is_dir() and is_measured(run[0]):
         if csv or markdown:
             raise ValueError(
                 f"--csv and --markdown are of studies, and {run[0]} holds measurements; --json prints its rows"
             )
         from longitude.cli import measure
-        from longitude.measure.run import read_results
 
         measure.show(read_results(run[0]), json)
         return DONE
@@ -52,12 +53,6 @@ def report(
     analysis = analyse(first)
     print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
     return DONE
-
-
-def _is_measured(run: Path) -> bool:
-    from longitude.measure.run import is_measured
-
-    return is_measured(run)
 
 
 def show(run: Any, json: bool) -> int:

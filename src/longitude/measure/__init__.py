@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
         DocumentLosses as DocumentLosses,
         by_length as by_length,
         default_bins as default_bins,
-        document_losses as document_losses,
         losses_by_length as losses_by_length,
     )
     from longitude.statistics.documents import (
@@ -48,7 +47,7 @@ _NAMES = {
     "statistics.documents": "Difference Interval document_difference interval paired_difference paired_ratio",
     "measure.rows": "SCHEMA Row from_frame read_rows to_frame write_rows",
     "statistics.seeds": "holm seed_difference t_interval",
-    "measure.text": "DocumentLosses by_length default_bins document_losses losses_by_length",
+    "measure.text": "DocumentLosses by_length default_bins losses_by_length",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULE_OF |= {"Checkpoint": "checkpoints.load", "load": "checkpoints.load"}

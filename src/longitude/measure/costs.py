@@ -13,6 +13,7 @@ from longitude.checkpoints.config import trained_length
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, require_consistent, with_trained
 from longitude.measure.plan import memory_of, outline_of
+from longitude.measure.windows import plan_windows
 from longitude.runs.device import device_of
 from longitude.runs.memory import Memory, available_memory
 
@@ -83,15 +84,14 @@ def costs(
 
 def _windows(config: MeasureConfig, length: int) -> float:
     """Windows of a length, of perplexity, and prompts of all tasks."""
-    longest, windows = config.lengths[-1], 0.0
-    for task in config.tasks:
-        if task != PERPLEXITY:
-            windows += config.trials * (len(config.depths) if retrieval.TASKS[task].depths else 1)
-            continue
+    prompts = [len(config.depths) if retrieval.TASKS[task].depths else 1 for task in config.tasks if task != PERPLEXITY]
+    windows = float(config.trials * sum(prompts))
+    if PERPLEXITY in config.tasks:
+        longest = config.lengths[-1]
         documents = config.documents if config.tokens is None else min(config.documents, config.tokens // longest)
-        once = documents * longest / length
-        flat = "non-overlapping" in config.methods or "per-position" in config.methods
-        sliding = "sliding" in config.methods
-        stride = config.stride or max(1, length // 2)
-        windows += once * flat + sliding * documents * (1 + max(0, longest - length) / stride)
+        if "sliding" in config.methods:
+            planned = plan_windows([longest] * documents, length, config.stride or max(1, length // 2))
+            windows += sum(map(len, planned.values()))
+        if {"non-overlapping", "per-position"} & {*config.methods}:
+            windows += documents * longest / length
     return windows

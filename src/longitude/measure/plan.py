@@ -46,7 +46,6 @@ class Subject:
         positions: Its encoding in a few words.
         content: A hash of its files.
         bos: The token that begins its windows of text; None: none does.
-        adds_bos: Whether its tokenizer puts that token before a text.
         documents: In its tokens.
         needs: Bytes of memory.
     """
@@ -58,13 +57,12 @@ class Subject:
     positions: str
     content: str
     bos: int | None
-    adds_bos: bool
     documents: Documents | None
     needs: Memory
 
     def as_json(self) -> dict[str, Any]:
         """What a run directory keeps of it."""
-        kept = {name: getattr(self, name) for name in ("label", "positions", "trained", "content", "adds_bos")}
+        kept = {name: getattr(self, name) for name in ("label", "positions", "trained", "content")}
         return kept | {
             "unit": self.documents.unit if self.documents else None,
             "documents": len(self.documents.ids) if self.documents else None,
@@ -203,7 +201,6 @@ def _subject(
         positions=_positions(config, last),
         content=_content(model),
         bos=bos,
-        adds_bos=bos_of(tokenizer, "tokenizer") is not None,
         documents=documents,
         needs=needs,
     )

@@ -26,7 +26,7 @@ def write_report(results: Results) -> Path:
         sentences=sentences(results),
         effective=effective(results),
         wrong=wrong_answers(results),
-        definition=retrieval.definition(),
+        definition=retrieval.DEFINITION,
         protocol=_protocol(results),
     )
     return path
@@ -52,7 +52,7 @@ def terminal(results: Results) -> Iterator[Any]:
     from rich.text import Text
 
     for table in tables(results):
-        heads = ("model", "positions", "trained at", *map(str, table.lengths), *table.extra)
+        heads = ("model", "positions", "trained at", *map(str, table.lengths))
         shown = empty_table(*heads, words=2, title=table.title, caption=f"{table.caption}\n")
         for label, positions, trained, cells in table.lines:
             numbers = [Text(cell.value, "bold" if cell.trained else "") for cell in cells]
@@ -68,7 +68,7 @@ def terminal(results: Results) -> Iterator[Any]:
         yield from (shown, "")
     if lengths := effective(results):
         yield "effective length: " + ", ".join(f"{label} {length or 'none'}" for label, length in lengths.items())
-        yield f"({retrieval.definition()})\n"
+        yield f"({retrieval.DEFINITION})\n"
     if results.answers:
         yield f"answers: {results.path / ANSWERS}"
     yield from sentences(results)

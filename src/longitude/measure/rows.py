@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
@@ -13,7 +13,7 @@ from longitude.errors import UsageError, unknown
 from longitude.runs.files import atomic
 
 SCHEMA = 2
-"""1 lacked the columns of what training was and took, from learning_rate on; it is read as well."""
+"""Tables of other versions are refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,11 +123,11 @@ LABELS = (
 """Columns that a caller of a measurement may fill."""
 
 
-def check_labels(labels: Iterable[str], allowed: Sequence[str] = LABELS) -> None:
+def check_labels(labels: Iterable[str]) -> None:
     """ValueError for a label that is none of the columns that a caller may fill."""
     for name in labels:
-        if name not in allowed:
-            raise unknown("label", name, allowed, "They are columns of longitude.measure.Row.")
+        if name not in LABELS:
+            raise unknown("label", name, LABELS, "They are columns of longitude.measure.Row.")
 
 
 def _dtype(annotation) -> str:
@@ -174,38 +174,32 @@ def from_frame(frame: pd.DataFrame) -> list[Row]:
 
 
 def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table with the dtypes of `Row`; ValueError unless it is of schema version `SCHEMA`."""
-    versions = set(frame["schema"]) if "schema" in frame else {None}
-    if versions - {SCHEMA}:
-        got = ", ".join(sorted(str(version) for version in versions))
-        raise ValueError(
-            f"results have schema version {got}, this longitude reads version {SCHEMA}; measure again, or read them "
-            f"with the release of longitude that wrote them"
+    """The same table with the dtypes of `Row`; ValueError unless it has the columns of schema version `SCHEMA`."""
+    columns = [name for name in COLUMNS if name not in ADDED or name in frame]
+    versions = {*frame["schema"]} if "schema" in frame else {None}
+    if versions - {SCHEMA} or list(frame) != columns:
+        missing, unknown = (
+            [name for name in columns if name not in frame],
+            [name for name in frame if name not in columns],
         )
-    expected = [name for name in COLUMNS if name not in ADDED or name in frame]
-    if list(frame.columns) != expected:
-        missing = [name for name in expected if name not in frame]
-        unknown = [name for name in frame if name not in COLUMNS]
-        raise ValueError(
-            f"results of schema version {SCHEMA} have the {len(expected)} columns of longitude.measure.Row in their "
-            f"order; missing: {missing}, unknown: {unknown}; build the table with to_frame"
+        raise UsageError(
+            "results",
+            f"schema version {SCHEMA}, with the columns of longitude.measure.Row in their order",
+            f"version {', '.join(sorted(map(str, versions)))}, missing: {missing}, unknown: {unknown}",
+            "measure again, or read them with the release of longitude that wrote them",
         )
-    return frame.astype({name: COLUMNS[name] for name in expected if str(frame.dtypes[name]) != COLUMNS[name]})
+    return frame.astype({name: COLUMNS[name] for name in columns})
 
 
-def write_rows(rows: Iterable[Row] | pd.DataFrame, path: str | os.PathLike) -> None:
-    """Write rows (or their table) as parquet: the file is whole or not there, whenever the process is killed.
+def write_rows(rows: Iterable[Row], path: str | os.PathLike) -> None:
+    """Write rows as parquet: the file is whole or not there, whenever the process is killed.
 
     Args:
-        rows: Rows, or a table as `to_frame` makes it.
+        rows: In the order of the table.
         path: The file, which is replaced.
-
-    Raises:
-        ValueError: For a table that is not of schema version `SCHEMA`.
     """
-    frame = check_frame(rows) if isinstance(rows, pd.DataFrame) else to_frame(rows)
     with atomic(Path(path)) as unfinished:
-        frame.to_parquet(unfinished, index=False)
+        to_frame(rows).to_parquet(unfinished, index=False)
 
 
 def read_rows(path: str | os.PathLike) -> pd.DataFrame:
@@ -224,10 +218,6 @@ def read_rows(path: str | os.PathLike) -> pd.DataFrame:
     if not Path(path).exists():
         raise FileNotFoundError(f"no results at {path}")
     try:
-        frame = pd.read_parquet(path, dtype_backend="numpy_nullable")
+        return check_frame(pd.read_parquet(path, dtype_backend="numpy_nullable"))
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not a readable parquet table of results ({error}); measure again") from error
-    try:
-        return check_frame(frame)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path} holds no rows that can be read ({error}); measure again") from error

@@ -1,12 +1,10 @@
 """Measuring into a run directory: every measurement is a unit of its store, and the same command continues."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from shutil import rmtree
 from time import sleep
 from typing import Any, NamedTuple
 
@@ -96,30 +94,17 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
         ValueError: The directory holds other files, a unit of it is damaged, or the only checkpoint cannot be loaded.
     """
     store, question = Store(out), _question(plan)
-    made = not out.exists()
-    with _removed_if_nothing(store, made):
-        store.ask(VERB, question)
-        if fresh:
-            store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
-        run = Run(plan, store, watcher)
-        try:
-            run.all()
-        finally:
-            results = _results(store, question)
-            write_rows(results.rows, out / ROWS)
-            _write_answers(results, out / ANSWERS)
-    return replace(results, failures=tuple(run.failures))
-
-
-@contextmanager
-def _removed_if_nothing(store: Store, made: bool) -> Iterator[None]:
-    """Where nothing was measured because a checkpoint cannot be read, a directory that was made for it goes again."""
+    store.ask(VERB, question)
+    if fresh:
+        store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
+    run = Run(plan, store, watcher)
     try:
-        yield
-    except ValueError:
-        if made and not store.units.exists() and store.run.exists():
-            rmtree(store.run)
-        raise
+        run.all()
+    finally:
+        results = _results(store, question)
+        write_rows(results.rows, out / ROWS)
+        _write_answers(results, out / ANSWERS)
+    return replace(results, failures=tuple(run.failures))
 
 
 class Opened(NamedTuple):
@@ -220,9 +205,10 @@ class Run:
                 result = self.result(opened, part, folder, lambda i, total: self.watcher.update(what, done + i / total))
                 write_json(folder / RESULT, result)
                 (folder / WINDOWS).unlink(missing_ok=True)
-        except (OSError, BusyError) as error:
-            if isinstance(error, OSError):  # of the directory, which the next unit needs, too
-                raise
+        except OSError:  # of the directory, which the next unit needs, too
+            raise
+        except BusyError:
+            pass
         except Exception as error:
             reason = f"{type(error).__name__}: {one_line_of(error)}"
             self.fail(f"{label}: {part.task} at {part.length} failed, {reason}", unit)
@@ -331,13 +317,7 @@ def read_results(run: Path) -> Results:
     """What a run directory holds of the question that was asked last. ValueError when it holds none."""
     if not is_measured(run):
         raise ValueError(f"{run} holds no measurements: expected a directory that `longitude measure` wrote")
-    store = Store(run)
-    question = store.question()
-    try:
-        return _results(store, question)
-    except (LookupError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {one_line_of(error)}"
-        raise ValueError(f"{run / 'question.json'} is damaged ({reason}); give the command again") from error
+    return _results(Store(run), Store(run).question())
 
 
 def _results(store: Store, question: Mapping[str, Any]) -> Results:
@@ -352,15 +332,10 @@ def _results(store: Store, question: Mapping[str, Any]) -> Results:
 
 def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:
     """A unit's result, with the name and the label that its model has in the question."""
-    remedy = f"move {folder} away, and the same command measures it again"
-    saved = read_json(folder / RESULT, remedy)
-    try:
-        rows = [replace(Row(**row), model=model, label=label) for row in saved["rows"]]
-        answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
-        return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {one_line_of(error)}"
-        raise ValueError(f"{folder / RESULT} is damaged ({reason}); {remedy}") from error
+    saved = read_json(folder / RESULT, f"move {folder} away, and the same command measures it again")
+    rows = [replace(Row(**row), model=model, label=label) for row in saved["rows"]]
+    answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
+    return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers)
 
 
 def _write_answers(results: Results, path: Path) -> None:

@@ -24,12 +24,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """lines: [(model's label, its positions, trained length, a cell per length and per extra column)]."""
+    """lines: [(model's label, its positions, trained length, a cell per length)]."""
 
     title: str
     caption: str
     lengths: list[int]
-    extra: list[str]
     lines: list[tuple[str, str, str, list[Cell]]]
 
 
@@ -69,7 +68,7 @@ def _by_length(results: Results, rows: list[Row], title: str, caption: str, valu
     lengths = sorted({row.length for row in rows if row.length})
     by_cell = {(row.label, row.length): row for row in rows}
     cells = {label: [_cell(by_cell.get((label, each)), value, ".2f") for each in lengths] for label in results.labels}
-    return Table(title, caption, lengths, [], _lines(results, cells))
+    return Table(title, caption, lengths, _lines(results, cells))
 
 
 def _longppl(results: Results) -> Table:
@@ -84,37 +83,41 @@ def _longppl(results: Results) -> Table:
 
 
 def _retrieval(results: Results, task: str) -> Table:
-    rows = [row for row in results.rows if row.task == task]
-    trained = {about["label"]: about["trained"] for about in results.question["models"].values()}
     asked = results.question["configuration"]
-    lengths = with_trained(asked["lengths"], trained.values() if asked.get("trained", True) else ())
-    depths = any(row.depth is not None for row in rows)
+    trained = {about["label"]: about["trained"] for about in results.question["models"].values()}
+    lengths = with_trained(asked["lengths"], trained.values() if asked["trained"] else ())
     cells: dict[str, list[Cell]] = {}
     for label in results.labels:
-        own = [row for row in rows if row.label == label]
-        scores, trials = retrieval.scores_by_length(own), {each: _trials(own, each) for each in lengths}
-        cells[label] = [
-            Cell(f"{scores[each]:.0%}", _of_trials(scores[each], trials[each]), each == trained[label])
-            if each in scores
-            else NONE
-            for each in lengths
-        ]
-        cells[label].append(Cell(str(retrieval.effective_length(own) or "none")) if scores else NONE)
+        scores = _scores(results, label, task)
+        cells[label] = [_of_score(scores[at], at == trained[label]) if at in scores else NONE for at in lengths]
     chosen = retrieval.TASKS[task]
-    caption = f"{chosen.metric.capitalize()}, higher is better: {chosen.summary} ({chosen.source})."
-    caption += " Means over depths." if depths else ""
-    caption += " Below: Wilson's 95 % interval, and the number of questions n."
-    return Table(task, caption, lengths, ["effective length"], _lines(results, cells))
+    over = " Means over depths." if chosen.depths else ""
+    caption = (
+        f"{chosen.metric.capitalize()}, higher is better: {chosen.summary} ({chosen.source}).{over} "
+        "Below: Wilson's 95 % interval, and the number of questions n."
+    )
+    return Table(task, caption, lengths, _lines(results, cells))
 
 
-def _trials(rows: list[Row], length: int) -> int:
-    """Questions at a length, over all depths."""
-    return sum(row.count or 0 for row in rows if row.length == length)
+class Score(NamedTuple):
+    """A mean over questions with Wilson's interval."""
+
+    value: float
+    low: float
+    high: float
+    questions: int
 
 
-def _of_trials(value: float, count: int) -> str:
-    _, low, high = proportions.wilson(value, count)
-    return f"{low:.0%} to {high:.0%}, n {count}"
+def _scores(results: Results, label: str, task: str) -> dict[int, Score]:
+    """Length -> the score of a model in a task, over all depths."""
+    rows = [row for row in results.rows if (row.label, row.task) == (label, task)]
+    counts = {at: sum(row.count or 0 for row in rows if row.length == at) for at in {row.length for row in rows}}
+    means = retrieval.scores_by_length(rows)
+    return {at: Score(*proportions.wilson(mean, counts[at]), counts[at]) for at, mean in means.items()}
+
+
+def _of_score(score: Score, trained: bool) -> Cell:
+    return Cell(f"{score.value:.0%}", f"{score.low:.0%} to {score.high:.0%}, n {score.questions}", trained)
 
 
 def _paired(results: Results, task: str) -> Table:
@@ -131,7 +134,7 @@ def _paired(results: Results, task: str) -> Table:
         f"Difference of the scores on the same questions. Below: its 95 % interval, and on how many of the questions a model "
         f"is better and worse than {reference}."
     )
-    return Table(f"{task}, compared with {reference}", caption, lengths, [], _lines(results, cells))
+    return Table(f"{task}, compared with {reference}", caption, lengths, _lines(results, cells))
 
 
 def _change(ours: dict[tuple[Any, ...], float], theirs: dict[tuple[Any, ...], float]) -> Cell:
@@ -224,19 +227,14 @@ def _kept(results: Results) -> list[str]:
     lines = []
     for about in results.question["models"].values():
         for task in (task for task in results.question["configuration"]["tasks"] if task != PERPLEXITY):
-            rows = [row for row in results.rows if (row.task, row.label) == (task, about["label"]) and row.count]
-            scores = retrieval.scores_by_length(rows)
-            lengths = [*scores]
-            short = about["trained"] if about["trained"] in scores else lengths[0] if lengths else 0
-            if len(lengths) < 2 or lengths[-1] <= short or not scores[short]:
+            scores = _scores(results, about["label"], task)
+            short = about["trained"] if about["trained"] in scores else min(scores, default=0)
+            longest = max(scores, default=0)
+            if longest <= short or not scores[short].value:
                 continue
-            both = (
-                proportions.wilson(scores[at], sum(row.count or 0 for row in rows if row.length == at))
-                for at in (lengths[-1], short)
-            )
-            kept, low, high = proportions.ratio(*both)
+            kept, low, high = proportions.ratio(scores[longest][:3], scores[short][:3])
             lines.append(
-                f"{about['label']}: {task} at {lengths[-1]} tokens is {kept:.0%} of its own at {short} "
+                f"{about['label']}: {task} at {longest} tokens is {kept:.0%} of its own at {short} "
                 f"(95 % interval {low:.0%} to {high:.0%})"
             )
     return lines
@@ -253,19 +251,8 @@ def _missing(results: Results) -> list[str]:
         f"{label} has no {task} at {' '.join(map(str, dict(found)))}: {found[0][1]}"
         for (label, task, _), found in alike.items()
     ]
-    longest = results.question["configuration"]["lengths"][-1]
-    for about in models.values():
-        trained = about["trained"]
-        if trained is None:
-            lines.append(f"{about['label']}: its config.json has no trained length")
-        elif trained > longest:
-            lines.append(f"{about['label']} was trained at {trained}: all of these lengths are short contexts for it")
     whole = {(row.label, row.prefill) for row in results.rows if row.prefill and row.prefill.startswith("one pass:")}
-    lines += [f"{label}: windows are read in {prefill}" for label, prefill in sorted(whole, key=str)]
-    bare = {row.label for row in results.rows if row.bos == "none" and row.task == "text"}
-    if bos := [about["label"] for about in models.values() if about.get("adds_bos") and about["label"] in bare]:
-        lines.append(f"{' '.join(bos)}: no token begins a window, and the tokenizer would put one before a text")
-    return lines
+    return lines + [f"{label}: windows are read in {prefill}" for label, prefill in sorted(whole, key=str)]
 
 
 def effective(results: Results) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def by_length(
     methods: Sequence[str] = METHODS,
     stride: int | None = None,
     span: int | None = None,
-    token_bytes: Tensor | int | None = None,
+    token_bytes: Sequence[Tensor] | int | None = None,
     bins: Sequence[int] | None = None,
     batch_tokens: int = 16384,
     resamples: int = 2000,
@@ -129,7 +129,7 @@ def by_length(
         methods: Any of "non-overlapping", "sliding", "per-position".
         stride: Of sliding windows in tokens, 1 to the shortest length; None: half of each window.
         span: Targets per document are a multiple of it; None: the longest length.
-        token_bytes: [vocab] int64, bytes of each token id; or one number for all.
+        token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
         bins: Ascending edges of the per-position averages; None: `default_bins`.
         batch_tokens: Input tokens per forward pass.
         resamples: Of the bootstrap.
@@ -159,7 +159,7 @@ def losses_by_length(  # noqa: C901
     methods: Sequence[str] = METHODS,
     stride: int | None = None,
     span: int | None = None,
-    token_bytes: Tensor | Sequence[Tensor] | int | None = None,
+    token_bytes: Sequence[Tensor] | int | None = None,
     bins: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
     batch_tokens: int = 16384,
     progress: Progress | None = None,
@@ -177,8 +177,7 @@ def losses_by_length(  # noqa: C901
         stride: Of the sliding windows, 1 to the shortest length; None: half of each window.
         span: Targets per document are a multiple of it; at least the longest length, which is the default. Pass the same
             span for models measured at different lengths to compare them on the same targets.
-        token_bytes: [vocab] int64, bytes of each token id; or one number for all (1 for models of bytes); or, for each
-            document, the bytes of its tokens.
+        token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
         bins: Ascending edges of the per-position averages, within 0..longest length; None: `default_bins`. Of other windows
             than the longest: {window: edges}.
         batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
@@ -247,43 +246,6 @@ def losses_by_length(  # noqa: C901
     return results + positions + chosen
 
 
-def document_losses(
-    model: nn.Module,
-    documents: Sequence[Tensor],
-    *,
-    window: int,
-    stride: int | None = None,
-    span: int | None = None,
-    token_bytes: Tensor | int | None = None,
-    batch_tokens: int = 16384,
-    progress: Progress | None = None,
-) -> DocumentLosses:
-    """The sums per document of one protocol.
-
-    Args:
-        model: As for `losses_by_length`, like the others below.
-        documents: 1-D int64 tensors.
-        window: Tokens.
-        stride: Of sliding windows; None: windows that do not overlap.
-        span: Targets per document are a multiple of it.
-        token_bytes: Bytes of the tokens.
-        batch_tokens: Input tokens per forward pass.
-        progress: Called as progress(done, total).
-
-    Returns:
-        The sums.
-
-    Raises:
-        ValueError: As `losses_by_length`.
-    """
-    method = "non-overlapping" if stride is None else "sliding"
-    [losses] = losses_by_length(
-        model, documents, lengths=[window], methods=[method], stride=stride, span=span, token_bytes=token_bytes,
-        batch_tokens=batch_tokens, progress=progress,
-    )  # fmt: skip
-    return losses
-
-
 def default_bins(length: int) -> list[int]:
     """Edges of position bins: 0, 1, 2, 4, 8, then two per octave (16, 24, 32, 48, ...).
 
@@ -319,29 +281,12 @@ def _profile(values: np.ndarray, window: int) -> np.ndarray:
     return np.pad(values, (0, -len(values) % window)).reshape(-1, window).sum(0)
 
 
-def _bytes(
-    documents: Sequence[Tensor], counts: list[int], token_bytes: Tensor | Sequence[Tensor] | int
-) -> list[np.ndarray]:
+def _bytes(documents: Sequence[Tensor], counts: list[int], token_bytes: Sequence[Tensor] | int) -> list[np.ndarray]:
     """Bytes of every scored target, one int64 array per document."""
-    scored = [document[1 : count + 1].cpu() for document, count in zip(documents, counts, strict=True)]
-    if isinstance(token_bytes, Sequence):
-        given, expected = [list(each.shape) for each in token_bytes], [list(each.shape) for each in documents]
-        if given != expected:
-            raise UsageError("token_bytes of each document", f"its shape, {expected[:3]} ...", f"{given[:3]} ...")
-        return [sizes[1 : count + 1].cpu().numpy() for sizes, count in zip(token_bytes, counts, strict=True)]
-    if not isinstance(token_bytes, Tensor):
+    if isinstance(token_bytes, int):
         check_sizes("measure", token_bytes=token_bytes)
         return [np.full(count, token_bytes, dtype=np.int64) for count in counts]
-    if token_bytes.ndim != 1 or token_bytes.dtype != int64 or (token_bytes < 0).any():
-        raise UsageError(
-            "token_bytes",
-            "int64 [vocab], none negative, or one positive integer",
-            f"{token_bytes.dtype} {list(token_bytes.shape)}",
-        )
-    highest = max(int(targets.max()) for targets in scored)
-    if highest >= len(token_bytes):
-        raise ValueError(
-            f"token_bytes has {len(token_bytes)} entries, the documents hold token id {highest}; give every id its "
-            f"length in bytes"
-        )
-    return [token_bytes.cpu()[targets].numpy() for targets in scored]
+    given, expected = [list(each.shape) for each in token_bytes], [list(each.shape) for each in documents]
+    if given != expected:
+        raise UsageError("token_bytes of each document", f"its shape, {expected[:3]} ...", f"{given[:3]} ...")
+    return [sizes[1 : count + 1].cpu().numpy() for sizes, count in zip(token_bytes, counts, strict=True)]

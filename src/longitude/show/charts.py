@@ -9,7 +9,7 @@ import altair as alt
 
 from longitude.report.figure import EDGE, GREY, WIDTH, Figure, colour_of, dash_of, described, save, themed
 from longitude.runs.files import atomic
-from longitude.show.drawing import Drawing, Grid, Lines, number, ticks
+from longitude.show.drawing import Drawing, Grid, Lines, number, ticks, valued
 
 HEIGHT = 300
 
@@ -137,8 +137,7 @@ def _short(frame: Any, column: str) -> Any:
 
 def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple[Any, Any]:
     """A dashed line over the picture, and its words."""
-    words = words if number(at) in words else f"{words}: {number(at)}"
-    base = alt.Chart(alt.InlineData(values=[{axis: at, "words": words}]))
+    base = alt.Chart(alt.InlineData(values=[{axis: at, "words": valued(words, at)}]))
     shift: dict[str, Any] = {"dy": -6} if axis == "y" else {"dx": 4}
     return (
         base.mark_rule(strokeDash=[4, 4], color=GREY).encode(encoded),

@@ -154,45 +154,34 @@ def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
     return found
 
 
-def _alike(line: Line, other: Line) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(line, other, strict=True))
-
-
 def _joined(places: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Words -> place, of all labels; with the label where the words have several places."""
-    several = {
-        words for own in places.values() for words in own if len({o[words] for o in places.values() if words in o}) > 1
-    }
-    named = (
-        (f"{label}: {words}" if words in several else words, at)
-        for label, own in places.items()
-        for words, at in own.items()
-    )
-    return dict(named)
+    """Words -> place, of all labels; with the label where they differ."""
+    first, *others = places.values()
+    if all(other == first for other in others):
+        return dict(first)
+    return {f"{label}: {words}": at for label, own in places.items() for words, at in own.items()}
 
 
 def _together(curves: Mapping[str, Lines]) -> Lines:
+    """One picture: of each label the line that stands for it, or all its lines."""
     first, sentences = next(iter(curves.values())), re.compile(r"(?<=\.) (?=[A-Z])")
-    lines, focused = {}, []
+    lines = {}
     for label, each in curves.items():
         shown = {each.focus: each.lines[each.focus]} if each.focus else each.lines
-        focused += [each.focus] * bool(each.focus)
         for name, line in shown.items():
-            same = all(
-                other.lines.get(name) is not None and _alike(other.lines[name], line) for other in curves.values()
-            )
-            lines[label if len(shown) == 1 else name if same else f"{label}, {name}"] = line
-    only = f" Of each, {focused[0]} is drawn." if len(set(focused)) == 1 else ""
-    floors = [each.floor for each in curves.values() if each.floor is not None]
+            shared = all(name in other.lines and np.array_equal(other.lines[name], line) for other in curves.values())
+            lines[label if len(shown) == 1 else name if shared else f"{label}, {name}"] = line
+    focused = {each.focus for each in curves.values()}
+    only = f" Of each, {first.focus} is drawn." if len(focused) == 1 and first.focus else ""
+    caption = dict.fromkeys(one for each in curves.values() for one in sentences.split(each.caption))
     return replace(
         first,
-        caption=" ".join(dict.fromkeys(one for each in curves.values() for one in sentences.split(each.caption)))
-        + only,
+        caption=" ".join(caption) + only,
         lines=lines,
         marks=_joined({label: each.marks for label, each in curves.items()}),
         levels=_joined({label: each.levels for label, each in curves.items()}),
         focus=None,
-        floor=min(floors, default=None),
+        floor=min((each.floor for each in curves.values() if each.floor is not None), default=None),
     )
 
 
@@ -206,3 +195,8 @@ def number(value: float) -> str:
     """As short as it can be read: 1024, 0.25, 3.1e-05."""
     value = float(value) + 0.0
     return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def valued(words: str, at: float) -> str:
+    """Words about a place on an axis, with its number."""
+    return words if number(at) in words else f"{words}: {number(at)}"

@@ -1,16 +1,11 @@
 """The words about an encoding or a mixer: formula, source, properties, backends, cost; read from its class."""
 
 import inspect
-import io
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from typing import Any
 
-import torch
-
-from longitude.attention.operation import explain
-from longitude.catalogue import acts, source_of
+from longitude.catalogue import acts, source_of, takers
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.show.build import Built, Part
@@ -95,20 +90,10 @@ def formula(factory: Any) -> str:
 
 
 def _backends(encoding: Encoding, shape: Shape) -> Facts:
-    """{"training", "reading"}: those that take float32 attention of this shape, the cheapest first, with the price of each."""
-    found = {}
-    kind = torch.float32
-    for when, training in (("training", True), ("reading", False)):
-        q = torch.zeros(1, shape.heads, shape.length, shape.head_dim, dtype=kind, requires_grad=training)
-        encoding = encoding.float().train(training)
-        with torch.set_grad_enabled(training), redirect_stdout(io.StringIO()):
-            columns = compose(encoding).context(shape.tokens().float())[0]
-            verdicts = explain(q, q, q, encoding=encoding, context=columns)
-        found[when] = {
-            v.backend: round(v.price, 2) for v in sorted(verdicts, key=lambda v: v.price) if v.refusal is None
-        }
-    encoding.double().eval()
-    return found
+    """{"training", "reading"}: as `takers`."""
+    sizes = shape.known | {"num_kv_heads": shape.heads}
+    found = {"training": True, "reading": False}
+    return {when: takers(compose(encoding), training, shape.length, sizes) for when, training in found.items()}
 
 
 def _taken(when: str, prices: dict[str, float]) -> str:

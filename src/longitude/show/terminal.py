@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from plotille import Canvas, color
 
-from longitude.show.drawing import Drawing, Grid, Lines, number, ticks
+from longitude.show.drawing import Drawing, Grid, Lines, number, ticks, valued
 
 SHADES = " ░▒▓█"
 CURVES = 8
@@ -85,8 +85,8 @@ def _curves(drawing: Lines, width: int, colour: bool) -> Iterator[str]:
     )
     entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
     hues = [*COLOURS[: len(entries)]]
-    entries += [f"┄ {_valued(words, at)}" for words, at in drawing.levels.items()]
-    entries += [f"┆ {_valued(words, at)}" for words, at in drawing.marks.items() if left <= at <= right]
+    entries += [f"┄ {valued(words, at)}" for words, at in drawing.levels.items()]
+    entries += [f"┆ {valued(words, at)}" for words, at in drawing.marks.items() if left <= at <= right]
     yield from _legend(entries, hues if colour else [], width)
     if drawing.floor is not None and frame["y"].min() < drawing.floor:
         yield f"Curves go on below {number(drawing.floor)}, down to {number(frame['y'].min())}."
@@ -147,10 +147,6 @@ def _keys(names: Sequence[str]) -> dict[str, str]:
     last = [name.rpartition(" ")[2] for name in names]
     alone = all(name == f"head {digit}" and len(digit) == 1 for name, digit in zip(names, last, strict=True))
     return dict(zip(names, last if alone else "ABCDEFGH", strict=False))
-
-
-def _valued(words: str, at: float) -> str:
-    return words if number(at) in words else f"{words}: {number(at)}"
 
 
 def _legend(entries: Sequence[str], hues: Sequence[str], width: int) -> Iterator[str]:

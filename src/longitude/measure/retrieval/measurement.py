@@ -48,9 +48,6 @@ class Answer:
     score: float
 
 
-LABELS = ("model", "encoding", "label", "train_length", "train_positions", "backend", "commit")
-
-
 # ---- the questions: they depend on task, length, depth, trial and seed alone -----------------------------------------
 @dataclass(frozen=True)
 class RetrievalPlan:
@@ -162,7 +159,7 @@ def run(
         prefill: Tokens of the prompt per forward pass; None: the whole prompt in one, and no logits but the last.
         progress: Called as progress(done, total), in tokens, after every trial.
         on_answer: Called with every answer.
-        labels: Columns of `Row`, `LABELS`. (Its `seed` is the training seed, which stays open.)
+        labels: Other columns of `Row`. (Its `seed` is the training seed, which stays open.)
 
     Returns:
         Rows, each as soon as it is measured: the mean score over trials, with Wilson's 95 % interval.
@@ -172,7 +169,7 @@ def run(
     """
     planned = plan(task, lengths, depths, trials, seed, text, chat, bos)
     check_sizes("retrieval", prefill=1 if prefill is None else prefill)
-    check_labels(labels, LABELS)
+    check_labels(labels)
     planned.require_prompt(checkpoint.tokenizer, last_position(checkpoint.model))
     return _rows(planned, checkpoint, prefill, progress, on_answer, labels)
 

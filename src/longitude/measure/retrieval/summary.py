@@ -1,4 +1,4 @@
-"""Summaries of rows of retrieval: the effective length, and the grid of lengths and depths."""
+"""Summaries of rows of retrieval: the effective length."""
 
 from collections.abc import Iterable
 from math import isfinite
@@ -15,20 +15,11 @@ THRESHOLD = 0.856
 """RULER's bar: what Llama2-7B reaches at 4K, averaged over its 13 tasks (Hsieh et al. 2024, table of results)."""
 
 
-def definition(threshold: float = THRESHOLD) -> str:
-    """The meaning of `effective_length`, in a sentence for the reader.
-
-    Args:
-        threshold: As for `effective_length`.
-
-    Returns:
-        The sentence, without a full stop.
-    """
-    whose = " (what Llama2-7B reaches at 4K on RULER's 13 tasks)" if threshold == THRESHOLD else ""
-    return (
-        f"effective length: the longest measured length up to which the score, averaged over depths and then over the tasks "
-        f"with a score, stays at or above {threshold:.1%}{whose}"
-    )
+DEFINITION = (
+    "effective length: the longest measured length up to which the score, averaged over depths and then over the tasks with a "
+    f"score, stays at or above {THRESHOLD:.1%} (what Llama2-7B reaches at 4K on RULER's 13 tasks)"
+)
+"""The meaning of `effective_length` at its usual threshold, for the reader."""
 
 
 def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int | None:
@@ -77,23 +68,3 @@ def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
     scores = pd.DataFrame(values, columns=["length", "task", "score"]).astype({"score": float})
     by_task = scores.groupby(["length", "task"])["score"].agg(fmean).unstack()
     return {length: mean for length, row in by_task.iterrows() if isfinite(mean := fmean(row))}  # type: ignore[misc]
-
-
-def heat_map(rows: Iterable[Row]) -> pd.DataFrame:
-    """Scores of one task and model by depth and length.
-
-    Args:
-        rows: Of one task and model; rows without a depth are left out.
-
-    Returns:
-        Depths as index, lengths as columns, both ascending; NA where there is no score.
-
-    Raises:
-        ValueError: For rows of more than one task or model, or none with a depth.
-    """
-    placed = [row for row in rows if row.depth is not None]
-    kinds = {(row.task, row.model, row.label, row.seed) for row in placed}
-    if len(kinds) != 1:
-        raise ValueError(f"a heat map shows one task of one model measured at depths, got rows of {len(kinds)}")
-    frame = pd.DataFrame([(row.depth, row.length, row.value) for row in placed], columns=["depth", "length", "score"])
-    return frame.astype({"score": "Float64"}).pivot(index="depth", columns="length", values="score")
