@@ -48,7 +48,7 @@ def test_every_query_depends_on_the_keys_that_its_layer_has_in_sight(family):
     """Measured in the outputs of attention, which is run as its family has it; or no layers are returned."""
     layers, config = [], None
     with suppress(Exception):  # a refusal of ours, or of toys by their class
-        layers = lg.layers_from_hugging_face(config := toy_config(family), "half")
+        layers = lg.checkpoints.layers_from_hugging_face(config := toy_config(family), "half")
     assert layers or family not in QUICK
     if family in UNSEEN or not any(one.attends for one in layers):
         return
@@ -75,7 +75,7 @@ def test_attention_that_is_not_over_all_keys_in_sight_is_no_layer_of_ours(family
     for key, value in (MINIMAX if family.startswith("minimax") else {}).items():
         setattr(config, key, value)
     with refused(SPARSE[family], what="layers_from_hugging_face"):
-        lg.layers_from_hugging_face(config, "half")
+        lg.checkpoints.layers_from_hugging_face(config, "half")
     assert lg.from_hugging_face(config)
 
 
@@ -111,13 +111,13 @@ def test_a_llama_with_other_attention_is_not_read_as_llama(change, monkeypatch):
         return q, k
 
     config = toy_config("llama")
-    lg.layers_from_hugging_face(config, "half")
+    lg.checkpoints.layers_from_hugging_face(config, "half")
     monkeypatch.setattr(attention, "forward", forward)
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated)
     trace._traced.cache_clear()
     try:
         with refused("LlamaAttention", what="layers_from_hugging_face"):
-            lg.layers_from_hugging_face(config, "half")
+            lg.checkpoints.layers_from_hugging_face(config, "half")
     finally:
         trace._traced.cache_clear()
 
