@@ -57,12 +57,12 @@ def write_positions(writer: gguf.GGUFWriter, rope: lg.RopeConfig, head_dim: int)
         case lg.scaling.Linear(factor=factor):
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(factor)
-        case lg.scaling.YaRN() as yarn if yarn.truncate:
+        case lg.scaling.YaRN(beta_fast=32, beta_slow=1) as yarn if (
+            yarn.truncate
+        ):  # for a Llama other betas are not read
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(yarn.factor)
             writer.add_rope_scaling_orig_ctx_len(yarn.original_max_length)
-            writer.add_rope_scaling_yarn_beta_fast(yarn.beta_fast)
-            writer.add_rope_scaling_yarn_beta_slow(yarn.beta_slow)
             # It multiplies cos and sin by 0.1 ln(s) + 1 itself, and by this key; yarn_attn_factor is overwritten.
             wanted, _ = yarn.factors()
             writer.add_rope_scaling_attn_factors(wanted / (0.1 * math.log(yarn.factor) + 1))
@@ -71,7 +71,7 @@ def write_positions(writer: gguf.GGUFWriter, rope: lg.RopeConfig, head_dim: int)
             writer.add_tensor("rope_freqs.weight", (plain / scaled).float().numpy())
         case other:
             raise ValueError(
-                f"expected linear, yarn, llama3 or another base, got {other}: llama.cpp has no such scheme"
+                f"expected linear, yarn with betas of 32 and 1, llama3 or another base, got {other}: llama.cpp has no such scheme"
             )
 
 

@@ -10,6 +10,7 @@ from transformers import Gemma3ForCausalLM
 
 import longitude as lg
 from longitude.check.against import FORMS, against
+from longitude.checkpoints.gguf import GGUF, LONG, SHORT
 from longitude.checkpoints.load import load
 from longitude.positions.layouts import convert_layout
 from longitude.positions.scaling import rope_frequencies
@@ -95,7 +96,6 @@ def test_what_differs_is_named(changes, name, values, checkpoint, tmp_path):
     [
         ({"rope_freq_base": None}, {"base": (5e5, 10_000.0)}, 3),  # what llama.cpp takes where the file has none
         ({"rope_scaling_factor": 2.0}, {"factor": (4.0, 2.0)}, 1),
-        ({"rope_scaling_yarn_beta_slow": 0.001}, {"beta slow": (1, pytest.approx(0.001))}, 1),
     ],
 )
 def test_what_changes_frequencies_is_named_with_them(changes, values, pair, checkpoint, tmp_path):
@@ -154,6 +154,113 @@ def test_the_lists_of_longrope_are_compared(tmp_path):
         facts = {fact.name: fact for fact in against(tmp_path / "model", file)}
         assert not facts["frequencies"].differs
         assert facts["frequencies beyond the original length"].differs == differs
+
+
+# ---- the engine's own formula ------------------------------------------------------------------------------------------------
+WIDTH, TRAINED, POSITION = 16, 64, 37
+SOME = [1.0, 1.0, 1.5, 2.0, 4.0, 4.0, 8.0, 8.0]
+MORE = [1.0, 2.0, 2.0, 3.0, 5.0, 8.0, 8.0, 9.0]
+OTHERS = {"beta_fast": 8.0, "beta_slow": 2.0}
+
+
+def engines_angles(factors=None, scale=1.0, yarn=None):
+    """llama.cpp's loop over the pairs of a head at one position (rope_yarn and ggml_rope_cache_init of ggml-cpu/ops.cpp)."""
+
+    def last(turns):
+        return WIDTH * math.log(TRAINED / (turns * 2 * math.pi)) / (2 * math.log(1e4))
+
+    theta, angles = float(POSITION), []
+    for pair in range(WIDTH // 2):
+        angle = plain = theta / (1.0 if factors is None else factors[pair])
+        angle *= scale
+        if yarn is not None:
+            low, high = max(0, math.floor(last(yarn["beta_fast"]))), min(WIDTH - 1, math.ceil(last(yarn["beta_slow"])))
+            mix = 1 - min(1, max(0, (pair - low) / max(0.001, high - low)))
+            angle = angle * (1 - mix) + plain * mix
+        angles.append(angle)
+        theta *= 1e4 ** (-2 / WIDTH)
+    return angles
+
+
+def file_of(path, architecture="llama", tensors=None, **keys):
+    """A GGUF file of positions alone; keys: beneath `rope.`, with __ for a dot."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_embedding_length(WIDTH)
+    writer.add_head_count(1)
+    writer.add_context_length(TRAINED)
+    for key, value in keys.items():
+        name = f"{architecture}.rope.{key.replace('__', '.')}"
+        writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
+    for name, numbers in (tensors or {"token_embd": [0.0]}).items():
+        writer.add_tensor(f"{name}.weight", torch.tensor(numbers).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUF(path)
+
+
+FREQS, LISTS = {"rope_freqs": SOME}, {"rope_factors_short": SOME, "rope_factors_long": MORE}
+TYPE, BY = "scaling__type", {"scaling__factor": 4.0}
+FOUR = {TYPE: "yarn"} | BY
+BETAS = {f"scaling__yarn_{name}": value for name, value in OTHERS.items()}
+PUBLISHED = {"beta_fast": 32.0, "beta_slow": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("file", "short", "long"),
+    [
+        ({"tensors": FREQS}, {"factors": SOME}, None),
+        ({"tensors": FREQS} | BY, {"factors": SOME, "scale": 0.25}, None),  # without a type: linear
+        ({"tensors": FREQS, "scale_linear": 4.0}, {"factors": SOME, "scale": 0.25}, None),  # the older key
+        ({"tensors": FREQS, TYPE: "none"} | BY, {"factors": SOME}, None),
+        ({"tensors": FREQS} | FOUR, {"factors": SOME, "scale": 0.25, "yarn": PUBLISHED}, None),
+        ({"tensors": LISTS, TYPE: "longrope"}, {"factors": SOME}, {"factors": MORE}),
+        ({"tensors": LISTS, TYPE: "longrope"} | BY, {"factors": SOME, "scale": 0.25}, {"factors": MORE, "scale": 0.25}),
+        ({"tensors": LISTS | FREQS}, {"factors": SOME}, None),  # the one tensor is taken before the two
+        ({"tensors": {"rope_factors_long": MORE}, TYPE: "longrope"}, {}, {"factors": MORE}),
+        (FOUR | BETAS, {"scale": 0.25, "yarn": PUBLISHED}, None),  # not read for a Llama
+        ({"architecture": "mistral3"} | FOUR | BETAS, {"scale": 0.25, "yarn": OTHERS}, None),
+    ],
+)
+def test_frequencies_are_those_of_the_engines_formula(file, short, long, tmp_path):
+    found = file_of(tmp_path / "one.gguf", **file).frequencies()
+    want = {SHORT: short} | ({} if long is None else {LONG: long})
+    assert found.keys() == want.keys()
+    for kind, options in want.items():
+        angles = (found[kind].inverse * POSITION).tolist()
+        assert angles == pytest.approx(engines_angles(**options), rel=1e-6)
+
+
+def test_factors_that_are_not_known_to_be_read_are_named_and_not_judged(tmp_path):
+    file = file_of(tmp_path / "one.gguf", architecture="qwen2", tensors=FREQS)
+    assert file.frequencies() == {} and "rope_freqs.weight" in file.facts()["factors of frequencies"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        (FOUR, FACTOR),
+        (FOUR | {"scaling__attn_factor": 0.5}, FACTOR / 2),
+        (FOUR | {"scaling__yarn_attn_factor": 0.5}, FACTOR),  # overwritten
+        (FOUR | {"scaling__factor": 0.5}, 1.0),  # the engine's grows from 1 on
+        ({"architecture": "mistral3", "scaling__yarn_log_multiplier": 1.0} | FOUR, 1.0),
+        ({TYPE: "longrope", "scaling__attn_factor": 1.25}, 1.25),
+    ],
+)
+def test_the_factor_of_cos_and_sin(keys, factor, tmp_path):
+    assert file_of(tmp_path / "one.gguf", **keys).facts()["attention factor"] == pytest.approx(factor)
+
+
+def test_lists_that_one_side_lacks_are_compared(tmp_path):
+    """A short list of ones hides that the long one was lost; and a file may have lists that the checkpoint has not."""
+    ones, long = [1.0] * 4, [1.0, 2.0, 3.0, 4.0]
+    scheme = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": LENGTH // 4}
+    llama(rope=scheme | {"short_factor": ones, "long_factor": long}).save_pretrained(tmp_path / "model")
+    llama().save_pretrained(tmp_path / "plain")
+    for folder, lists in (("model", ()), ("plain", (ones, long))):
+        file = written(tmp_path / folder, tmp_path / f"{folder}.gguf", lists=lists)
+        assert LONG in wrong(against(tmp_path / folder, file))
 
 
 def test_the_base_of_windows_is_compared(tmp_path):

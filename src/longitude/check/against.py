@@ -137,10 +137,13 @@ def frequencies_of(source: Source) -> dict[str, Divided]:
 def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -> list[Fact]:
     """The frequencies that both sides end with, pair by pair: the pair that differs most, or how many are the same."""
     facts = []
-    for kind, ours in here.items():
-        theirs = there.get(kind)
-        if theirs is None:  # an engine that has one list takes it at every length
-            facts.append(Fact(kind, f"{len(ours.inverse)} pairs", None, False))
+    for kind in dict.fromkeys([*here, *there]):
+        ours, theirs = (
+            one.get(kind, one.get(SHORT)) for one in (here, there)
+        )  # who has one list takes it at every length
+        if ours is None or theirs is None:
+            pairs = [None if one is None else f"{len(one.inverse)} pairs" for one in (ours, theirs)]
+            facts.append(Fact(kind, *pairs, differs=False))
         elif len(ours.inverse) == len(theirs.inverse):  # else the rotated dimensions differ, which is a fact of its own
             larger = theirs.inverse.maximum(ours.inverse).clamp(min=NOT_ROTATED)
             off = (theirs.inverse - ours.inverse).abs() / larger

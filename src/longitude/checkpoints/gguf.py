@@ -1,4 +1,21 @@
-"""What a GGUF file, as llama.cpp reads it, believes about positions; through the package `gguf`."""
+"""What a GGUF file, as llama.cpp reads it, believes about positions; through the package `gguf`.
+
+The angle of pair i at position p, with f the number of a tensor of factors (1 without one) and s `rope.scaling.factor`, is
+
+* t = p base^(-2i/d) / f where the type of scaling is "none";
+* t / s for every other type, "longrope" included; a file without a type is "linear", and one without a factor has s = 1;
+* t (1 - r) / s + t r for "yarn", where the ramp r of pair i is that of the plain frequencies: f does not move it.
+
+`rope_freqs.weight` is taken at every length. Without it a context, and not a sequence, is long or short: all of its tokens take
+rope_factors_long if it was opened with more than the original length, else rope_factors_short, and none where that list is not
+there. Llama's files have the two for the type "longrope" alone. YaRN multiplies cos and sin by 0.1 ln(s) + 1 and by
+`rope.scaling.attn_factor`; `yarn_attn_factor` and `yarn_ext_factor` are Grok's alone.
+
+Source:
+    llama.cpp in llama-cpp-python 0.3.36: rope_yarn and ggml_rope_cache_init (ggml/src/ggml-cpu/ops.cpp), load_hparams and
+    get_rope_factors (src/llama-model.cpp), the constructor of llama_context, src/models/*.cpp.
+    https://github.com/ggml-org/llama.cpp
+"""
 
 from __future__ import annotations
 
@@ -20,6 +37,7 @@ NEIGHBOURS = """
 """.split()
 HALVES = """
     falcon grok dbrx stablelm bitnet qwen qwen2 qwen2moe qwen3 qwen3moe olmo2 olmoe phi2 phi3 phimoe gemma gemma2 gemma3
+    gemma3n gemma4
     starcoder2 openelm gptneox codeshell nemotron exaone exaone4 minicpm3 gpt-oss hunyuan-dense hunyuan-moe lfm2 seed_oss apertus
     dots1 qwen3next
 """.split()
@@ -29,8 +47,15 @@ FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp's converter writes Llama 3's scheme; no key names it."""
 
 SHORT, LONG = "frequencies", "frequencies beyond the original length"
-DIVISORS = {FACTORS: SHORT, "rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
-"""Tensors by which frequencies are divided: Llama 3's, and LongRoPE's two lists."""
+LISTS = {SHORT: "rope_factors_short.weight", LONG: "rope_factors_long.weight"}
+"""LongRoPE's tensors of factors."""
+FACTORED = """
+    llama llama-embed llama4 deci minicpm minicpm3 mistral3 arcee exaone exaone4 exaone-moe apertus granite granitemoe
+    granitehybrid granite_swa nanbeige gemma4 phi3 phimoe
+""".split()
+"""Architectures that divide by a tensor of factors. Falcon-H1 has one and does not; files of others that have one are refused."""
+BETAS = ("grok", "mistral3")
+"""Architectures for which YaRN's betas are read; for all others they are 32 and 1, whatever the file has."""
 WINDOW_BASES = {"gemma3": 10_000.0, "gemma3n": 10_000.0}
 """Of the layers with windows, where the file has none: written into llama.cpp's code."""
 
@@ -58,6 +83,7 @@ class GGUF:
         with in_one_line(f"{path}: no GGUF file, or one that is cut off"):
             self.reader = GGUFReader(path)
         self.path = path
+        self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.architecture = str(self._field("general.architecture"))
 
     def _field(self, name: str) -> Any:
@@ -72,10 +98,16 @@ class GGUF:
         heads, dim = self._own("attention.head_count"), self._own("embedding_length")
         width = self._own("attention.key_length") or (dim // heads if dim and isinstance(heads, int) else None)
         kind, factor = self._own("rope.scaling.type"), self._own("rope.scaling.factor")
+        factor = (self._own("rope.scale_linear") if factor is None else factor) or None  # an older name; 0 is none
         if kind is None and factor:
             kind = "linear"  # what llama.cpp takes where a file has a factor and no type
-        if kind in (None, "none") and any(tensor.name == FACTORS for tensor in self.reader.tensors):
+        factored = self.architecture in FACTORED
+        if kind in (None, "none") and factored and FACTORS in self._tensors:
             kind = "llama3"
+        yarn, own = kind == "yarn", self.architecture in BETAS
+        unknown = (
+            None if factored else next((name for name in (FACTORS, *LISTS.values()) if name in self._tensors), None)
+        )
         pairs = {**dict.fromkeys(NEIGHBOURS, "interleaved"), **dict.fromkeys(HALVES, "half")}.get(self.architecture)
         return {
             "layers": self._own("block_count"),
@@ -87,42 +119,48 @@ class GGUF:
             "base": self._own("rope.freq_base") or 10_000.0,
             "scaling": "none" if kind is None else str(kind),
             "factor": factor,
-            "attention factor": self._attention_factor(kind),
+            "factors of frequencies": unknown and f"{unknown}, not known to be read for {self.architecture}",
+            "attention factor": self._attention_factor(kind, factor or 1.0),
             "original length": self._own("rope.scaling.original_context_length"),
-            "beta fast": (self._own("rope.scaling.yarn_beta_fast") or 32.0) if kind == "yarn" else None,
-            "beta slow": (self._own("rope.scaling.yarn_beta_slow") or 1.0) if kind == "yarn" else None,
+            "beta fast": (own and self._own("rope.scaling.yarn_beta_fast") or 32.0) if yarn else None,
+            "beta slow": (own and self._own("rope.scaling.yarn_beta_slow") or 1.0) if yarn else None,
             "base of windows": self._own("rope.freq_base_swa") or WINDOW_BASES.get(self.architecture),
             "declared length": self._own("context_length"),
             "window": self._own("attention.sliding_window"),
         }
 
-    def _attention_factor(self, kind: Any) -> float | None:
+    def _attention_factor(self, kind: Any, factor: float) -> float | None:
         """By which llama.cpp multiplies cos and sin, with YaRN by 0.1 ln(s) + 1 of its own; DeepSeek's is not read."""
-        if self._own("rope.scaling.yarn_log_multiplier") is not None:
-            return None
-        of_yarn = 0.1 * math.log(self._own("rope.scaling.factor") or 1.0) + 1 if kind == "yarn" else 1.0
+        of_yarn = 1.0
+        if kind == "yarn":
+            multiplier = self._own("rope.scaling.yarn_log_multiplier")
+            if multiplier and self.architecture != "mistral3":
+                return None
+            grown = 0.1 * math.log(max(factor, 1.0))
+            of_yarn = (grown + 1) / (grown * (multiplier or 0.0) + 1)
         return of_yarn * (self._own("rope.scaling.attn_factor") or 1.0)
 
     def frequencies(self) -> dict[str, Divided]:
-        """As llama.cpp computes them; two where it switches at a length."""
+        """As llama.cpp computes them; two where it switches at a length, none where that is not known."""
         facts = self.facts()
         width, base, factor = facts["rotated dimensions"], facts["base"], facts["factor"] or 1.0
-        tensors = {tensor.name: tensor for tensor in self.reader.tensors}
-        if not width:
+        if not width or facts["factors of frequencies"]:
             return {}
         scheme = None
         if facts["scaling"] == "yarn":
             original = facts["original length"] or facts["declared length"]
             scheme = YaRN(factor, original, beta_fast=facts["beta fast"], beta_slow=facts["beta slow"])
         inverse = rope_frequencies(width, base=base, scaling=scheme).inverse
-        if facts["scaling"] == "linear":
+        if facts["scaling"] not in ("none", "llama3", "yarn"):
             inverse = inverse / factor
-        lists = {kind: tensors[name] for name, kind in DIVISORS.items() if name in tensors}
-        divided = {  # whatever the scheme is: its frequencies are divided by the factors of the file as well
-            kind: Divided(base, inverse / torch.from_numpy(_numbers(one).copy()).double())
-            for kind, one in lists.items()
-        }
-        return divided or {SHORT: Divided(base, inverse)}
+        names = {SHORT: FACTORS} if FACTORS in self._tensors else LISTS
+        if not {*names.values()} & self._tensors.keys():
+            return {SHORT: Divided(base, inverse)}
+        return {kind: Divided(base, inverse / self._factors(name)) for kind, name in names.items()}
+
+    def _factors(self, name: str) -> Tensor | float:
+        """A tensor of factors; 1 where the file has none of this name."""
+        return torch.from_numpy(_numbers(self._tensors[name]).copy()).double() if name in self._tensors else 1.0
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""
