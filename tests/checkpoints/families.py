@@ -204,7 +204,7 @@ class InPlaceOfTorch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _record(None, *args[:3])[0].transpose(1, 2)
-        if func is torch.baddbmm:  # GPT-NeoX Japanese multiplies queries by keys itself, all heads in one dimension
+        if func is torch.baddbmm and "alpha" in (kwargs or {}):  # GPT-NeoX Japanese multiplies queries by keys itself
             _record(None, args[1][:, None], args[2].mT[:, None], args[2].mT[:, None])
         return func(*args, **(kwargs or {}))
 

@@ -252,7 +252,7 @@ def test_what_is_exported_runs_without_longitude(build, ids, tmp_path):
 @pytest.mark.slow
 @pytest.mark.ecosystem
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's exporter asks torch so
-@pytest.mark.parametrize("spec", ["t5", "alibi"])
+@pytest.mark.parametrize("spec", ["t5", "alibi", "rope", "shaw"])
 @torch.no_grad()
 def test_onnx(spec, build, ids, tmp_path):
     """Written as ONNX, and computed by its own runtime at another length."""
