@@ -19,6 +19,7 @@ from longitude.study.runner import study
 from longitude.study.tasks.base import Measuring, of_task, task_for, task_of
 from longitude.study.tokens import BYTES, Reader, reader
 from longitude.study.train import build_model
+from tests.study.conftest import NUMBERS
 
 
 def words(count: int, start: int = 0) -> bytes:
@@ -286,3 +287,11 @@ def test_tokenizers_that_are_none(tmp_path):
         reader(str(tmp_path / "nope"))
     with pytest.raises(ValueError, match="--tokenizer is of --task text, and --task is masked; leave it out"):
         checked(of_task("masked", tokenizer="gpt2"))
+
+
+def test_windows_of_a_pass_are_shuffled_and_excerpts_begin_where_their_names_say(data):
+    starts = Windows(data.training, 16, 20, 0).starts
+    assert list(starts) != sorted(starts)
+    first = {bytes(excerpt[:3].tolist()) for excerpt in data.validation}
+    whole = {content[:3] for _, content in NUMBERS.documents}
+    assert first - whole  # not all at the beginning of their document
