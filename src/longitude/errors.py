@@ -109,7 +109,10 @@ def check_positive(who: str, **numbers: float) -> None:
     """UsageError unless every number is finite and above zero."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
-            raise UsageError(who, f"{name} above 0", repr(number))
+            finite = not isinstance(number, float) or math.isfinite(number)
+            raise UsageError(
+                who, f"{name} above 0" if finite else f"{name} to be a finite number above 0", repr(number)
+            )
 
 
 def check_flags(who: str, **flags: bool) -> None:

@@ -294,7 +294,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
 """Law -> models that break it, and no other."""
 REASONS = {  # what the law gives as the reason
     "frequencies in bfloat16": "inv_freq itself is rounded",
-    "attention factor twice": "an attention factor that is ignored, or applied twice",
+    "attention factor twice": "applied twice",
     "cache off by one": "the position of a token behind a cache is 1 too large",
     "sin has the wrong sign": "in the other direction: sin has the wrong sign",
     "no mask behind a cache": "behind its cache query 18 attends to 23 keys, expected 19",

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
-from longitude.check import check, laws, layers, recorder, subject_of
+import make_families
+from longitude.check import check, laws, layers, recorder, rotary, subject_of
 from longitude.check.coordinates import Piece, published, text
 from longitude.check.family import replaced
 from longitude.check.subject import computing_in
-from longitude.checkpoints.config import contradictions
+from longitude.checkpoints.config import contradictions, from_hugging_face
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
@@ -25,9 +27,11 @@ from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
 from tests.check.broken_unseen import CAUSES, UNSEEN
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
-from tests.support import refused_calls
+from tests.check.misleading import MISLEADING, phimoe
+from tests.support import refused, refused_calls
 
 OTHER_BASE = {"rope_theta": 500_000.0}
+ORIGINAL = "original_max_position_embeddings"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,58 @@ def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
     law, words = CAUSES[name]
     [broken] = [one for one in check(UNSEEN[name]()).values() if one.status == "broken"]
     assert broken.law == law and words in broken.reason, broken
+
+
+@pytest.mark.parametrize("name", MISLEADING)
+def test_no_cause_is_named_that_another_bug_with_the_same_symptom_has_not(name):
+    """Each breaks a law as a known bug does, for another reason."""
+    make, law, no_cause = MISLEADING[name]
+    [broken] = [one for one in check(make(), laws=[law]).values() if one.status == "broken"]
+    assert not any(words in broken.reason for words in no_cause), broken.reason
+
+
+def test_factors_that_a_class_does_not_follow_are_no_rounding():
+    """Phi-3.5-MoE keeps short_factor in long sequences: the law says which list its tables are of."""
+    found = check(phimoe(), laws=["far_positions", "bfloat16_positions"])
+    for one in found.values():
+        assert one.status == "does not apply" and "round" not in one.reason and "short_factor" in one.reason, one
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
+NOT_FINITE = {
+    "factor": {"rope_type": "linear"},
+    "rope_theta": {},
+    "partial_rotary_factor": {},
+    "attention_factor": YARN,
+    "beta_fast": YARN,
+    "original_max_position_embeddings": YARN,
+    "low_freq_factor": LLAMA3,
+    "long_factor": LONGROPE,
+}
+
+
+@pytest.mark.parametrize("number", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("key", NOT_FINITE)
+def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number):
+    """Named by its key, whether it is read from a dict or found in a model that was built of it."""
+    value = [1.0, 2.0, 3.0, number] if key == "long_factor" else number
+    model = llama(rope=NOT_FINITE[key] if key in NOT_FINITE[key] else {**NOT_FINITE[key], "factor": 2.0})
+    raw = model.config.to_dict()
+    raw["rope_parameters"] = raw["rope_parameters"] | {key: value}
+    with refused(key, str(number)):
+        from_hugging_face(raw)
+    model.config.rope_parameters[key] = value
+    with suppress(OverflowError, ValueError):  # tables of such a number
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    found = check(model)
+    [broken] = [one for one in found.values() if one.status == "broken"]
+    assert broken.law == "config" and key in broken.reason and str(number) in broken.reason and broken.whose == "config"
+
+
+def test_lengths_and_windows_that_are_not_finite_are_refused():
+    for key in ("max_position_embeddings", "sliding_window", "rope_theta"):
+        with refused(key, "inf"):
+            from_hugging_face(llama().config.to_dict() | {key: float("inf")})
 
 
 def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
@@ -108,7 +164,6 @@ def saved(folder, rope=OTHER_BASE, top={}, inside={}, old=False):  # noqa: B006
 
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 HALF = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}
-ORIGINAL = "original_max_position_embeddings"
 MISSPELT = {"rope_theta": None, "rope_tetha": 500_000.0}
 EDITS = {  # how the file is edited, and the reason
     "nothing": ({}, ""),
@@ -161,7 +216,6 @@ def test_longrope_needs_a_factor_for_each_pair():
     assert "long_factor of 4 numbers" in result("config", llama(rope=LONGROPE), raw=raw).reason
 
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, ORIGINAL: 4096}
 QWEN = {"type": "yarn", "factor": 4.0, ORIGINAL: 32768}
 PUBLISHED = {
@@ -353,6 +407,19 @@ def test_a_key_that_its_class_does_not_read_is_named():
     assert all("partial_rotary_factor" in one.reason for one in found.values())
 
 
+def test_a_key_without_which_nothing_is_read_explains_nothing(monkeypatch):
+    """Without num_experts_per_tok, whose default is more than there are, the class cannot be asked, and another law is tried."""
+    model = make_families.toy("deepseek_v4")
+    right = rotary.expected
+
+    def wrongly(*given):
+        return right(*given)._replace(inverse=1.01 * right(*given).inverse)
+
+    monkeypatch.setattr(rotary, "expected", wrongly)
+    found = result("far_positions", model)
+    assert found.status == "does not apply" and "num_experts" not in found.reason and found.whose == ""
+
+
 def test_what_is_not_understood_is_not_judged():
     """A key inside the rope parameters that nothing reads: laws that fail name it, whether a class tells more or none does."""
     for make in (llama, partial(llama, rope={"rope_theta": 5e5})):
@@ -431,7 +498,10 @@ def test_a_finding_says_whose_it_is():
     own = result("cached_decoding", models.off_by(1, llama())).whose
     assert own == "code (Changed)"
     stock = result("layer_rotations", models.broken_layers.smollm3_inverted()).whose
-    assert stock == f"code (SmolLM3ForCausalLM of transformers {transformers.__version__})"
+    assert stock == "checkpoint"  # another model of its class is right: this one was changed in memory
+    assert result("scaling_reset", llama(rope=DYNAMIC)).whose == (
+        f"code (LlamaForCausalLM of transformers {transformers.__version__})"
+    )
     assert result("scaling_border", llama(rope=LONGROPE)).whose == "rule"
     assert result("cached_decoding", llama()).whose == ""
 

@@ -165,10 +165,13 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
     yield "queries and keys are not rotated", changed(query=lambda q: q, key=lambda k: k)
     yield "keys are not rotated", changed(key=lambda k: k)
     yield "queries are not rotated", changed(query=lambda q: q)
-    yield "queries and keys are rotated twice", changed(query=turned(2 * at, True), key=turned(2 * at, False))
+    yield (
+        "queries and keys are rotated by twice their positions",
+        changed(query=turned(2 * at, True), key=turned(2 * at, False)),
+    )
     other_way = backwards(layer.encoding)
     yield (
-        "queries and keys turn the other way: cos and sin are swapped, or sin has the wrong sign",
+        "queries and keys turn the other way, as where cos and sin are swapped",
         changed(query=lambda q: other_way(right.query(other_way(q))), key=lambda k: other_way(right.key(other_way(k)))),
     )
     yield "keys turn the other way than queries", changed(key=lambda k: other_way(right.key(other_way(k))))
@@ -236,7 +239,9 @@ def attention_outputs(subject: Subject) -> Measurement:
             for mistake, by in mistakes(subject, each[wrong[0]], one.query.shape[3], length)
             if error(one, by) <= 10 * subject.threshold
         )
-        why = next(known, f"none of the known mistakes explains it; declared is {layer.encoding}")
+        why = (
+            " or ".join(dict.fromkeys(known)) or f"none of the known mistakes explains it; declared is {layer.encoding}"
+        )
         cause = f"attention of {in_words(wrong, len(found))} gives something else than its formula: {why}"
     return Measurement(max(errors[layout].values()), subject.threshold, f"pairs in the layout {layout!r}", cause)
 
@@ -288,9 +293,14 @@ def alibi_slopes(subject: Subject) -> Measurement:
     want = want.repeat(len(made))
     off = got / want - 1
     head = int(off.abs().argmax())
+    cause = f"head {head % heads} of {heads} has the slope {float(got[head]):.4g}, expected {float(want[head]):.4g}"
+    others = {
+        f"{n} heads and a largest bias of {b}": slopes(n, b)[:heads]
+        for n in range(heads, 2 * heads)
+        for b in (4, 8, 16)
+    }
+    row = got.view(-1, heads)[head // heads]
+    known = [name for name, one in others.items() if bool((row / one - 1).abs().max() <= EQUAL)]
     return Measurement(
-        float(off.abs().max()),
-        EQUAL,
-        cause=f"head {head % heads} of {heads} has the slope {float(got[head]):.4g}, expected {float(want[head]):.4g}: slopes of "
-        "another number of heads, or of another largest bias",
+        float(off.abs().max()), EQUAL, cause=cause + (f"; they are those of {known[0]}" if known else "")
     )

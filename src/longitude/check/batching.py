@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.check.decoding import CACHE, RESTS
+from longitude.check.family import replaced
 from longitude.check.passes import require_one_way
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -26,8 +27,7 @@ def batch_invariance(subject: Subject) -> Measurement:
     errors = [subject.error(together[r : r + 1], subject.logits(tokens[r : r + 1])) for r in range(len(tokens))]
     return subject.measurement(
         torch.stack(errors).amax(0),
-        "other rows change a row: tables, masks or positions of the first row used for all, or statistics "
-        "taken over the batch",
+        "other rows change a row",
     )
 
 
@@ -62,12 +62,37 @@ def left_padding(subject: Subject) -> Measurement:
             generated[written] = generated[written].maximum(subject.error(answer[r : r + 1], want))
         broken += ["generate()"] if subject.first_above(generated) is not None else []
         worst = worst.maximum(generated)
-    hidden = "position_ids" in subject.takes and "position_ids" not in signature(subject.model.forward).parameters
-    note = " (transformers gives them none where forward hides position_ids behind **kwargs)" if hidden else ""
-    return subject.measurement(
-        worst,
-        f"padding on the left changes a row ({'; '.join(broken)}): the attention mask is dropped on its way, or positions are "
-        f"counted from the padding instead of the first token{note}",
+    cause = f"padding on the left changes a row ({'; '.join(broken)})"
+    if "a whole pass" in broken:
+        cause += why_padded(subject, padded, mask, pads)
+    elif (
+        broken and "position_ids" in subject.takes and "position_ids" not in signature(subject.model.forward).parameters
+    ):
+        cause += "; transformers gives it no positions where forward hides position_ids behind **kwargs"
+    return subject.measurement(worst, cause)
+
+
+def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[int]) -> str:
+    """Whether a row depends on what the padding holds, or is the one at positions that count it; else nothing."""
+    options = {"attention_mask": mask, **subject.positions(mask)}
+    got = subject.logits(padded, **options)
+    others = torch.where(mask == 0, subject.tokens(padded.shape[1], rows=len(padded), seed=1), padded)
+    changed = subject.logits(others, **options)
+    rows = [slice(pad, None) for pad in pads]
+    if any(
+        subject.first_above(subject.error(changed[r : r + 1, row], got[r : r + 1, row])) is not None
+        for r, row in enumerate(rows)
+    ):
+        return ": tokens attend to the padding"
+    if "position_ids" not in subject.takes:
+        return ""
+    at = torch.arange(padded.shape[1], device=padded.device)[None]
+    counted = [
+        subject.error(got[r : r + 1, row], subject.logits(padded[r : r + 1, row], position_ids=at[:, row]))
+        for r, row in enumerate(rows)
+    ]
+    return (
+        ": positions are counted from the padding" if all(subject.first_above(one) is None for one in counted) else ""
     )
 
 
@@ -90,16 +115,31 @@ def packed_documents(subject: Subject) -> Measurement:
             "forward takes no position_ids, so the begin of a document cannot be declared; pack none into one row"
         )
     error = beside_alone(subject, tokens, sizes, options)
-    if subject.first_above(error) is not None and subject.stock:
+    if subject.first_above(error) is None:
+        return subject.measurement(error, "")
+    joined = one_depends_on_another(subject, tokens, sizes, options)
+    if joined and subject.stock and replaced(type(subject.model)) is None:
         raise DoesNotApply(
             f"{type(subject.model).__name__} of transformers does not look for packed documents, and those in one row attend to "
             f"each other (by {float(error.max()):.1e}); give each a row of its own"
         )
+    name = next(iter(options))
+    if joined:
+        return subject.measurement(
+            error,
+            f"documents packed into one row attend to each other: {name} that begin again do not reach the mask (expected where "
+            "forward gets neither a cache nor an attention_mask)",
+        )
     return subject.measurement(
-        error,
-        f"documents packed into one row attend to each other: {next(iter(options))} that begin again do not reach the mask "
-        "(expected where forward gets neither a cache nor an attention_mask), or do not reach the positions",
+        error, f"documents packed into one row are not what each is alone, with {name} that begin again"
     )
+
+
+def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:
+    """Whether documents change where the first one is another."""
+    changed = torch.cat([subject.tokens(sizes[0], seed=1), tokens[:, sizes[0] :]], 1)
+    one, other = (subject.logits(each, **options)[:, sizes[0] :] for each in (tokens, changed))
+    return subject.first_above(subject.error(other, one)) is not None
 
 
 def beside_alone(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> Tensor:

@@ -5,9 +5,12 @@ Tables follow the largest position, so a pass of three tokens shows those of any
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import nn
 from transformers.generation.utils import GenerationMixin
 
 from longitude.check.decoding import CACHE
@@ -39,6 +42,20 @@ def border(subject: Subject) -> int:
 def reachable(subject: Subject, length: int) -> bool:
     """Whether a full forward pass of this length is tried."""
     return length <= max(LONGEST, subject.reach)
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[int]:
+    """Tables of a short sequence at every length, for a while; the number of modules that were told so."""
+    named: list[tuple[Any, Any]] = [(each, getattr(each, "rope_type", None)) for each in model.modules()]
+    found = [(module, kind) for module, kind in named if isinstance(kind, str | dict)]
+    for module, kind in found:
+        module.rope_type = "default" if isinstance(kind, str) else dict.fromkeys(kind, "default")
+    try:
+        yield len(found)
+    finally:
+        for module, kind in found:
+            module.rope_type = kind
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------------
@@ -82,12 +99,16 @@ def scaling_reset(subject: Subject) -> Measurement:
     lengths = [original, original + 1]
     before = [tables_at(subject, length) for length in lengths]
     after = [tables_at(subject, length, behind=2 * original) for length in lengths]
-    wrong = [str(n) for n, one, other in zip(lengths, before, after, strict=True) if not same(one, other)]
+    wrong = [n for n, one, other in zip(lengths, before, after, strict=True) if not same(one, other)]
+    longer = tables_at(subject, 2 * original) if wrong else {}
+    kept = all(same(after[lengths.index(n)], longer) for n in wrong)
     return Measurement(
         len(wrong),
         0,
-        cause=f"tables of {' and '.join(wrong)} tokens after a sequence of {2 * original} are those of the longer one, so the "
-        "same tokens get two answers; call the model with a short sequence in between",
+        cause=f"tables of {' and '.join(map(str, wrong))} tokens after a sequence of {2 * original} are "
+        + ("those of the longer one" if kept else "others than before it")
+        + ", so the same tokens get two answers"
+        + ("; call the model with a short sequence in between" if kept else ""),
     )
 
 
@@ -128,11 +149,17 @@ def scaling_border(subject: Subject) -> Measurement:
     worst, first = crossing(subject, original)
     if first is None:
         return Measurement(worst, subject.threshold, f"the border is {original} tokens")
-    drift = (
-        f"cached decoding across the original length {original} drifts from position {first} on: cached keys were rotated by "
-        "other tables than new ones. The published rule does that; prefill again beyond the border, or take a scaling whose "
-        "tables stay (yarn, llama3, linear, a larger base)"
-    )
+    drift, whose = f"cached decoding across the original length {original} drifts from position {first} on", ""
+    with frozen(subject.model) as modules:
+        by_tables = modules and crossing(subject, original)[1] is None
+    if by_tables:  # where those of short sequences stay, so do the logits
+        drift += (
+            ": cached keys were rotated by other tables than new ones. The published rule does that; prefill again beyond the "
+            "border, or take a scaling whose tables stay (yarn, llama3, linear, a larger base)"
+        )
+        whose = "rule"
+    elif not modules:
+        drift, whose = f"{drift}; whether by the published rule, whose tables change there, was not tried", "not known"
     prepares = [vars(kind)[PREPARES] for kind in type(subject.model).__mro__ if PREPARES in vars(kind)]
     if prepares and prepares[0] is not vars(GenerationMixin)[PREPARES]:
         loop = f"a loop over forward drifts from position {first} on, by {worst:.1e}"
@@ -142,7 +169,7 @@ def scaling_border(subject: Subject) -> Measurement:
             )
         if (generated := generating(subject, original)) <= subject.threshold:
             return Measurement(generated, subject.threshold, f"its generate() prefills again there; {loop}")
-    return Measurement(worst, subject.threshold, cause=drift, position=first, whose="rule")
+    return Measurement(worst, subject.threshold, cause=drift, position=first, whose=whose)
 
 
 def crossing(subject: Subject, original: int) -> tuple[float, int | None]:

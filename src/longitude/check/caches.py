@@ -152,8 +152,7 @@ def cache_classes(subject: Subject) -> Measurement:
         subject,
         length + STEPS,
         errors_of,
-        "decoding behind a cache that is given differs from a whole pass: positions are counted from the places of the cache "
-        "instead of its tokens, or its mask is not that of its tokens",
+        "decoding behind a cache that is given differs from a whole pass",
     )
 
 
@@ -182,8 +181,7 @@ def cache_crop(subject: Subject) -> Measurement:
         subject,
         length + STEPS,
         errors_of,
-        "after crop() logits are not those of the tokens that are left: something of them is kept outside the cache, or the "
-        "cache says that it can be cropped and has lost what it needs",
+        "after crop() logits are not those of the tokens that are left, though the cache says that it can be cropped",
     )
 
 
@@ -215,6 +213,5 @@ def cache_reorder(subject: Subject) -> Measurement:
         subject,
         length + STEPS,
         errors_of,
-        "after reorder_cache(), as in beam search, a row gets what belongs to another: something of the rows is kept outside "
-        "the cache",
+        "after reorder_cache(), as in beam search, rows do not go on as they would alone",
     )

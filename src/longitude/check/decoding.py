@@ -10,6 +10,7 @@ from torch import Tensor
 from longitude.check.family import by_its_class
 from longitude.check.layers import LAYERS
 from longitude.check.passes import SOUND, require_one_way
+from longitude.check.recorder import recorder, unrotated
 from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import last_position, table_of
@@ -18,7 +19,7 @@ from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
 FEW = 4
-"""Tokens of which a repair is tried."""
+"""Tokens or chunks of which a repair is tried."""
 GIVEN = "a token at a time, mask and positions given"
 CHUNKS = (1, 7, 16, 5, 33)
 RESTS = (*SOUND, *LAYERS)
@@ -52,13 +53,21 @@ def relative_positions(subject: Subject) -> Measurement:
         near, away = (term.at(positions + shift) for shift in (0, SHIFT))
         if not torch.equal(near, away):
             raise DoesNotApply(f"it multiplies queries by a factor of their position, {spec}")
-    want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (0, SHIFT))
-    return Measurement(
-        float(subject.error(got, want).max()),
-        subject.threshold,
-        cause=f"logits change where all positions move by {SHIFT}, though rotations depend on differences alone: queries or keys "
-        "are not rotated, or not by the same angles, or tables and rotation have two layouts (halves, interleaved)",
-    )
+
+    def moved() -> float:
+        want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (0, SHIFT))
+        return float(subject.error(got, want).max())
+
+    cause = f"logits change where all positions move by {SHIFT}"
+    if not (error := moved()) <= subject.threshold:
+        with unrotated(subject.model):
+            alone = moved()
+        cause += (
+            ", without a rotation, too: positions come in by another way"
+            if not alone <= subject.threshold
+            else ", only by its rotation, which should depend on differences alone"
+        )
+    return Measurement(error, subject.threshold, cause=cause)
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
@@ -93,15 +102,7 @@ def cached_decoding(subject: Subject) -> Measurement:
             f": its own positions begin at {first}, those of generate() at 0; give position_ids that begin at {first}"
         )
     elif broken and given and not {GIVEN, "generate()"} & {*broken}:
-        cause += (
-            ": positions that the model counts itself are wrong behind a cache, and where position_ids are passed, as "
-            "generate() does, the logits agree; pass them"
-        )
-    elif broken:
-        cause += (
-            ": with a cache, new tokens get other positions, another bias or another mask than in a whole pass, or cached "
-            "keys are not what they were"
-        )
+        cause += ": where mask and position_ids are passed, as generate() does, the logits agree; pass them"
     return subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
 
 
@@ -121,15 +122,17 @@ def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int
 
 
 def begins_at(subject: Subject, tokens: Tensor, want: Tensor) -> int:
-    """The position that the model itself gives to the first token, where that is not 0, as RoBERTa's."""
+    """The position that the model itself gives to the first token, where that is not 0, as RoBERTa's, and explains the rest."""
     table = table_of(subject.model)
     first = 0 if table is None or table[1].padding_idx is None else table[1].padding_idx + 1
     if not first or "position_ids" not in subject.takes:
         return 0
     positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
-    return (
-        first if subject.first_above(subject.error(subject.logits(tokens, position_ids=positions), want)) is None else 0
+    ways = (
+        lambda: subject.logits(tokens, position_ids=positions),
+        lambda: subject.in_chunks(tokens, [1] * tokens.shape[1], given=True, start=first),
     )
+    return first if all(subject.first_above(subject.error(way(), want)) is None for way in ways) else 0
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=CACHE)
@@ -148,20 +151,52 @@ def chunked_prefill(subject: Subject) -> Measurement:
     ways = (False, True) if subject.attends else (False,)
     errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
     error = torch.stack(errors).amax(0)
-    cause = "a prompt that continues behind a cache gives other logits than a whole pass: "
-    if subject.recurrent:
-        cause += (
-            "its recurrent layers do not take up their state where several tokens follow, though they do for one at a time; "
+    cause = "a prompt that continues behind a cache gives other logits than a whole pass"
+    if subject.first_above(error) is not None:
+        cause += why_not_continued(subject, tokens, want, sizes)
+    return subject.measurement(error, cause)
+
+
+def why_not_continued(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
+    """What repairs a second chunk, what it depends on, or what is wrong without attention, too; nothing where none shows it."""
+    if wrong := repaired(subject, tokens, want, sizes):
+        return f": positions of a second chunk are off; {wrong}"
+    if subject.recurrent and not subject.attends or differs_without_attention(subject, tokens, sizes):
+        return (
+            ": its recurrent layers do not take up their state where several tokens follow, though they do for one at a time; "
             "prefill in one piece"
         )
-    elif subject.first_above(error) is not None and (wrong := repaired(subject, tokens, want, sizes)):
-        cause += f"positions of a second chunk are off; {wrong}"
-    else:
-        cause += (
-            "tokens of one chunk attend to each other's future, or not to all before them, as where the causal mask is dropped "
-            "or aligned to the wrong corner as soon as keys outnumber queries"
-        )
-    return subject.measurement(error, cause)
+    sizes, words = sizes[:FEW], []  # as in wrong corners, the first ones may show nothing
+    tokens = tokens[:, : sum(sizes)]
+    chunks = dependence(subject, tokens, lambda each: subject.in_chunks(each, sizes))
+    whole = dependence(subject, tokens, subject.logits)
+    if bool((chunks & ~whole).any()):
+        words.append("depend on later ones")
+    if bool((whole & ~chunks).any()):
+        words.append("do not depend on all before them")
+    return f": tokens of a later chunk {' and '.join(words)}" if words else ""
+
+
+def dependence(subject: Subject, tokens: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+    """[L, L]: whether the logits of a position depend on the token at another, by one change after the other."""
+    want, others, columns = logits(tokens), subject.tokens(tokens.shape[1], seed=1), []
+    for at in range(tokens.shape[1]):
+        changed = tokens.clone()
+        changed[:, at] = others[:, at]
+        columns.append(subject.error(logits(changed), want) > subject.threshold)
+    return torch.stack(columns, 1)
+
+
+def differs_without_attention(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> bool:
+    """Whether chunks give other logits than a whole pass where attention answers with zeros."""
+    if not subject.recurrent:
+        return False
+    try:
+        with recorder(subject.model):
+            error = subject.error(subject.in_chunks(tokens, sizes), subject.logits(tokens))
+    except DoesNotApply:
+        return False
+    return subject.first_above(error) is not None
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "chunked_prefill"))
@@ -186,6 +221,6 @@ def key_selection(subject: Subject) -> Measurement:
         )
     return subject.measurement(
         error,
-        "while decoding other keys are chosen than in a whole pass, and no equal scores explain it: what the choice keeps of "
-        "cached tokens, their keys or their positions, is not that of a whole pass",
+        "while decoding other keys are chosen than in a whole pass, and no equal scores explain it: with all keys chosen the "
+        "logits are those of a whole pass",
     )

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 import transformers
@@ -22,6 +23,7 @@ from transformers import PreTrainedConfig
 
 from longitude.check.quick import maker_of, random_of, small
 from longitude.check.subject import Subject
+from longitude.checkpoints.config import positions_of_layers
 from longitude.positions.hugging_face import not_understood
 from longitude.testing.engine import DoesNotApply, Measurement, from_outside, one_line
 
@@ -81,6 +83,8 @@ def judged(test: Test, subject: Subject, found: Measurement | Exception, reason:
         raise DoesNotApply(f"{kind} itself does otherwise than is read here of its config{unknown}: {reason}")
     if isinstance(found, Exception):
         raise found
+    if subject.stock and fresh is not None and not found.whose and fulfilled(test, fresh):
+        return replace(found, whose="checkpoint")  # another model of its class and config is right
     return found
 
 
@@ -154,11 +158,23 @@ def without_effect(test: Test, fresh: Subject, failure: float) -> str:
             other = type(config).from_dict(less)
         except Exception:  # it is needed
             continue
+        if not readable(other) and readable(config):
+            continue
         if not fulfilled(test, replace(fresh, declared=other)):
             continue  # it explains nothing
         if (again := as_subject(fresh, other, declared=config)) is not None and measured(test, again) == failure:
             return f"{key} = {value}"
     return ""
+
+
+def readable(config: PreTrainedConfig) -> bool:
+    """Whether its layers are read: laws that cannot read them try something else, which says nothing about a key."""
+    try:
+        with catch_warnings(action="ignore"):
+            positions_of_layers(config.get_text_config(), "half")
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 def without_each_key(config: PreTrainedConfig) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -126,7 +126,7 @@ class Rotations:
             if is_of(own, self.positions + shift):
                 return f"; its positions are {shift:+d} off"
         if is_of(own, 2 * self.positions):
-            return "; it is rotated twice"
+            return "; it is rotated by twice its position"
         for other, one in enumerate(layers):
             if one.encoding != own and is_of(one.encoding, self.positions):
                 return f"; it is rotated as layer {other} should be"

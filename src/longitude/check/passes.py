@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from longitude.check.recorder import recorded, recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -40,13 +43,35 @@ def repeatable(subject: Subject) -> Measurement:
     tokens = subject.tokens(subject.length)
     first = subject.logits(tokens)
     error = subject.error(subject.logits(tokens), first)
+    if subject.first_above(error) is None:
+        return subject.measurement(error, "")
     if not bool(first.isfinite().all()):
-        cause = "logits are not finite: an overflow in the model's dtype, or a number in its config or weights that makes one"
-    elif getattr(subject.config, "hash_seed", 0) is None:  # Reformer's
-        cause = "one and the same pass gives two answers: hash_seed is None, so each pass draws other hashes; give one"
-    else:
-        cause = "one and the same pass gives two answers: dropout that is still on, or tables that one call leaves for the next"
-    return subject.measurement(error, cause)
+        tensors = (*subject.model.named_parameters(), *subject.model.named_buffers())
+        held = next((name for name, one in tensors if one.is_floating_point() and not bool(one.isfinite().all())), "")
+        cause = "logits are not finite" + (f", and neither is {held}" if held else "")
+        return replace(subject.measurement(error, cause), whose="checkpoint" if held else "")
+    return subject.measurement(error, why_not_repeated(subject, tokens))
+
+
+def why_not_repeated(subject: Subject, tokens: Tensor) -> str:
+    """Why a pass is not the one before: whether one seed repairs it, and whether only the first call is another."""
+    cause, again = "one and the same pass gives two answers", []
+    for _ in range(2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            again.append(subject.logits(tokens))
+    later = subject.logits(tokens)
+    if subject.first_above(subject.error(later, again[1])) is None:
+        return f"{cause}, and later ones the same again: one call leaves something for the next"
+    if subject.first_above(subject.error(again[1], again[0])) is not None:
+        return cause
+    seedless = getattr(subject.config, "hash_seed", 0) is None  # Reformer's
+    source = (
+        "hash_seed is None, so each pass draws other hashes; give one"
+        if seedless
+        else "such as dropout that is still on"
+    )
+    return f"{cause}, and with one seed the same: it draws random numbers, {source}"
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND[:-1])
@@ -58,15 +83,41 @@ def causality(subject: Subject) -> Measurement:
         )
     require_one_way(subject)
     tokens = subject.tokens(subject.length)
-    want = subject.logits(tokens)
-    worst = torch.zeros(subject.length, dtype=torch.float64, device=tokens.device)
-    for start in sorted({1, subject.length // 2, subject.length - 1}):
-        changed = torch.cat([tokens[:, :start], subject.tokens(subject.length - start, seed=1)], 1)
-        worst[:start] = worst[:start].maximum(subject.error(subject.logits(changed), want)[:start])
+    worst = leak(subject, tokens)
     if subject.first_above(worst) is not None and (switch := switched_off(subject.config)):
         raise DoesNotApply(f"its tokens attend in both directions: {switch} = False in its config")
-    return subject.measurement(
-        worst,
-        "logits depend on tokens that come later: the causal mask is dropped in a whole pass, as by an attention function "
-        "that gets no mask and does not apply one itself",
-    )
+    if subject.first_above(worst) is None:
+        return subject.measurement(worst, "")
+    return subject.measurement(worst, f"logits depend on tokens that come later{way_of_leak(subject, tokens)}")
+
+
+def leak(subject: Subject, tokens: Tensor) -> Tensor:
+    """The error of each position [L] where tokens behind it are others."""
+    want, length = subject.logits(tokens), tokens.shape[1]
+    worst = torch.zeros(length, dtype=torch.float64, device=tokens.device)
+    for start in sorted({1, length // 2, length - 1}):
+        changed = torch.cat([tokens[:, :start], subject.tokens(length - start, seed=1)], 1)
+        worst[:start] = worst[:start].maximum(subject.error(subject.logits(changed), want)[:start])
+    return worst
+
+
+def way_of_leak(subject: Subject, tokens: Tensor) -> str:
+    """Whether later tokens come in by attention, and whether masks show them; nothing where that cannot be tried."""
+    try:
+        with recorder(subject.model):
+            other = subject.first_above(leak(subject, tokens)) is not None
+        masks = {index: one.mask for index, one in recorded(subject, tokens).items()}
+    except DoesNotApply:
+        return ""
+    if other:
+        return ", with zeros in place of what attention gives, too: something else looks ahead"
+    ahead = [
+        f"{index}"
+        for index, mask in masks.items()
+        if isinstance(mask, Tensor)
+        and bool((mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0).triu(1).any())
+    ]
+    if ahead:
+        return f": the masks of layers {', '.join(ahead)} show them"
+    hides = all(isinstance(mask, Tensor) for mask in masks.values())
+    return ", only by what attention gives" + (", though masks as eager attention gets them hide them" if hides else "")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.check.family import by_its_class
-from longitude.check.rotary import NotShown, expected, require_tables, ropes, tables_of
+from longitude.check.rotary import RESOLVED, NotShown, expected, require_tables, ropes, tables_at, why_far
 from longitude.check.subject import CHECKPOINT_LAWS, Subject
 from longitude.checkpoints.quiet import quiet
 from longitude.positions.scaling import Frequencies
@@ -18,8 +18,6 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 BEYOND = 2**24 + 60_001
 """A position that neither bfloat16 nor float32 has exactly."""
-RESOLVED = 0.1
-"""Of an angle of float32, in rad: pairs of which so far away less is sure are not compared."""
 
 
 # ---- bfloat16 ------------------------------------------------------------------------------------------------------------
@@ -48,30 +46,28 @@ def bfloat16_positions(subject: Subject) -> Measurement:
         raise DoesNotApply("forward takes no position_ids, so no far position can be tried alone")
     read = ropes(subject.config)
     wants = {layer: expected(subject.config, layer, rope, BEYOND + 8) for layer, rope in read.items()}
-    positions = torch.arange(BEYOND, BEYOND + 8, device=subject.device)[None]
-    tokens, model, worst, causes, notes = subject.tokens(8), subject.model, 0.0, [], []
+    positions = torch.arange(BEYOND, BEYOND + 8)
+    model, worst, causes, notes, why = subject.model, 0.0, [], [], ""
     ways = {
-        "with weights in bfloat16": weights_in(model, torch.bfloat16),
-        "under autocast": torch.autocast(subject.device.type, torch.bfloat16),
+        "with weights in bfloat16": lambda: weights_in(model, torch.bfloat16),
+        "under autocast": lambda: torch.autocast(subject.device.type, torch.bfloat16),
     }
     for way, running in ways.items():
         try:
-            with running:
-                tables = tables_of(subject, tokens, position_ids=positions)
+            with running():
+                tables = tables_at(subject, positions)
         except (RuntimeError, TypeError) as error:
             notes.append(f"it does not run {way} ({type(error).__name__})")
             continue
         require_tables(tables)
         for layer in tables.keys() & wants.keys():
-            cos, sin = (table.cpu() for table in tables[layer].pairs(len(wants[layer].inverse)))
-            off = excess(cos, sin, positions[0].cpu(), wants[layer])
-            if off > 1:
+            off = excess(*tables[layer].pairs(len(wants[layer].inverse)), positions, wants[layer])
+            if not off <= 1:
                 causes.append(way)
+                with running():
+                    why = why or why_far(subject, layer, positions, torch.bfloat16)
             worst = max(worst, off)
-    cause = (
-        f"cos and sin at position {BEYOND} are not those of float32 ({'; '.join(dict.fromkeys(causes))}): positions, frequencies "
-        "or their product are rounded to bfloat16; make angles in float32 with autocast off, and round only cos and sin"
-    )
+    cause = f"cos and sin at position {BEYOND} are not those of its config ({'; '.join(dict.fromkeys(causes))}){why}"
     if len(notes) == len(ways):
         raise DoesNotApply("; ".join(notes))
     return Measurement(worst, 1.0, "; ".join([f"at position {BEYOND}", *notes]), cause, BEYOND)
@@ -128,11 +124,19 @@ def meta_device(subject: Subject) -> Measurement:
     found = dict(again.named_buffers())
     errors = {name: table_gap(found.get(name), table) for name, table in own.items()}
     wrong = [name for name, error in errors.items() if not error <= 1e-6]
+    unfilled = [name for name in wrong if (table := found.get(name)) is None or not usable(table)]
     cause = (
-        f"not made again behind the meta device: {', '.join(wrong[:3])}; neither among the weights nor filled by "
+        f"made again from its config with other numbers: {', '.join(wrong[:3])}; the model's own were changed after it was made"
+        if wrong and not unfilled
+        else f"not made again behind the meta device: {', '.join(unfilled[:3])}; neither among the weights nor filled by "
         "_init_weights(), so a loaded model has whatever was in memory"
     )
-    return Measurement(max(errors.values()), 1e-6, cause=cause)
+    return Measurement(max(errors.values()), 1e-6, cause=cause, whose="checkpoint" if wrong and not unfilled else "")
+
+
+def usable(table: Tensor) -> bool:
+    """Whether something was written to it: new memory holds NaN."""
+    return table.device.type != "meta" and bool(table.isfinite().all())
 
 
 def table_gap(got: Tensor | None, want: Tensor) -> float:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from longitude.check.family import by_its_class
-from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
 from longitude.checkpoints.config import (
     contradictions,
     head_dim_of,
@@ -20,7 +21,7 @@ from longitude.checkpoints.config import (
     unread,
 )
 from longitude.checkpoints.positions import last_position, table_of
-from longitude.checkpoints.reading import require_numbers
+from longitude.checkpoints.reading import read, require_numbers
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, LongRoPE, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -30,6 +31,10 @@ SHIFT = 64
 """Tokens that `relative_positions` compares, and by how much they are moved: few, so that float32 tables stay exact enough."""
 LATER = 3
 """Where given positions begin: some tables begin at 1 or 2 by themselves."""
+SEARCHED = 2**17
+"""Positions whose tables are compared with wrong ones."""
+RESOLVED = 0.1
+"""Of an angle of float32, in rad: pairs of which so far away less is sure are not compared."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
 
@@ -48,11 +53,13 @@ class OtherWidth(ValueError):
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """What transformers reads out of a config, by layer type (None: one for all)."""
+    """What transformers reads out of a config, by layer type that a layer has (None: one for all)."""
     try:
-        return config_ropes(config)
+        found, layers = config_ropes(config), read(config).layers or []
     except ValueError as reason:
         raise NotShown(str(reason)) from reason
+    used = {one.label for one in layers if one is not None}
+    return {label: rope for label, rope in found.items() if not used or label is None or label in used}
 
 
 def expected(config: Any, layer: str | None, rope: RopeConfig, length: int) -> Frequencies:
@@ -77,8 +84,13 @@ class Tables(NamedTuple):
             return self
         if width != 2 * count:
             raise OtherWidth(width, 2 * count)
-        halves = torch.equal(self.cos[:, :count], self.cos[:, count:])
-        take = slice(count) if halves else slice(0, None, 2)
+        halves, neighbors = (
+            int((one == other).all(1).sum())
+            for one, other in ((self.cos[:, :count], self.cos[:, count:]), (self.cos[:, 0::2], self.cos[:, 1::2]))
+        )
+        if 2 * max(halves, neighbors) <= len(self.cos):  # wrong rows may repeat nothing
+            raise OtherWidth(2 * width, 2 * count)
+        take = slice(count) if halves >= neighbors else slice(0, None, 2)
         return Tables(self.cos[:, take], self.sin[:, take])
 
 
@@ -140,7 +152,7 @@ def config(subject: Subject) -> Measurement:
     return Measurement(len(found), 0, "; ".join(remarks(subject.raw, subject.config)), cause="; ".join(found))
 
 
-@CHECKPOINT_LAWS.law(threshold=FREQUENCIES)
+@CHECKPOINT_LAWS.law(threshold=FREQUENCIES, rests_on=("config",))
 @by_its_class
 def rotary_frequencies(subject: Subject) -> Measurement:
     """Frequencies of the tables = those of the config (relative).
@@ -166,37 +178,43 @@ def rotary_frequencies(subject: Subject) -> Measurement:
     return Measurement(worst, FREQUENCIES, cause=cause)
 
 
-def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, width: int) -> str:
-    """What is wrong, for the message; width: of hidden states."""
+def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, width: int, length: int = 8) -> str:
+    """What is wrong, for the message, and which mistake gives just these numbers; width: of hidden states."""
+
+    def is_of(frequencies: Tensor) -> bool:
+        return bool((got / frequencies.cpu() - 1).abs().max() <= FREQUENCIES)
+
     if abs(factor / want.attention_factor - 1) > FREQUENCIES:
-        return (
-            f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}; an attention factor that is "
-            "ignored, or applied twice"
-        )
-    if float(got[-1]) < 0:
+        of = {
+            "an attention factor that is ignored": 1.0,
+            "an attention factor that is applied twice": want.attention_factor**2,
+        }
+        known = [f"; {why}" for why, one in of.items() if abs(factor / one - 1) <= EQUAL]
+        return f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}{''.join(known)}"
+    if is_of(-want.inverse):
         return "in the other direction: sin has the wrong sign"
     if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
-        of_it = base ** -(torch.arange(len(got)) / len(got))
-        if bool((got / of_it - 1).abs().max() <= FREQUENCIES):
+        if is_of(base ** -(torch.arange(len(got)) / len(got))):
             over = 2 * len(got) * math.log(rope.base) / math.log(base) if base > 1 else 0.0
             if abs(over / width - 1) < 1e-3:
-                return f"exponents run over hidden_size = {width}, expected {2 * len(got)} rotated dimensions of a head"
-            return (
-                f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
-            )
+                return (
+                    f"as of exponents over hidden_size = {width}, expected {2 * len(got)} rotated dimensions of a head"
+                )
+            return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}"
     if isinstance(rope.scaling, LongRoPE):
         lists = {"short_factor": rope.scaling.long_factor, "long_factor": rope.scaling.short_factor}
-        other = rope_frequencies(2 * len(got), base=rope.base, scaling=replace(rope.scaling, **lists), length=8)
-        if bool((got / other.inverse - 1).abs().max() <= FREQUENCIES):
-            return "as of long_factor in a short sequence: the two lists are swapped, or it switches too early"
+        other = rope_frequencies(2 * len(got), base=rope.base, scaling=replace(rope.scaling, **lists), length=length)
+        if is_of(other.inverse):
+            return "as of the other of short_factor and long_factor"
     pair = int((got / want.inverse.cpu() - 1).abs().argmax())
+    plain = rope.scaling is not None and is_of(rope_frequencies(2 * len(got), base=rope.base).inverse)
     return f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}" + (
-        "" if rope.scaling is None else f"; the scaling {rope.scaling} is not what the model applies"
+        f"; as without {rope.scaling}" if plain else ""
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=0)
+@CHECKPOINT_LAWS.law(threshold=0, rests_on=("config",))
 def given_positions(subject: Subject) -> Measurement:
     """Tables of positions follow the position_ids that are given.
 
@@ -221,12 +239,15 @@ def given_positions(subject: Subject) -> Measurement:
         else:
             same = torch.equal(subject.logits(tokens, position_ids=at), subject.logits(tokens))
         ignored += [way] if same else []
-    return Measurement(
-        len(ignored),
-        0,
-        cause=f"position_ids {' and '.join(ignored)} change nothing: forward takes them, and positions are counted in the model; "
-        "rows padded on the left, packed documents and chunks behind a cache then have others than generate() and collators give",
-    )
+    cause = f"position_ids {' and '.join(ignored)} change nothing: "
+    if all(torch.equal(table.sin, table.sin[:1].expand_as(table.sin)) for table in own.values()) if own else False:
+        cause += "its tables are the same at every position"
+    else:
+        cause += (
+            "forward takes them, and positions are counted in the model; rows padded on the left, packed documents and chunks "
+            "behind a cache then have others than generate() and collators give"
+        )
+    return Measurement(len(ignored), 0, cause=cause)
 
 
 @CHECKPOINT_LAWS.law(rests_on=("rotary_frequencies", "given_positions"))
@@ -257,28 +278,127 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
 
     Allowed are two roundings of a float32 angle, and one to the model's dtype.
     """
-    positions = torch.arange(start, start + 8, device=subject.device)[None]
-    tables = tables_of(subject, subject.tokens(8), position_ids=positions)
+    positions = torch.arange(start, start + 8)
+    tables = tables_at(subject, positions)
     require_tables(tables)
     dtype = next(subject.model.parameters()).dtype
-    error, allowed, factor = 0.0, 0.0, 1.0
+    error, allowed, factor, wrong = 0.0, 0.0, 1.0, None
     for layer, rope in read.items():
         if layer not in tables:
             continue
         want = expected(subject.config, layer, rope, start + 8)
-        cos, sin = (t.cpu() for t in tables[layer].pairs(len(want.inverse)))
+        cos, sin = tables[layer].pairs(len(want.inverse))
         factor = max(factor, want.attention_factor)
         # A position too far or too near is no rounding: cached_decoding finds it.
-        error = max(error, min(table_error(cos, sin, positions[0] + shift, want) for shift in (0, -1, 1)))
-    allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
-    cause = (
-        f"cos and sin at position {start} are not those of float32: positions, frequencies or their product are rounded to "
-        f"{narrower(dtype)}, or positions are clamped or wrapped; make position_ids, inv_freq and angles in float32, "
-        "and round only cos and sin"
-    )
-    if tables_rounded(subject.model):
-        cause += ". Here inv_freq itself is rounded: model.bfloat16() and .half() do that, from_pretrained(dtype=...) does not"
+        off = min(table_error(cos, sin, positions + shift, want) for shift in (0, -1, 1))
+        allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
+        if not off <= error:
+            error, wrong = off, layer
+    cause = ""
+    if not error <= allowed:
+        cause = (
+            f"cos and sin at position {start} are not those of its config{why_far(subject, wrong, positions, dtype)}"
+        )
     return Measurement(error, allowed, f"at position {start} in {dtype_name(dtype)}", cause, start)
+
+
+# ---- why far tables are wrong --------------------------------------------------------------------------------------------
+def tables_at(subject: Subject, positions: Tensor) -> dict[str | None, Tables]:
+    """Rotary tables [L] of these positions [L], on the CPU."""
+    at = positions.to(subject.device)[None]
+    found = tables_of(subject, subject.tokens(len(positions)), position_ids=at)
+    return {layer: Tables(*(table.cpu() for table in tables)) for layer, tables in found.items()}
+
+
+def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch.dtype) -> str:
+    """What repeats or repairs the tables of far positions [L], for the message: nothing is called a cause that does neither.
+
+    dtype: of tables that are right.
+    """
+    rope, length = ropes(subject.config)[layer], int(positions[-1]) + 1
+
+    def both(at: Tensor) -> tuple[Tables, Frequencies]:
+        want = expected(subject.config, layer, rope, int(at[-1]) + 1)
+        return tables_at(subject, at)[layer].pairs(len(want.inverse)), want
+
+    start, want = both(torch.tensor([0, 1, length - 1]))
+    frequency, factor = torch.atan2(start.sin[1], start.cos[1]), float(torch.hypot(start.cos[0], start.sin[0]).max())
+    if not deviation(frequency, factor, want) <= FREQUENCIES:
+        why = difference(frequency, factor, want, rope, subject.config.hidden_size, length)
+        return f": in a sequence of {length} tokens it does not rotate as declared: {why}"
+    places = [(at, *both(at)) for at in (positions, positions * 2 // 3 + 1)]
+    for words, angles in mistakes():
+        if all(repeated(got, angles(at, want.inverse.cpu()), at, want, dtype) for at, got, want in places):
+            rounded = "frequencies" in words and tables_rounded(subject.model)
+            return f": {words}; {REMEDY}" + (f". {ROUNDED}" if rounded else "")
+    if (other := other_positions(*places[0], dtype)) is not None:
+        return f": they are those of position{'s' if len({*other}) > 1 else ''} {', '.join(map(str, dict.fromkeys(other)))}"
+    dtypes = {x.dtype for x in (*subject.model.parameters(), *subject.model.buffers()) if x.is_floating_point()}
+    if lower := [dtype_name(each) for each in dtypes if each.itemsize < 4]:
+        with computing_in(subject.model, torch.float32):
+            got, want = both(positions)
+        if repeated(got, positions[:, None].double() * want.inverse.cpu(), positions, want, torch.float32):
+            return f": with weights and tables in float32 they are, so something is rounded to {' or '.join(lower)}; {REMEDY}"
+    return "; none of the known mistakes repeats them"
+
+
+REMEDY = "make position_ids, inv_freq and angles in float32, and round only cos and sin"
+ROUNDED = "Here inv_freq itself is rounded: model.bfloat16() and .half() do that, from_pretrained(dtype=...) does not"
+
+
+WHAT = (
+    ("positions",),
+    ("frequencies",),
+    ("positions", "frequencies"),
+    ("angles",),
+    ("positions", "frequencies", "angles"),
+)
+"""What code of rotary tables rounds."""
+Mistake = tuple[str, Callable[[Tensor, Tensor], Tensor]]
+"""Words, and wrong angles [L, pairs] of positions [L] and frequencies [pairs]."""
+
+
+def mistakes() -> Iterator[Mistake]:
+    """What code of rotary tables gets wrong at far positions."""
+    for kind in (torch.bfloat16, torch.float16):
+        for what in WHAT:
+            words = " and ".join(filter(None, (", ".join(what[:-1]), what[-1])))
+            yield f"{words} are rounded to {dtype_name(kind)}", partial(rounded_angles, kind, what)
+    for kind in (torch.int8, torch.int16):
+        yield f"positions are wrapped to {dtype_name(kind)}", partial(rounded_angles, kind, ("positions",))
+
+
+def rounded_angles(kind: torch.dtype, what: Sequence[str], positions: Tensor, frequencies: Tensor) -> Tensor:
+    """[L, pairs], in float32 but for what is rounded."""
+
+    def low(x: Tensor, name: str) -> Tensor:
+        return x.to(kind).float() if name in what else x.float()
+
+    return low(low(positions, "positions")[:, None] * low(frequencies, "frequencies"), "angles")
+
+
+def repeated(got: Tables, angles: Tensor, at: Tensor, want: Frequencies, dtype: torch.dtype) -> bool:
+    """Whether tables are those of angles [L, pairs], but for what float32 leaves unsure at positions `at`, and one rounding."""
+    sure = 8 * at[:, None].double() * want.inverse.cpu() * 2.0**-24
+    pairs = (sure < RESOLVED).all(0)
+    allowed = want.attention_factor * (sure + 2 * torch.finfo(dtype).eps)
+    return bool(pairs.any()) and all(
+        bool(((x - of.double() * want.attention_factor).abs() <= allowed)[:, pairs].all())
+        for x, of in ((got.cos, angles.cos()), (got.sin, angles.sin()))
+    )
+
+
+def other_positions(at: Tensor, got: Tables, want: Frequencies, dtype: torch.dtype) -> list[int] | None:
+    """For each row of tables the first position before it whose tables they are; None where some are of none."""
+    found, all_before = [], torch.arange(min(SEARCHED, int(at[0])))
+    few = torch.linspace(0, len(want.inverse) - 1, min(8, len(want.inverse))).long()
+    angles = all_before[:, None] * want.inverse.cpu()[few]
+    cos, sin = (each * want.attention_factor for each in (angles.cos(), angles.sin()))
+    for row in range(len(at)):
+        off = torch.maximum((got.cos[row, few] - cos).abs().amax(1), (got.sin[row, few] - sin).abs().amax(1))
+        found.append(int(off.argmin()))
+    angles = torch.tensor(found)[:, None].double() * want.inverse.cpu()
+    return found if repeated(got, angles, at, want, dtype) else None
 
 
 def table_error(cos: Tensor, sin: Tensor, positions: Tensor, want: Frequencies) -> float:
@@ -303,15 +423,15 @@ def far_biases(subject: Subject, module: Any) -> Measurement:
         row = module.build_alibi_tensor(torch.ones(1, keys, device=subject.device), heads, kind)[:, 0, -64:].double()
         return row - row[:, -1:]
 
-    low, exact = nearest(FAR, dtype), nearest(64, torch.float64)  # only distances count
-    return Measurement(
-        float((low - exact).abs().max()),
-        0.05,
-        f"at position {FAR} in {dtype_name(dtype)}",
-        f"biases of near keys are rounded to {narrower(dtype)} far from the start; make them in float32, relative to the "
-        "query, or load the model in float32",
-        FAR,
-    )
+    exact = nearest(64, torch.float64)  # only distances count
+    error, wide = (float((nearest(FAR, kind) - exact).abs().max()) for kind in (dtype, torch.float64))
+    cause = f"biases of near keys are others at position {FAR} than at the start"
+    if wide <= 0.05:
+        cause += (
+            f", and not in float64: they are rounded to {dtype_name(dtype)}; make them in float32, relative to the query, or "
+            "load the model in float32"
+        )
+    return Measurement(error, 0.05, f"at position {FAR} in {dtype_name(dtype)}", cause, FAR)
 
 
 def far_logits(subject: Subject) -> Measurement:
@@ -332,14 +452,11 @@ def far_logits(subject: Subject) -> Measurement:
         away,
         3 * near + 0.05,
         f"logits, at position {FAR} in {dtype_name(dtype)}",
-        f"logits at position {FAR} lose what float32 keeps: positions are rounded to {narrower(dtype)} somewhere",
+        f"logits at position {FAR} in {dtype_name(dtype)} differ from those in float32"
+        + ("" if math.isfinite(away) else ": they are not finite"),
         FAR,
     )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def narrower(dtype: torch.dtype) -> str:
-    return "bfloat16 or float16" if dtype in (torch.float32, torch.float64) else dtype_name(dtype)

@@ -7,12 +7,25 @@ and has the last word on frequencies: where the two differ the config is not und
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longitude.checkpoints.agreement import Agreement, Reading, Ropes, refusal
 from longitude.errors import UsageError, check_positive, check_sizes
-from longitude.positions.config_keys import BASES, BY_LAYER, FULL, LOCAL_BASES, SCHEMAS, SIZES, WINDOWED, of_layers
+from longitude.positions.config_keys import (
+    BASES,
+    BY_LAYER,
+    FULL,
+    LENGTHS,
+    LOCAL_BASES,
+    OF_CLASSES,
+    SCHEMAS,
+    SIZES,
+    UNDERSTOOD,
+    WINDOWED,
+    of_layers,
+)
 from longitude.positions.hugging_face import (
     NotUnderstood,
     RopeConfig,
@@ -115,11 +128,15 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
 
 
 def require_numbers(raw: Mapping[str, Any]) -> None:
-    """ValueError for a size, a base or a largest bias that is 0 or less, or a list that ends before the layers do.
+    """ValueError for a number that is not finite, a size, a base or a largest bias that is 0 or less, or too short a list.
 
     A model may be built of them all the same.
     """
     raw = text_part(raw)
+    for key in {*UNDERSTOOD, *OF_CLASSES, *LENGTHS, "attn_config"} & {*raw}:
+        for name, number in numbers_in(key, raw[key]):
+            if not math.isfinite(number):
+                raise UsageError("config", f"{name} to be a finite number", repr(number))
     for key in SIZES:
         if type(raw.get(key)) is int:  # transformers itself refuses other types
             check_sizes("config", **{key: raw[key]})
@@ -131,6 +148,18 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
         check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
     if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:
         check_positive("attn_config", alibi_bias_max=inner["alibi_bias_max"])
+
+
+def numbers_in(key: str, value: Any) -> Iterator[tuple[str, float]]:
+    """(key, number) of every number in a value, those in mappings by their own keys."""
+    if isinstance(value, Mapping):
+        for inner, each in value.items():
+            yield from numbers_in(inner, each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from numbers_in(key, each)
+    elif isinstance(value, float):
+        yield key, value
 
 
 def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:

@@ -49,7 +49,7 @@ class Measurement:
         measured: In the unit of the law; for most, the largest error relative to the largest number.
         threshold: The law holds where `measured` is at most this.
         note: A remark where it holds.
-        cause: What usually causes a failure, and where it begins.
+        cause: What is wrong where it fails, why as far as an experiment shows it, and where it begins.
         position: The first position at which the threshold is exceeded, where there is one.
         whose: Whose a failure is, where the law knows.
     """
@@ -78,7 +78,7 @@ class Result:
         threshold: The largest number that the law allows.
         reason: Why it is broken, does not apply or could not run; what else was found where it holds.
         position: The first position at which the threshold is exceeded, where there is one.
-        whose: Whose a failure is, where it is known; of a checkpoint "checkpoint", "config", "code (...)" or "rule".
+        whose: Whose a failure is, where it is known; of a checkpoint "checkpoint", "config", "code (...)", "rule", "not known".
     """
 
     law: str
