@@ -12,17 +12,18 @@ error. Nothing here imports torch before a verb needs it.
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
+import docstring_parser
 import tyro
 
 from longitude import __version__, plugins
@@ -118,10 +119,8 @@ def _require_known(arguments: list[str]) -> None:
     if verb not in verbs():
         raise unknown("verb", verb, verbs(), "`longitude --help` shows them.")
     valid = ["--help", "--plugin"]
-    for name, kind in get_type_hints(verbs()[verb]).items():
-        defaults = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {name: None}
-        names = [f"no_{each}" if default is True else each for each, default in defaults.items()]  # flags turn it off
-        valid += ["--" + each.replace("_", "-") for each in names if each != "return"]
+    for name, (_, default) in _options(verbs()[verb], {}).items():
+        valid.append(f"--{'no-' * (default is True)}{name.replace('_', '-')}")  # a flag that is on can be turned off
     for argument in arguments[1:]:
         name = argument.partition("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in valid:
@@ -136,11 +135,12 @@ def _dispatch(arguments: list[str]) -> int:
         """A verb that only takes its arguments, so that tyro is done before the work begins."""
 
         def bound(*positional, plugin=(), **named) -> Callable[[], int]:
-            return lambda: verb(*positional, **named)
+            return lambda: verb(*positional, **_arguments(verb, named))
 
-        bound.__signature__ = _signature(verb, arguments)
-        bound.__doc__ = verb.__doc__
-        bound.__annotations__ = verb.__annotations__ | {PLUGIN.name: PLUGIN.annotation}
+        taken = _signature(verb, arguments)
+        bound.__signature__ = taken
+        bound.__doc__ = (verb.__doc__ or "").partition("Args:")[0]
+        bound.__annotations__ = {each.name: each.annotation for each in taken.parameters.values()}
         return bound
 
     try:
@@ -154,21 +154,85 @@ def _dispatch(arguments: list[str]) -> int:
             )
     except SystemExit as stop:
         if stop.code in (0, None):
+            if len(arguments) > 1 and (
+                examples := getattr(sys.modules[verbs()[arguments[0]].__module__], "EXAMPLES", None)
+            ):
+                print(f"examples:\n{examples}")
             return DONE
         raise ValueError(_one_line(box.getvalue())) from None
     return run()
 
 
+def _options(verb: Callable[..., int], defaults: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Annotation and default of each option of a verb, those of the dataclasses that it takes among them."""
+    found: dict[str, tuple[Any, Any]] = {}
+    kinds = get_type_hints(verb)
+    for name, kind in get_type_hints(verb, include_extras=True).items():
+        if name == "return" or tyro.conf.Positional in getattr(kind, "__metadata__", ()):
+            continue
+        default = defaults.get(name, signature(verb).parameters[name].default)
+        if not is_dataclass(kinds[name]):
+            found[name] = _described(verb, name, kind, default), default
+            continue
+        own = get_type_hints(kinds[name], include_extras=True)
+        for each in fields(kinds[name]):
+            value = each.default if default is Parameter.empty else getattr(default, each.name)
+            found[each.name] = _described(kinds[name], each.name, own[each.name], value), value
+    return found
+
+
+def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
+    """The annotation of an argument with the help of its holder's docstring; None and False are no defaults to tell."""
+    texts = {each.arg_name: each.description or "" for each in docstring_parser.parse_from_object(holder).params}
+    told: dict[str, Any] = {"help": " ".join(texts.get(name, "").split())}
+    if default in (None, False, (), "", Parameter.empty):
+        told["help_behavior_hint"] = ""
+    given = [each for each in getattr(kind, "__metadata__", ()) if each is not tyro.conf.Positional]
+    if given:  # written beside the option
+        return kind
+    if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
+        many = kind.__origin__ is not str
+        told["metavar"] = name.upper().removesuffix("S") + " ..." * many
+    elif default is None and len(inner := [each for each in get_args(kind) if each is not type(None)]) == 1:
+        told["metavar"] = getattr(inner[0], "__name__", "str").upper()
+    return Annotated[kind, tyro.conf.arg(**told)]
+
+
 def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
-    """That of a verb, with the defaults of its options where the arguments decide them."""
-    found = signature(verb)
-    found = found.replace(parameters=[*found.parameters.values(), PLUGIN])
-    defaults_of = getattr(sys.modules[verb.__module__], "defaults", None)
-    if defaults_of is None or verbs().get(arguments[0] if arguments else "") is not verb:
-        return found
-    defaults = defaults_of(arguments)
-    parameters = [each.replace(default=defaults.get(each.name, each.default)) for each in found.parameters.values()]
-    return found.replace(parameters=parameters)
+    """That of a verb as tyro gets it: positional arguments, then its options, those of each group of the file in a dataclass.
+
+    A file may have GROUPS, title -> options; and EXAMPLES, the end of its help.
+    """
+    module = sys.modules[verb.__module__]
+    asked = verbs().get(arguments[0] if arguments else "") is verb
+    options = _options(verb, module.defaults(arguments) if asked and hasattr(module, "defaults") else {})
+    kinds = get_type_hints(verb, include_extras=True)
+    found = [
+        each.replace(annotation=_described(verb, name, kinds[name], each.default))
+        for name, each in signature(verb).parameters.items()
+        if tyro.conf.Positional in getattr(kinds[name], "__metadata__", ())
+    ]
+    for title, names in getattr(module, "GROUPS", {}).items():
+        own = [(name, *options.pop(name)) for name in names.split()]
+        group = make_dataclass(
+            title, [(name, kind, field(default=default)) for name, kind, default in own], frozen=True
+        )
+        found.append(Parameter(title, Parameter.KEYWORD_ONLY, default=group(), annotation=group))
+    for name, (kind, default) in options.items():
+        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return Signature([*found, PLUGIN])
+
+
+def _arguments(verb: Callable[..., int], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the verb takes them, of options in groups."""
+    module = sys.modules[verb.__module__]
+    flat = dict(named)
+    for title in getattr(module, "GROUPS", {}):
+        flat |= vars(flat.pop(title))
+    for name, kind in get_type_hints(verb).items():
+        if is_dataclass(kind) and isinstance(kind, type):
+            flat[name] = kind(**{each.name: flat.pop(each.name) for each in fields(kind)})
+    return flat
 
 
 def _one_line(box: str) -> str:

@@ -10,6 +10,13 @@ import tyro
 from longitude.bench.config import BenchConfig
 from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, print_json, waiting
 
+GROUPS = {
+    "cases": "encodings lengths backends batch heads kv_heads head_dim dtype passes no_peers",
+    "timing": "threads cpu_time repeats no_memory",
+}
+EXAMPLES = """  longitude bench --encodings rope alibi t5 --lengths 1024 4096
+  longitude bench --backends table reference --passes forward --out runs/table.json"""
+
 
 def bench(
     config: Annotated[BenchConfig, tyro.conf.arg(name="")],

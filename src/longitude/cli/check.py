@@ -15,6 +15,13 @@ from longitude.cli.shared import DONE, FAILURES, print_json
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim", "could not run": "yellow"}
 
+GROUPS = {
+    "checks": "length reference against laws quick seed",
+    "execution": "dtype device allow_pickle",
+}
+EXAMPLES = """  longitude check models/llama
+  longitude check rope --quick"""
+
 
 def check(
     model_or_part: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_PART")],

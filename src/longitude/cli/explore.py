@@ -5,6 +5,9 @@ from pathlib import Path
 
 from longitude.cli.shared import DONE, waiting
 
+EXAMPLES = """  longitude explore
+  longitude explore --out pages/explore.html"""
+
 
 def explore(out: Path = Path("explore.html")) -> int:
     """Write a page on which position encodings can be tried: one HTML file that needs no network.

@@ -100,6 +100,16 @@ class ExtendOptions:
                 raise ValueError(f"--{name.replace('_', '-')} needs {what}, got none")
 
 
+GROUPS = {
+    "scheme": "to method factor base original convert_layout budget seed",
+    "cost": "text cost_minutes no_measure",
+    "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing sequence_parallel",
+    "execution": "dry_run plan allow_pickle",
+}
+EXAMPLES = """  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn
+  longitude extend models/llama --to 1024 --method longrope --budget 10 --fine-tune notes/ --steps 200"""
+
+
 def extend(
     model: Annotated[str, tyro.conf.Positional],
     config: Annotated[ExtendOptions, tyro.conf.arg(name="")],

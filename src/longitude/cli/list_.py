@@ -17,6 +17,9 @@ PARTS = {
 NAME, KIND = 25, 16
 """Columns of the two first words of a line."""
 
+EXAMPLES = """  longitude list
+  longitude list rope"""
+
 
 def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -> int:
     """List what there is: encodings, mixers, scaling schemes, samplers of positions, plugins, and what runs on this machine.

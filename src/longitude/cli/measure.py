@@ -8,6 +8,15 @@ import tyro
 from longitude.cli.shared import DONE, FAILURES, print_json
 from longitude.measure.config import MeasureConfig
 
+GROUPS = {
+    "data": "text documents tokens lengths trained seed",
+    "perplexity": "methods stride evaluator evaluator_context bos",
+    "retrieval": "tasks trials depths chat",
+    "execution": "dtype device batch chunk allow_pickle",
+}
+EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
+  longitude measure models/llama --tasks passkey needle-single --lengths 512 1024"""
+
 
 def measure(
     models: Annotated[tuple[str, ...], tyro.conf.Positional],

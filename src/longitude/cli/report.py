@@ -7,6 +7,9 @@ import tyro
 
 from longitude.cli.shared import DONE, print_json
 
+EXAMPLES = """  longitude report runs/study
+  longitude report runs/study runs/mine --csv"""
+
 
 def report(
     run: Annotated[tuple[Path, ...], tyro.conf.Positional],

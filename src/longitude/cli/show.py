@@ -12,6 +12,9 @@ from longitude.cli.shared import DONE, print_json
 
 SUFFIXES = (".svg", ".html", ".png")
 
+EXAMPLES = """  longitude show rope alibi --length 512
+  longitude show models/llama/config.json"""
+
 
 def show(
     name: Annotated[tuple[str, ...], tyro.conf.Positional],

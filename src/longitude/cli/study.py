@@ -13,6 +13,15 @@ from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
 
+GROUPS = {
+    "data": "task data tokenizer train_length split_length positions position_range documents",
+    "model": "encodings layers hidden heads",
+    "training": "steps match seeds batch_size learning_rates warmup weight_decay start",
+    "evaluation": "test_lengths methods stride",
+    "execution": "device threads workers executor ray_address cpus_per_trial gpus_per_trial",
+}
+EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --out runs/mine
+  longitude study --preset classic --plan"""
 LINES = 7
 """Plain lines per model where there is no terminal."""
 

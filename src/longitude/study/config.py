@@ -23,9 +23,10 @@ class StudyConfig:
     The defaults are the main job: about five minutes on two cores. `of_task` in study/tasks has those of the other tasks.
 
     Args:
-        task: What the models learn: text (decoders: the next byte), masked (encoders: masked bytes), or, exactly, by an
-            encoder-decoder: copy, reverse, sort (letters), add (numbers). Each has defaults of its own: --task reverse
-            --help.
+        task: What the models learn: text (the next byte), masked (encoders: masked bytes), or an exact answer. Decoders:
+            a5, addition, addition-hints, addition-reversed, copy-decoder, dyck, flip-flop, induction, lookback, modular-sum,
+            parity, passkey, recall, reverse-decoder, s5, selective-copy, sort-decoder, z60. Encoder-decoders: add, copy,
+            reverse, sort. Each has defaults of its own: --task reverse --help.
         encodings: Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention:
             rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers).
