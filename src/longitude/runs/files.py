@@ -155,7 +155,7 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
         raise ValueError(f"{path} is no file; {remedy}")
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except RecursionError:
         raise ValueError(f"{path} is not readable JSON (nested too deeply); {remedy}") from None
