@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from longitude import cli, errors
-from longitude.cli.shared import print_json
+from longitude.cli.shared import PLAIN, print_json
 from tests.support import printed
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +107,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(package: str, arguments: li
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_a_sign_that_a_terminal_lacks_raises_nothing(encoding: str, monkeypatch: pytest.MonkeyPatch):
+def test_signs_that_a_terminal_lacks_are_written_plainly(encoding: str, monkeypatch: pytest.MonkeyPatch):
     """Output comes last: an error there would throw hours of work away."""
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", out)
@@ -120,9 +120,18 @@ def test_a_sign_that_a_terminal_lacks_raises_nothing(encoding: str, monkeypatch:
     monkeypatch.setattr(cli, "_dispatch", verb)
     assert cli.main(["check", "alibi"]) == 0
     shown, data = out.buffer.getvalue().decode(encoding).split("\n", 1)  # pyright: ignore[reportAttributeAccessIssue]
-    wanted = {"ascii": "1.5 ? 0.2 ? 3 ? 2 ? ? ? ?", "latin-1": "1.5 ± 0.2 ? 3 × 2 ? ? ? ?"}
+    wanted = {"ascii": "1.5 +- 0.2 - 3 x 2 - ... | ?", "latin-1": "1.5 ± 0.2 - 3 × 2 - ... | ?"}
     assert shown == wanted.get(encoding, "1.5 ± 0.2 − 3 × 2 – … │ 位")
     assert json.loads(data) == {"é": "±"}
+
+
+def test_every_sign_that_we_write_has_a_plain_one():
+    """In what our code prints, other letters than ASCII's are among these."""
+    used = {
+        sign for path in (ROOT / "src").rglob("*.py") for sign in path.read_text(encoding="utf-8") if ord(sign) > 127
+    }
+    letters = {sign for sign in used if sign.isalpha()}
+    assert used - letters - set("╭╮╰╯┬┤└⠀") <= set(PLAIN)
 
 
 def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
