@@ -18,7 +18,7 @@ retrieval       what extended models still find: results/DATE-retrieval.json (be
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
 gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios, gpu-times: its ratios and milliseconds
-study, study-*  what a study prints: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
+study, study-*  the table of a study: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
 """
 
 import argparse
@@ -30,6 +30,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import date
+from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -232,8 +233,10 @@ def property_cells(row: dict[str, Any]) -> list[str]:
 
 
 def printed(found: dict[str, Any]) -> str:
+    """The table of a study of exact answers, as it was printed."""
     study, (minutes, seconds) = found["study"], divmod(found["seconds"], 60)
-    text = [line if len(line) <= WIDTH else fill(line, WIDTH, break_on_hyphens=False) for line in found["printed"]]
+    table = takewhile(lambda line: not line.startswith(("At ", "Result")), found["printed"])
+    text = [line if len(line) <= WIDTH else fill(line, WIDTH, break_on_hyphens=False) for line in table]
     return "\n".join(["```text", *text, "```"]) + (
         f"\n\nTraining and measuring all models one by one would take {minutes} min {seconds} s: {study['begun'][:10]}, "
         f"{study['machine']['cpu']}, {study['machine']['threads']} threads, torch {study['versions']['torch']}."
@@ -241,11 +244,11 @@ def printed(found: dict[str, Any]) -> str:
 
 
 NAMES = {"t5": "T5 bias", "alibi": "ALiBi", "rope": "RoPE", "sinusoidal": "sinusoidal", "none": "NoPE (no encoding)"}
-"""What papers call the encodings of the default study."""
+"""What papers call encodings."""
 
 
 def at_a_glance(found: dict[str, Any]) -> str:
-    """The default study for README: sorted by the loss at the longest length, the best of each length in bold."""
+    """A study of text: sorted by the loss at the longest length, the best of each length in bold."""
     rows = {(row["label"], row["length"]): row for row in found["rows"]}
     lengths = sorted({length for _, length in rows})
     labels = sorted({label for label, _ in rows}, key=lambda label: rows[label, lengths[-1]]["value"])
@@ -257,10 +260,15 @@ def at_a_glance(found: dict[str, Any]) -> str:
         last = rows[label, lengths[-1]]
         change = f"{100 * last['change']:+.{0 if abs(last['change']) > 0.1 else 1}f}%".replace("-", "−")
         verdict = {"holds": "**holds**", "does not hold": "rises"}.get(last["verdict"], "unclear")
-        verdict += ", and learned too little" if "context" in last["failed"] else ""
-        lines.append([f"{NAMES[label.split(':')[0]]} (`{label}`)", *cells, change, verdict])
+        verdict += ", and learned too little" if "context" in last.get("failed", ()) else ""
+        paper = NAMES.get(label.split(":")[0])
+        lines.append([f"{paper} (`{label}`)" if paper else f"`{label}`", *cells, change, verdict])
     study, start = found["study"], lengths[0]
-    counts = min(study["ngrams"].values())
+    seeds = len(study["configuration"]["seeds"])
+    means = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
+    over = "seeds" if seeds > 1 else "documents"
+    counts = study.get("ngrams") or {}
+    without = f"Trigram counts, without any model, reach {min(counts.values()):.2f} at {start}. " if counts else ""
     heads = [
         "encoding",
         f"{start} (trained)",
@@ -269,9 +277,9 @@ def at_a_glance(found: dict[str, Any]) -> str:
         f"loss at {lengths[-1] // start}×",
     ]
     note = (
-        f"Bits per byte, lower is better: mean of {len(study['configuration']['seeds'])} seeds, Python source code. An encoding "
-        f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval. Trigram counts, without any "
-        f"model, reach {counts:.2f} at {start}. Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
+        f"Bits per byte, lower is better: {means}, Python source code. An encoding "
+        f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval over {over}. {without}"
+        f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
         f"{study['machine']['threads']} threads, torch {study['versions']['torch']}."
     )
     return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
@@ -279,7 +287,7 @@ def at_a_glance(found: dict[str, Any]) -> str:
 
 KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
-    "properties": properties, "study-glance": at_a_glance,
+    "properties": properties, **dict.fromkeys(("study-glance", "study", "study-modern", "study-mixers"), at_a_glance),
     "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
     "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
 }  # fmt: skip
