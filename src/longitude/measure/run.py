@@ -1,10 +1,12 @@
 """Measuring into a run directory: every measurement is a unit of its store, and the same command continues."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import rmtree
 from time import sleep
 from typing import Any, NamedTuple
 
@@ -94,17 +96,30 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
         ValueError: The directory holds other files, a unit of it is damaged, or the only checkpoint cannot be loaded.
     """
     store, question = Store(out), _question(plan)
-    store.ask(VERB, question)
-    if fresh:
-        store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
-    run = Run(plan, store, watcher)
-    try:
-        run.all()
-    finally:
-        results = _results(store, question)
-        write_rows(results.rows, out / ROWS)
-        _write_answers(results, out / ANSWERS)
+    made = not out.exists()
+    with _removed_if_nothing(store, made):
+        store.ask(VERB, question)
+        if fresh:
+            store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
+        run = Run(plan, store, watcher)
+        try:
+            run.all()
+        finally:
+            results = _results(store, question)
+            write_rows(results.rows, out / ROWS)
+            _write_answers(results, out / ANSWERS)
     return replace(results, failures=tuple(run.failures))
+
+
+@contextmanager
+def _removed_if_nothing(store: Store, made: bool) -> Iterator[None]:
+    """Where nothing was measured because a checkpoint cannot be read, a directory that was made for it goes again."""
+    try:
+        yield
+    except ValueError:
+        if made and not store.units.exists() and store.run.exists():
+            rmtree(store.run)
+        raise
 
 
 class Opened(NamedTuple):
@@ -332,9 +347,13 @@ def _results(store: Store, question: Mapping[str, Any]) -> Results:
 
 def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:
     """A unit's result, with the name and the label that its model has in the question."""
-    saved = read_json(folder / RESULT, f"move {folder} away, and the same command measures it again")
-    rows = [replace(Row(**row), model=model, label=label) for row in saved["rows"]]
-    answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
+    remedy = f"move {folder} away, and the same command measures it again"
+    saved = read_json(folder / RESULT, remedy)
+    try:
+        rows = [replace(Row(**row), model=model, label=label) for row in saved["rows"]]
+        answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError(f"{folder / RESULT} is damaged; {remedy}") from None
     return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers)
 
 
