@@ -39,6 +39,7 @@ from longitude.measure.run import measure
 from longitude.measure.sources import read_text
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
+from longitude.runs.store import Store
 from longitude.statistics.seeds import seed_difference, t_interval
 
 SEEDS = (0, 1, 2)
@@ -130,9 +131,9 @@ def searched(base: Path, out: Path, text: Path, lengths: tuple[int, int], seed: 
     trained, length = lengths
     checkpoint = load(base)
     documents = documents_of(read_text(str(text), "--text"), checkpoint.tokenizer, length, DOCUMENTS).ids
-    state = out.with_name(f"{out.name}.search")
+    store = Store(out.with_name(f"{out.name}.search"))
     space, criterion = longrope(rotary_pairs(checkpoint.model, trained, length)), running_text(documents, length)
-    found = search(checkpoint.model, space, criterion, state=state, evaluations=CANDIDATES, seed=seed)
+    found = search(checkpoint.model, space, criterion, store=store, evaluations=CANDIDATES, seed=seed)
     source = open_source(str(base))
     planned = plan_extension(source, Target(to=length, method=SEARCHED), found)
     write_checkpoint(source, out, planned.changes, planned.config)

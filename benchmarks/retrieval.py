@@ -21,13 +21,14 @@ from extending import BATCH, CANDIDATES, RATE, searched, split_text
 from longitude.checkpoints.load import load
 from longitude.extend.extend import extend
 from longitude.extend.fine_tune import fine_tune
-from longitude.extend.unfinished import digest_of_weights, folder_of
+from longitude.extend.units import digest_of_weights
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import plan
 from longitude.measure.retrieval import run as ask
 from longitude.measure.run import measure
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
+from longitude.runs.store import key_of
 from longitude.statistics.proportions import wilson
 
 FACTOR = 4
@@ -65,7 +66,7 @@ def runs_of(model: Any, parent: Path) -> Path:
         "documents": DOCUMENTS,
         "seed": SEED,
     }
-    return folder_of(question | {"tuned": [STEPS, BATCH, RATE], "candidates": CANDIDATES}, parent)
+    return parent / key_of(question | {"tuned": [STEPS, BATCH, RATE], "candidates": CANDIDATES})
 
 
 def made(base: Path, method: str, steps: int, runs: Path, length: int) -> Path:

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from longitude.checkpoints.load import load
 from longitude.extend.fine_tune import RANK, Keep, Windows, _require_memory, _stream, fine_tune
-from longitude.extend.unfinished import staged, training_folder
+from longitude.extend.units import staged, work_of, working
 from longitude.positions.samplers import sampler
-from longitude.runs.files import held
+from longitude.runs.store import Unit
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
@@ -177,7 +177,7 @@ def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) ->
         patched.setattr(Keep, "on_save", interrupted)
         with pytest.raises(Interrupted):
             tune(**options)
-    [state] = training_folder(tmp_path / "out").iterdir()
+    [state] = work_of(tmp_path / "out").glob("training-*")
     assert sorted(path.name for path in state.iterdir()) == ["checkpoint-3", "step-2"]
     assert not (tmp_path / "out").exists()
     steps = []
@@ -219,24 +219,29 @@ def test_trained_weights_that_do_not_fit_do_not_stay(tune, tmp_path, monkeypatch
 def test_another_training_does_not_continue_it(tune, tmp_path, monkeypatch) -> None:
     """Other options, text or processes are another question."""
 
-    def interrupted(self, args, state, control, **given):
-        raise Interrupted
+    keep = Keep.on_step_end
 
+    def interrupted(self, args, state, control, **given):
+        if state.global_step == 2:
+            raise Interrupted
+        keep(self, args, state, control, **given)
+
+    monkeypatch.setattr(sys.modules[Keep.__module__], "SAVED", 0.0)
     for options in ({"seed": 1}, {"seed": 2}, {"steps": 4}, {"learning_rate": 1e-4}):
         with monkeypatch.context() as patched:
             patched.setattr(Keep, "on_step_end", interrupted)
             with pytest.raises(Interrupted):
                 tune(**options)
-    assert len(list(training_folder(tmp_path / "out").iterdir())) == 4
+    assert len([*work_of(tmp_path / "out").glob("training-*")]) == 4
 
 
 def test_a_killed_extension_is_extended_and_trained_again(checkpoint, command, text, tmp_path, monkeypatch) -> None:
     """A kill leaves the checkpoint that was to be trained: the same command makes it again, unless its process lives."""
     given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 2, "--no-measure"]
     left = staged(tmp_path / "out")
-    left.mkdir()
+    left.mkdir(parents=True)
     (left / "config.json").write_text("half of it")
-    with held(left, tmp_path / "out"):
+    with working(tmp_path / "out") as store, store.making(Unit("checkpoint", "out", {"trained": True})):
         code, _, line = command(checkpoint("llama"), *given, "--out", tmp_path / "out")
         assert code == 2 and "is being written by another process" in line and left.exists()
     assert command(checkpoint("llama"), *given, "--out", tmp_path / "out")[0] == 0
@@ -334,7 +339,7 @@ def test_a_killed_process_leaves_a_training_that_continues(killed, extended, tex
     whole = run("whole")
     assert whole.returncode == 0, whole.stderr
     assert run("out", killed).returncode != 0 and not (tmp_path / "out").exists()
-    [state] = training_folder(tmp_path / "out").iterdir()
+    [state] = work_of(tmp_path / "out").glob("training-*")
     names = {path.name for path in state.iterdir()}
     assert "step-8" in names if killed.startswith("writing") else "step-4" in names, "the older one is whole"
     again = run("out")

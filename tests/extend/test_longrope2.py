@@ -10,6 +10,7 @@ from longitude.checkpoints.load import byte_tokenizer
 from longitude.extend import criteria, search as module
 from longitude.extend.factors import rotary_pairs
 from longitude.extend.spaces import longrope, longrope2
+from longitude.runs.store import Store
 from tests.extend.conftest import LENGTH, config, loaded, logits
 
 TO = 8 * LENGTH
@@ -34,13 +35,12 @@ def obeys(factors: list[float]) -> bool:
 def call(model, state, **options):
     pairs = rotary_pairs(model, LENGTH, TO)
     criterion = criteria.needles(TEXTS, byte_tokenizer(), TO)
-    return module.search(model, longrope2(pairs), criterion, state=state, evaluations=20, seed=3, **options)
+    return module.search(model, longrope2(pairs), criterion, store=Store(state), evaluations=20, seed=3, **options)
 
 
 def entries(state):
-    """What the one search of a state tried."""
-    [folder] = state.iterdir()
-    return [json.loads(line) for line in (folder / "tried.jsonl").read_text().splitlines()]
+    """The candidates that were tried, by the keys of their units."""
+    return {each.parent.name: json.loads(each.read_text())["inputs"] for each in state.glob("units/*/unit.json")}
 
 
 def test_an_interrupted_search_ends_as_one_that_was_not(checkpoint, tmp_path, monkeypatch) -> None:
@@ -48,7 +48,9 @@ def test_an_interrupted_search_ends_as_one_that_was_not(checkpoint, tmp_path, mo
     model, notes = loaded(checkpoint("llama")), []
     whole = call(model, tmp_path / "whole", on_progress=lambda *each: notes.append(each))
     assert [*whole.starts] == [f"1.{j} s" for j in range(8)] and whole.loss <= min(whole.starts.values())
-    assert whole.tried == 20 == notes[-1][0] and all(obeys(each["factors"]) for each in entries(tmp_path / "whole"))
+    assert whole.tried == 20 == notes[-1][0] and all(
+        obeys(each["factors"]) for each in entries(tmp_path / "whole").values()
+    )
     assert whole.scheme.short_factor == (1.0,) * 8 and whole.scheme.attention_factor == 1
     real, calls, stops = module._loss, [], [4, 15]
 
@@ -73,8 +75,8 @@ def test_another_criterion_or_method_is_another_question(checkpoint, tmp_path) -
     pairs, needles = rotary_pairs(model, LENGTH, TO), criteria.needles(TEXTS, byte_tokenizer(), TO)
     everything = criteria.Criterion(needles.windows, [0] * len(needles.windows))
     searches = [(longrope2(pairs), needles), (longrope2(pairs), everything), (longrope(pairs), needles)]
-    found = [module.search(model, *each, state=state, evaluations=8).loss for each in searches]
-    assert len({*found}) == 3 == len([*state.iterdir()])
+    found = [module.search(model, *each, store=Store(state), evaluations=8).loss for each in searches]
+    assert len({*found}) == 3 and len(entries(state)) == 24
 
 
 # ---- the verb --------------------------------------------------------------------------------------------------------

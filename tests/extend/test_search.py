@@ -1,10 +1,17 @@
 """The search for LongRoPE's factors: what a candidate is, what a model does with it, what a kill leaves, what is promised."""
 
+import errno
 import json
 import math
+import multiprocessing
+import os
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import longitude as lg
 from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.source import open_source
-from longitude.extend import criteria, search as module
+from longitude.cli import main
+from longitude.extend import criteria, short_contexts
 from longitude.extend.factors import Candidate, RotaryPairs, rotary_pairs, rotating_with
 from longitude.extend.plan import Target, plan_extension
 from longitude.extend.search import SearchResult, search
@@ -22,8 +30,11 @@ from longitude.extend.spaces import longrope
 from longitude.extend.weights import write_checkpoint
 from longitude.measure.sources import read_text
 from longitude.measure.text import losses_by_length
+from longitude.measure.windows import Bounded
+from longitude.runs.store import FORMAT, Store
 from tests.extend.conftest import LENGTH, config, loaded, logits
 
+module = sys.modules["longitude.extend.search"]
 PAIRS = RotaryPairs(base=10_000.0, rotary_dim=64, original_length=4096, length=16384)
 
 
@@ -89,7 +100,7 @@ def call(model, state, **options):
     options = {"evaluations": 40, "seed": 3} | options
     length = options.pop("length", 2 * LENGTH)
     criterion = criteria.running_text(options.pop("documents", documents()), length)
-    return search(model, longrope(rotary_pairs(model, LENGTH, length)), criterion, state=state, **options)
+    return search(model, longrope(rotary_pairs(model, LENGTH, length)), criterion, store=Store(state), **options)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +115,9 @@ def whole(model, tmp_path_factory):
     return call(model, folder, on_progress=lambda *each: calls.append(each)), folder, calls
 
 
-def inside(state: Path) -> Path:
-    """The folder of the one search that a state holds."""
-    [folder] = state.iterdir()
-    return folder
+def results(state: Path) -> dict[str, float]:
+    """What the units of a state hold, by their names: nats per token."""
+    return {path.parent.name: json.loads(path.read_text())["nats"] for path in state.glob("units/*/result.json")}
 
 
 @pytest.fixture
@@ -131,22 +141,21 @@ def test_a_search_keeps_its_promises(model, whole, tmp_path) -> None:
         torch.testing.assert_close(logits(model, LENGTH), short)  # up to the original length nothing changes
         [losses] = losses_by_length(model, documents(), lengths=[2 * LENGTH], methods=["non-overlapping"])
     assert losses.nats.sum() / losses.tokens.sum() == pytest.approx(found.loss, abs=1e-6)
-    saved = json.loads((inside(folder) / "search.json").read_text())["found"]
+    saved = found.as_json()["found"]
     assert saved["long_factor"] == list(factors) and saved["short_factor"] == [1.0] * 8
     assert saved["attention_factor"] == found.scheme.attention_factor == 1
     assert saved["nats_per_token"] == found.loss and saved["starts"] == found.starts
-    tried = [json.loads(line) for line in (inside(folder) / "tried.jsonl").read_text().splitlines()]
-    assert {each["attention_factor"] for each in tried[6:]} == {1.0}
+    assert found.loss == min(results(folder).values()) and len(results(folder)) == 40
     assert call(model, tmp_path, seed=4).scheme != found.scheme
 
 
 def test_a_start_that_nothing_beats_is_the_result() -> None:
     yarn, plain = PAIRS.starts()["yarn"], PAIRS.starts()["linear"]
     losses, named = {yarn: 1.0, plain: 2.0}, {"yarn": 1.0, "linear": 2.0}
-    chosen = module._best(PAIRS, losses, named)
+    chosen = module._best(PAIRS, losses, named, {})
     assert chosen.loss == 1 and chosen.scheme.attention_factor == yarn.attention_factor and "short texts" in chosen.note
     losses |= {Candidate(yarn.factors, 1.2): 0.5, Candidate((1.0,) * 32, 1.0): 0.9}
-    chosen = module._best(PAIRS, losses, named)
+    chosen = module._best(PAIRS, losses, named, {})
     assert (chosen.loss, chosen.scheme.attention_factor, chosen.note) == (0.9, 1.0, "")
 
 
@@ -158,13 +167,12 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "_loss", lambda *given: math.inf if given[2].factors[-1] > 1.5 else real(*given))
     found = call(model, tmp_path / "s")
     assert math.isfinite(found.loss) and found.starts["linear"] == math.inf and found == call(model, tmp_path / "s")
-    assert json.loads((inside(tmp_path / "s") / "search.json").read_text())["found"]["starts"]["linear"] is None
+    assert found.as_json()["found"]["starts"]["linear"] is None
     monkeypatch.undo()
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     pairs = rotary_pairs(model, LENGTH, 2 * LENGTH)
-    assert (
-        module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), criteria.running_text(documents(1), LENGTH)) == math.inf
-    )
+    text, none = criteria.running_text(documents(1), LENGTH), tmp_path / "passes.jsonl"
+    assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), text, none) == math.inf and not none.exists()
     with pytest.raises(ValueError, match="no loss of the model is finite"):
         call(model, tmp_path / "none")
 
@@ -178,14 +186,13 @@ def test_windows_come_from_all_over_the_text() -> None:
 
 
 # ---- time and kills --------------------------------------------------------------------------------------------------
-def test_the_budget_becomes_a_number_once(model, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module.Tries, "seconds_each", lambda *_: 1.0)
-    monkeypatch.setattr(module, "affordable", lambda budget, spent, seconds: int(60 * budget / seconds) - 6)
-    found = call(model, tmp_path / "s", evaluations=None, budget=50 / 60)
-    assert found.tried == 50
-    monkeypatch.setattr(module.Tries, "seconds_each", lambda *_: 0.5)  # a faster machine now
-    assert call(model, tmp_path / "s", evaluations=None, budget=50 / 60) == found
-    assert call(model, tmp_path / "s", evaluations=None, budget=30 / 60).tried == 60, "another budget, another number"
+def test_the_budget_becomes_a_number_by_the_times_that_are_kept(model, tmp_path, monkeypatch) -> None:
+    """The same after a kill, and in a process beside this one."""
+    times = []
+    monkeypatch.setattr(module, "affordable", lambda *given: times.append(given) or 44)
+    found = call(model, tmp_path / "s", evaluations=None, budget=0.8)
+    assert found.tried == 50 and call(model, tmp_path / "s", evaluations=None, budget=0.8) == found
+    assert times[0] == times[1] and times[0][0] == 0.8 and times[0][1] > times[0][2] > 0
 
 
 def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) -> None:
@@ -193,9 +200,7 @@ def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) 
     assert [module.affordable(1.0, spent, 0.5) for spent in (0.0, 6.0, 60.0)] == [102, 90, 0]
     notes = []
     found = call(model, tmp_path / "s", evaluations=None, budget=1e-6, on_note=notes.append)
-    assert (
-        found.tried == module.FEWEST == json.loads((inside(tmp_path / "s") / "search.json").read_text())["evaluations"]
-    )
+    assert found.tried == module.FEWEST == found.as_json()["evaluations"]
     assert len(notes) == 1 and "32 candidates" in notes[0]
     monkeypatch.setattr(module, "PUBLISHED", 33)
     call(model, tmp_path / "enough", evaluations=None, budget=60.0, on_note=notes.append)
@@ -205,7 +210,7 @@ def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("after", [7, 1, 5, 6, 23])
 def test_an_interrupted_search_ends_as_one_that_was_not(after, model, whole, tmp_path, monkeypatch) -> None:
-    """Whenever it happens: among the starts, between them and the rest, later; and with a line that is half-written."""
+    """Whenever it happens: among the starts, between them and the rest, later."""
     real, calls, stops = module._loss, [], [after]
 
     def loss(*arguments):
@@ -218,13 +223,34 @@ def test_an_interrupted_search_ends_as_one_that_was_not(after, model, whole, tmp
     with pytest.raises(KeyboardInterrupt):
         call(model, tmp_path / "s")
     stops.clear()
-    with open(inside(tmp_path / "s") / "tried.jsonl", "a") as file:
-        file.write('{"factors": [1.0, 1.1')
     assert call(model, tmp_path / "s") == whole[0]
     assert len(set(calls)) == len(calls) == 40, "nothing twice"
     assert call(model, tmp_path / "s") == whole[0] and len(calls) == 40, "nothing again once it is finished"
-    for name in ("tried.jsonl", "search.json"):
-        assert (inside(tmp_path / "s") / name).read_bytes() == (inside(whole[1]) / name).read_bytes()
+    assert results(tmp_path / "s") == results(whole[1])
+
+
+def test_a_kill_within_a_candidate_costs_one_pass(model, whole, tmp_path, monkeypatch) -> None:
+    """Its passes are kept as they come, the last one half-written here; and the loss is the same to the bit."""
+    monkeypatch.setattr(criteria, "BATCH", 1)
+    read, passes = Bounded.losses, []
+
+    def losses(self, tokens, skip):
+        passes.append(tokens)
+        if len(passes) == 3:
+            raise KeyboardInterrupt
+        return read(self, tokens, skip)
+
+    monkeypatch.setattr(Bounded, "losses", losses)
+    with pytest.raises(KeyboardInterrupt):
+        call(model, tmp_path / "s")
+    [kept] = tmp_path.glob("s/units/.candidate-*/passes.jsonl")
+    assert len(kept.read_text().splitlines()) == 2
+    with open(kept, "a") as file:
+        file.write('{"pass": "ab')
+    count = len(criteria.running_text(documents(), 2 * LENGTH).windows)
+    assert count == 3 and call(model, tmp_path / "s", evaluations=6).starts == pytest.approx(whole[0].starts, abs=1e-6)
+    assert len(passes) == 3 + 1 + 5 * 3, "the two that were whole are not read again"
+    assert call(model, tmp_path / "other", evaluations=6).starts == call(model, tmp_path / "s", evaluations=6).starts
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -251,47 +277,39 @@ def test_wrong_use(kind, options, words, checkpoint, tmp_path) -> None:
         ("qwen2", {}),
     ],
 )
-def test_another_question_has_a_folder_of_its_own(kind, options, whole, checkpoint, state) -> None:
+def test_another_question_has_units_of_its_own(kind, options, whole, checkpoint, state) -> None:
     """Another text, length or model; the first one's answer stays, and is that of a state that held nothing."""
-    before = {path: path.read_bytes() for path in inside(state).iterdir()}
+    before = results(state)
     found = call(loaded(checkpoint(kind)), state, evaluations=8, **options)
-    folders = sorted(state.iterdir())
-    assert len(folders) == 2 and found.record is not None and found.record.parent in folders
-    assert {path: path.read_bytes() for path in before} == before
+    assert len(results(state)) == len(before) + 8 and results(state).items() > before.items()
     assert found == call(loaded(checkpoint(kind)), state.with_name("empty"), evaluations=8, **options) != whole[0]
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("search.json", b"[]"),
-        ("search.json", b"{\xff"),
-        ("search.json", None),  # as it was, without its budget
-        ("tried.jsonl", b'{"x": 1}\n'),
-        ("tried.jsonl", b"\xff\xfe\n"),
-        ("tried.jsonl", b"[1, 2]\n"),
-        ("tried.jsonl", b'{"factors": [1.0], "attention_factor": 1.0, "loss": "low"}\n'),
+        ("result.json", b"[]"),
+        ("result.json", b"{\xff"),
+        ("result.json", b'{"nats": "low", "seconds": 1.0}'),
+        ("result.json", None),
+        ("unit.json", b"{}"),
+        ("unit.json", "newer"),
     ],
 )
-def test_a_damaged_state_is_refused(name, content, model, state) -> None:
-    path = inside(state) / name
-    if content is None:
-        content = path.read_bytes().replace(b'"budget"', b'"bud"')
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is .*; remove {path.parent} to search again"):
+def test_a_damaged_unit_and_that_of_a_newer_release_are_named(name, content, model, whole, state) -> None:
+    """And the remedy is one."""
+    path = min(state.glob(f"units/*/{name}"))
+    if content == "newer":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
+    elif content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
         call(model, state)
-    assert path.read_bytes() == content
-
-
-def test_losses_without_a_record_of_their_model_are_not_taken(model, whole, state, tmp_path) -> None:
-    log = inside(state) / "tried.jsonl"
-    entries = [json.loads(line) | {"loss": 0.001} for line in log.read_text().splitlines()]
-    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    (inside(state) / "search.json").unlink()
+    assert str(path.parent) in str(caught.value)
+    path.parent.rename(state / "away")
     assert call(model, state) == whole[0]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is no folder"):
-        call(model, tmp_path / "file")
 
 
 # ---- the verb --------------------------------------------------------------------------------------------------------
@@ -324,17 +342,118 @@ def test_longrope(tuned, arguments, text, checkpoint, command, refused, tmp_path
 
 
 def test_the_same_command_continues_after_an_interruption(arguments, command, tmp_path, monkeypatch) -> None:
+    """While the checkpoint is written: nothing that was measured or tried is read again."""
+
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules["longitude.extend.extend"], "write_checkpoint", interrupted)
         assert command(*arguments, "--out", tmp_path / "out")[0] == 130
-    tried = inside(tmp_path / ".out.search") / "tried.jsonl"
-    assert tried.read_text() and not (tmp_path / "out").exists()
+    assert len([*tmp_path.glob(".out.work/units/candidate-*")]) == 32 and not (tmp_path / "out").exists()
     monkeypatch.setattr(module, "_loss", lambda *_: pytest.fail("it was known"))
+    reads = []
+    monkeypatch.setattr(
+        "longitude.extend.short_contexts.losses_by_length",
+        lambda *given, **named: reads.append(given) or losses_by_length(*given, **named),
+    )
+    assert command(*arguments, "--out", tmp_path / "out")[0] == 0 and len(reads) == 1, "of the new one alone"
+    assert (tmp_path / "out").is_dir() and not (tmp_path / ".out.work").exists()
+
+
+def test_a_damaged_unit_ends_the_command_in_a_line(arguments, command, tmp_path, monkeypatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["longitude.extend.extend"], "plan_extension", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            command(*arguments, "--out", tmp_path / "out")
+    unit = min(tmp_path.glob(".out.work/units/candidate-*"))
+    (unit / "result.json").write_text("{}")
+    code, printed, line = command(*arguments, "--out", tmp_path / "out")
+    assert (code, printed) == (2, "") and str(unit) in line and unit.is_dir() and not (tmp_path / "out").exists()
+    unit.rename(tmp_path / "away")
     assert command(*arguments, "--out", tmp_path / "out")[0] == 0
-    assert (tmp_path / "out").is_dir() and not tried.exists()
+
+
+def test_a_full_disk_leaves_nothing_half_written(arguments, command, tmp_path, monkeypatch) -> None:
+    """At whatever write it becomes full; the same command goes on where there is space again, and ends as if there always was."""
+    writes, most, sync, random = [], [math.inf], os.fsync, Random(0)
+
+    def full(descriptor):
+        if len(writes) >= most[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        writes.append(sync(descriptor))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert command(*arguments, "--out", tmp_path / "whole")[0] == 0
+    fewest, times = len(writes) // 6, 0
+    while not (tmp_path / "out").exists():
+        writes.clear()
+        most[0], times = random.randint(0, fewest), times + 1
+        code, _, line = command(*arguments, "--out", tmp_path / "out")
+        assert code == (0 if (tmp_path / "out").exists() else 2) and (code == 0 or "No space left" in line)
+        assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp") or "unfinished" in path.name]
+    assert times > 6 and config(tmp_path / "out") == config(tmp_path / "whole")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def extending(arguments: list[str], log: str) -> None:
+    """In a process of its own: the command, with a line for every candidate whose evaluation begins."""
+    torch.set_num_threads(1)
+    criteria.TOKENS = short_contexts.TOKENS = 512
+    loss = module._loss
+
+    def logged(*given):
+        with open(log, "a") as file:
+            file.write(f"{given[2]}\n")
+        return loss(*given)
+
+    module._loss = logged
+    sys.exit(main(["extend", *arguments]))
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_and_shared_by_two_processes(kills, arguments, tmp_path) -> None:
+    """Each kill hits one of two processes; what is written is what one undisturbed process writes."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.extend.test_search"])
+    random = Random(kills)
+
+    def start(name: str) -> Any:
+        given = [*map(str, arguments), "--out", str(tmp_path / name)]
+        process = context.Process(target=extending, args=(given, str(tmp_path / f"{name}.log")))
+        process.start()
+        return process
+
+    def found(name: str) -> tuple[dict[str, bytes], dict[str, Any], list[str]]:
+        """The files of a checkpoint, its search, and the candidates whose evaluation began."""
+        files = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        return files, json.loads(files.pop("longrope_search.json")), (tmp_path / f"{name}.log").read_text().splitlines()
+
+    begun = time.monotonic()
+    whole = start("whole")
+    whole.join()
+    took = time.monotonic() - begun
+    wanted = found("whole")
+    assert whole.exitcode == 0 and len(wanted[2]) == 32
+    while kills > 0:
+        name, hit, late = f"out-{kills}", 0, False
+        running = [start(name), start(name)]
+        while not (tmp_path / name).exists() and hit < kills:
+            time.sleep(random.uniform(0, took / 4))
+            victim = running.pop(0)
+            victim.kill()
+            victim.join()
+            hit, late = hit + (victim.exitcode == -signal.SIGKILL), (tmp_path / name).exists()
+            running.append(start(name))
+        for process in running:
+            process.join()
+        files, search, tried = found(name)
+        assert (files, search) == wanted[:2]
+        assert {*tried} == {*wanted[2]} and len(tried) <= 32 + hit, "nothing twice, but for what a kill interrupted"
+        if not late:  # no kill between the name of the folder and the end
+            assert 0 in {process.exitcode for process in running}
+            assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+        kills -= hit
 
 
 # ---- a trained model -------------------------------------------------------------------------------------------------
@@ -354,7 +473,9 @@ def test_a_searched_model_beats_every_start_on_held_out_text(tmp_path) -> None:
         optimizer.step()
     pairs = rotary_pairs(model.eval(), 64, 256)
     selection, held_out = (criteria.running_text(some, 256) for some in (others[0::2], others[1::2]))
-    found = search(model, longrope(pairs), selection, evaluations=80, state=tmp_path / "s")
+    found = search(model, longrope(pairs), selection, evaluations=80, store=Store(tmp_path / "s"))
     candidates = [Candidate(found.scheme.long_factor, found.scheme.attention_factor), *pairs.starts().values()]
-    searched, *starts = (module._loss(model, pairs, each, held_out) for each in candidates)
+    searched, *starts = (
+        module._loss(model, pairs, each, held_out, tmp_path / f"{i}.jsonl") for i, each in enumerate(candidates)
+    )
     assert found.scheme.attention_factor == 1 and searched < min(starts)

@@ -143,7 +143,7 @@ def test_the_search_reaches_what_is_best_from_a_population_of_starts() -> None:
 
     starts = [*space.starts.values()]
     for count in (32, 400):
-        tried = evolve(starts, space.bounds, distance, count, Random(0))
+        tried = evolve(starts, space.bounds, lambda some: [*map(distance, some)], count, Random(0))
         assert len(tried) == count and [*tried][:8] == starts
         assert all(map(space.bounds.hold, tried))
     assert min(tried.values()) < 0.25 * min(map(distance, starts))

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from longitude.errors import UsageError
 from longitude.runs import store as store_module
-from longitude.runs.store import BusyError, Store, Unit, key_of
+from longitude.runs.store import FORMAT, BusyError, Store, Unit, key_of
 
 INPUTS = {"model": "3f", "length": 64, "depths": [0.0, 0.1], "evaluator": None}
 
@@ -103,6 +105,58 @@ def test_a_damaged_unit_is_named(tmp_path, content):
             call()
         assert str(store.folder(unit)) in str(caught.value)
     assert store.holds(other)
+
+
+def test_a_unit_of_a_newer_release_is_named(tmp_path):
+    store, unit = Store(tmp_path), Unit("loss", "a", {"n": 1})
+    make(store, unit)
+    about = store.folder(unit) / "unit.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"format": FORMAT + 1}))
+    with pytest.raises(UsageError) as caught:
+        store.holds(unit)
+    assert (caught.value.what, caught.value.got) == (str(store.folder(unit)), f"format {FORMAT + 1}")
+
+
+@dataclass
+class Square:
+    value: int
+
+
+SHARE = """
+import sys, time
+from pathlib import Path
+from longitude.runs.store import Store, Unit
+def run(i, folder):
+    with open(sys.argv[2], "a") as log:
+        log.write(f"{i}\\n")
+    time.sleep(0.02)
+    return {"value": i * i}
+Store(Path(sys.argv[1])).results([Unit("square", str(i), {"i": i}) for i in range(12)], run, dict)
+"""
+
+
+def test_processes_share_the_units_of_a_list(tmp_path):
+    """Each is computed once, whoever asks first; and every process has all results, in the order of the list."""
+    given = [sys.executable, "-c", SHARE, str(tmp_path / "run"), str(tmp_path / "log")]
+    processes = [subprocess.Popen(given) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert sorted(map(int, (tmp_path / "log").read_text().split())) == [*range(12)]
+    units, known = [Unit("square", "other", {"i": i}) for i in (3, 11, 12)], []
+    found = Store(tmp_path / "run").results(
+        units, lambda i, folder: Square(144), Square, lambda *each: known.append(each)
+    )
+    assert found == [Square(9), Square(121), Square(144)] == [result for _, result in known]
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"value": "9"}'])
+def test_a_damaged_result_is_named(tmp_path, content):
+    store, unit = Store(tmp_path), Unit("square", "a", {"i": 3})
+    store.results([unit], lambda i, folder: Square(9), Square)
+    result = store.folder(unit) / "result.json"
+    result.unlink() if content is None else result.write_text(content)
+    with pytest.raises(ValueError) as caught:
+        store.results([unit], lambda i, folder: Square(9), Square)
+    assert str(store.folder(unit)) in str(caught.value) and store.holds(unit)
 
 
 def test_what_is_removed_is_made_again(tmp_path):

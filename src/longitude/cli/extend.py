@@ -143,7 +143,7 @@ def extend(
 
 def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
     from longitude.extend import convert, extend, fine_tune, show
-    from longitude.extend.unfinished import staged
+    from longitude.extend.units import staged
     from longitude.report.table import show as display
     from longitude.runs.distributed import is_first_process
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from longitude.checkpoints.calibration import H100, TRAINING, flops_per_second, forward_flops
-from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.fine_tune import Positions, window_of
 from longitude.extend.plan import Target, original_length
-from longitude.extend.short_contexts import BATCH, sample_within
-from longitude.measure.windows import LOGITS
-from longitude.runs.memory import forward_memory, training_memory
+from longitude.extend.short_contexts import BATCH, memory_within, sample_within
+from longitude.runs.memory import training_memory
 
-SUMS = ("tokens", "flops", "seconds", "h100_seconds")
-"""Numbers of an ExtendCost that grow with its windows."""
 RECOMPUTED = 4 / 3
 """Of a training step's work with gradient checkpointing, which runs each layer forward twice."""
 
@@ -90,10 +86,9 @@ def costs(
         found.append(_reading("measuring", source, sample.length, 2 * sample.tokens, sample.seconds))
     if target is not None and target.searched and target.to > original:
         on_progress(f"timing windows of {target.to} tokens for the search")
-        one = _reading("searching", source, target.to, 1)
-        tokens = int(60 * budget * one.tokens / one.seconds)
-        windows = max(1, round(tokens / target.to))
-        found.append(replace(one, **{name: windows * getattr(one, name) for name in SUMS}))
+        window = _reading("searching", source, target.to, target.to).seconds
+        windows = max(1, round(60 * budget / window))
+        found.append(_reading("searching", source, target.to, windows * target.to, windows * window))
     if tuning is not None:
         length = _window(source, target, original, tuning)
         on_progress(f"timing a training step of {tuning.batch} windows of {length} tokens")
@@ -115,9 +110,7 @@ def _reading(part: str, source: Source, length: int, tokens: int, seconds: float
     flops = windows * forward_flops(source.skeleton).of(length)
     if seconds is None:
         seconds = flops / flops_per_second(source.skeleton, length, rows, source.dtype)
-    dim = head_dim_of(source.config, FULL)
-    needs = forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
-    return ExtendCost(part, windows * length, flops, needs.total, seconds, flops / H100)
+    return ExtendCost(part, windows * length, flops, memory_within(source, length).total, seconds, flops / H100)
 
 
 def _training(source: Source, length: int, tuning: Tuning) -> ExtendCost:

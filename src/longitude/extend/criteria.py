@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longitude.extend.unfinished import digest_of_tokens
+from longitude.extend.units import digest_of_tokens
 from longitude.measure.retrieval.haystack import of_text
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, fit
 from longitude.measure.retrieval.tasks import TASKS
-from longitude.measure.windows import Bounded, Windows, score
+from longitude.measure.windows import Bounded, Resumable, Windows, score
 
 TOKENS, FEWEST_WINDOWS, FEWEST_NEEDLES = 16_384, 4, 10
 """About this many tokens in all, and no fewer windows than these."""
@@ -37,13 +38,14 @@ class Criterion:
     windows: list[Tensor]
     skipped: list[int]
 
-    def loss(self, model: nn.Module) -> float:
-        """Nats per token that counts; infinite where the model gave no number."""
+    def loss(self, model: nn.Module, passes: Path | None = None) -> float:
+        """Nats per token that counts; infinite where the model gave no number. passes: a file of those that were read before."""
         counts = [len(window) - 1 for window in self.windows]
         plan: Windows = defaultdict(list)
         for i, shape in enumerate(zip(counts, self.skipped, strict=True)):
             plan[shape].append((i, 0))
-        reader = Bounded(model, None)
+        plain = Bounded(model, None)
+        reader = plain if passes is None else Resumable(plain, passes)
         [nats] = score(model, self.windows, counts, [plan], max(*counts, BATCH), None, reader)
         counted = [each[skip:] for each, skip in zip(nats, self.skipped, strict=True)]
         loss = float(np.array([each.sum() for each in counted]).sum() / sum(map(len, counted)))

@@ -81,7 +81,7 @@ class RisingBounds(Bounds):
 def evolve(
     starts: Sequence[Candidate],
     bounds: Bounds,
-    evaluate: Callable[[Candidate], float],
+    evaluate: Callable[[Sequence[Candidate]], Sequence[float]],
     evaluations: int,
     random: Random,
 ) -> dict[Candidate, float]:
@@ -89,9 +89,20 @@ def evolve(
 
     A population begins with the starts and mutants of them. In each round its better half stays, and as many new ones are
     added: half of them mutants of one of these, half crossings of two. Nothing is tried twice. The same arguments and losses
-    give the same result: to continue after an interruption, call it again with an `evaluate` that caches its results.
+    give the same result: to continue after an interruption, call it again with an `evaluate` that keeps its results.
+
+    Args:
+        starts: Tried first.
+        bounds: Of all others.
+        evaluate: The losses of candidates that do not depend on each other: all starts, then those of each round.
+        evaluations: How many are tried, starts included.
+        random: Draws.
     """
-    tried = {start: evaluate(start) for start in dict.fromkeys(starts)}
+
+    def losses(candidates: Sequence[Candidate]) -> dict[Candidate, float]:
+        return dict(zip(candidates, evaluate(candidates), strict=True))
+
+    tried = losses([*dict.fromkeys(starts)])
     size = max(8, min(POPULATION, evaluations // ROUNDS // 4 * 4))
     parents, crossings = list(tried), 0
     if len(parents) >= size:  # the starts are a whole population
@@ -101,7 +112,7 @@ def evolve(
         if not children:
             break
         children = children[: evaluations - len(tried)]
-        tried |= {child: evaluate(child) for child in children}
+        tried |= losses(children)
         parents = sorted([*parents, *children], key=tried.__getitem__)[: size // 2]
         crossings = size // 4
     return tried

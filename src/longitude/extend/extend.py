@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,10 @@ from longitude.extend.plan import ExtendPlan, Target, original_length, plan_exte
 from longitude.extend.search import SearchResult, search
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement, Progress
 from longitude.extend.spaces import longrope, longrope2
-from longitude.extend.unfinished import search_folder, staged
+from longitude.extend.units import staged, working
 from longitude.extend.weights import write_checkpoint
-from longitude.runs.files import held
+from longitude.runs.files import place
+from longitude.runs.store import BusyError, Store, Unit
 
 if TYPE_CHECKING:
     from longitude.extend.fine_tune import Training
@@ -45,7 +48,7 @@ class Extension:
     written: bool = False
 
 
-def extend(  # noqa: C901
+def extend(
     model: str | Path,
     out: Path | None,
     *,
@@ -109,68 +112,79 @@ def extend(  # noqa: C901
         raise ValueError(
             f"{unread}, and {needs}; extend the original checkpoint, or choose a method that needs config.json alone"
         )
-    cost = None
-    if text is not None and out is not None and source.quantization is None:
-        cost = CostMeasurement(source, text, on_progress, minutes, on_note)
-    found = None
-    if target.searched:
-        found = _search(source, target, out, cost, budget, seed, on_progress, on_note)
-    plan = plan_extension(source, target, found, must_fit=text is not None)
-    if plan.nothing and train is not None:
-        raise ValueError(f"--fine-tune: nothing of {model} is extended; there is no new checkpoint to train")
-    if source.quantization is not None:
-        if plan.changes:
+    with nullcontext() if out is None else working(out) as store:
+        cost = None
+        if text is not None and store is not None and source.quantization is None:
+            cost = CostMeasurement(source, text, store, on_progress, minutes, on_note)
+        found = _search(source, target, cost, budget, seed, on_progress, on_note) if target.searched else None
+        plan = plan_extension(source, target, found, must_fit=text is not None)
+        if plan.nothing and train is not None:
+            raise ValueError(f"--fine-tune: nothing of {model} is extended; there is no new checkpoint to train")
+        if source.quantization is not None and plan.changes:
             raise ValueError(f"{unread}, and {', '.join(plan.changes)} would change; extend the original checkpoint")
-        if text is not None and out is not None:
+        if source.quantization is not None and text is not None and out is not None:
             plan.notes.append(f"{unread[0].upper()}{unread[1:]}: they are copied unread, and nothing is measured.")
             plan.notes.append(
                 f"Only the layers of its weights were compared with config.json. `longitude check {out}` tries the model, on a "
                 f"machine with what transformers needs for {source.quantization}."
             )
-    if cost is not None and not source.causal:
-        plan.notes.append("The model does not predict next tokens, so the cost on short contexts is not measured.")
-        cost = None
-    if cost is not None:
-        cost.measure_original(sorted({plan.original, plan.length if plan.nothing else plan.original}))
-    on_plan(plan)
-    extension = Extension(plan)
-    if out is not None and not plan.nothing:
+        if cost is not None and not source.causal:
+            plan.notes.append("The model does not predict next tokens, so the cost on short contexts is not measured.")
+            cost = None
+        if cost is not None:
+            cost.measure_original(sorted({plan.original, plan.length if plan.nothing else plan.original}))
+        on_plan(plan)
+        if store is None or plan.nothing:
+            return Extension(plan, [] if cost is None else cost.compare(None))
+        assert out is not None
+        return _written(plan, out, store, cost, train)
+
+
+def _written(plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | None, train: Train | None) -> Extension:
+    """The checkpoint is written aside; when it is measured or trained, it gets its name.
+
+    Processes that were given the same command wait for the one that writes, but for a training.
+    """
+    extension = Extension(plan, written=True)
+
+    def write(aside: Path) -> list[Cost]:
+        shutil.rmtree(aside, ignore_errors=True)  # a killed process left it
         limit, changed = plan.tokenizer_limit(), bool(plan.difference())
-        if train is not None:
-            remove_staged(out)
-        write_checkpoint(
-            source,
-            out if train is None else staged(out),
-            plan.changes,
-            config=plan.config if changed else None,
-            tokenizer_length=limit[1] if changed and limit else None,
-            extra=None if found is None else found.record,
-            check=plan.require_written,
-        )
-        if train is not None:
-            try:
-                with held(staged(out), out):
-                    extension.training = train(staged(out), out)
-            finally:
-                shutil.rmtree(staged(out), ignore_errors=True)
-        shutil.rmtree(search_folder(out), ignore_errors=True)
-        extension.written = True
-    if cost is not None:
-        extension.costs = cost.compare(out if extension.written else None)
+        try:
+            write_checkpoint(
+                plan.source,
+                aside,
+                plan.changes,
+                config=plan.config if changed else None,
+                tokenizer_length=limit[1] if changed and limit else None,
+                search=None if plan.search is None else plan.search.as_json(),
+                check=plan.require_written,
+            )
+            if train is not None:
+                extension.training = train(aside, out)
+            costs = [] if cost is None else cost.compare(aside if train is None else out)
+            if train is None:
+                place(aside, out)
+            return costs
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    if train is None:
+        inputs = {"model": str(plan.source.folder), "config": sha256(repr(plan.config).encode()).hexdigest()}
+        unit = Unit("checkpoint", out.name, inputs | {"measured": cost is not None})
+        [extension.costs] = store.results([unit], lambda _, folder: write(folder / "model"), list[Cost])
+        return extension
+    try:
+        with store.making(Unit("checkpoint", out.name, {"trained": True})):
+            extension.costs = write(staged(out))
+    except BusyError:
+        raise ValueError(f"{out} is being written by another process; wait for it, or choose another --out") from None
     return extension
-
-
-def remove_staged(out: Path) -> None:
-    """What a killed process left of the checkpoint that it was to train. ValueError where another process trains it."""
-    if staged(out).exists():
-        with held(staged(out), out):
-            shutil.rmtree(staged(out))
 
 
 def _search(
     source: Source,
     target: Target,
-    out: Path | None,
     cost: CostMeasurement | None,
     budget: float,
     seed: int,
@@ -189,7 +203,7 @@ def _search(
         raise ValueError(
             f"--method {target.method}: {factors}, and a {kind} model rotates its values by them; take yarn"
         )
-    if cost is None or out is None:
+    if cost is None:
         raise ValueError(
             f"--method {target.method} searches on text with the model: leave out --dry-run and --no-measure"
         )
@@ -210,7 +224,7 @@ def _search(
         checkpoint.model,
         space,
         criterion,
-        state=search_folder(out),
+        store=cost.store,
         budget=budget,
         seed=seed,
         on_progress=searching,

@@ -9,8 +9,8 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from longitude.checkpoints.source import Source, open_source, require_fit
 from longitude.errors import check_sizes
 from longitude.extend.methods import is_unrotated
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
-from longitude.extend.unfinished import digest_of_tokens, digest_of_weights, folder_of, training_folder
+from longitude.extend.units import TRAINING, digest_of_tokens, digest_of_weights, work_of, working
 from longitude.hf import SequenceParallelTrainer, Trainer
 from longitude.hf.trainer import require_shareable
 from longitude.measure.sources import read_text
@@ -39,6 +39,7 @@ from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.runs.distributed import WAIT, is_first_process, processes
 from longitude.runs.files import flush, new_folder, require_space
 from longitude.runs.memory import require_memory, total_memory, training_memory
+from longitude.runs.store import key_of
 
 Positions = Literal["contiguous", "randomized", "skipped"]
 RANK = 16
@@ -136,60 +137,65 @@ def fine_tune(
     check_sizes("fine-tuning", steps=steps, batch=batch)
     if lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs the package peft; install it with pip install 'longitude[peft]'")
-    cost = None
-    if cost_text is not None and is_first_process() and (source := open_source(str(directory))).causal:
-        cost = CostMeasurement(source, cost_text, on_progress, minutes, on_note)
-        cost.measure_original([source.declared or 1])
-    PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
-    source = open_source(str(directory))
-    if source.quantization is not None:
-        raise ValueError(
-            f"{directory}: its weights are quantized ({source.quantization}); train the original checkpoint"
+    with working(out) if is_first_process() else nullcontext() as store:
+        cost = None
+        if cost_text is not None and store is not None and (source := open_source(str(directory))).causal:
+            cost = CostMeasurement(source, cost_text, store, on_progress, minutes, on_note)
+            cost.measure_original([source.declared or 1])
+        PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
+        source = open_source(str(directory))
+        if source.quantization is not None:
+            raise ValueError(
+                f"{directory}: its weights are quantized ({source.quantization}); train the original checkpoint"
+            )
+        checkpoint = load(source.folder, dtype=None if lora else torch.float32)
+        model, tokenizer, config = (
+            checkpoint.model,
+            checkpoint.tokenizer,
+            checkpoint.config.get_text_config(decoder=True),
         )
-    checkpoint = load(source.folder, dtype=None if lora else torch.float32)
-    model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
-    if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
-        raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
-    for each in differences(model, checkpoint.unused)[1]:
-        on_note(f"{each}: the trained checkpoint does not have them.")
-    length, rule = window_of(config, length, positions, _is_unrotated(source))
-    model.config.use_cache = False
-    shared = processes() if sequence_parallel else 1
-    if sequence_parallel:
-        model.set_attn_implementation("longitude")
-        require_shareable(model)
-    weights = digest_of_weights(model)
-    if lora:
-        model = _with_lora(model, seed)
-    stream = _stream(tokenizer, text, length)
-    question = {"steps": steps, "length": length, "learning_rate": learning_rate, "batch": batch, "lora": lora}
-    question |= {"sequence_parallel": True} if sequence_parallel else {}
-    question |= {"positions": positions, "seed": seed, "processes": processes(), "weights": weights}
-    question |= {"declared": source.declared, "text": digest_of_tokens(stream)}
-    state = folder_of(question, training_folder(out))
-    with _folder(out) as unfinished, removed_where_wrong(state):
-        arguments = _arguments(state, steps, batch, learning_rate, seed, gradient_checkpointing)
-        _require_memory(model, config, batch, math.ceil(length / shared), gradient_checkpointing)
-        newest = _newest(state, model)
-        windows = Windows(stream, length, steps * batch * arguments.world_size // shared, seed, rule)
-        kind = SequenceParallelTrainer if sequence_parallel else Trainer
-        trainer = kind(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep()])
-        trainer.remove_callback(PrinterCallback)
-        begun = time.perf_counter()
-        with quiet():  # of bars while shards are written, and logs that Steps has
-            trainer.train(resume_from_checkpoint=newest and str(newest))
-        seconds = time.perf_counter() - begun
-        share = 1 - (_step_of(newest) if newest else 0) / steps
-        losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        if arguments.process_index == 0:
-            _save(trainer.accelerator.unwrap_model(trainer.model), source, unfinished, lora)
-    if arguments.process_index == 0:
-        shutil.rmtree(training_folder(out), ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
-    costs = [] if cost is None else cost.compare(out)
-    tokens = len(windows) * length
-    return Training(losses, tokens, trained, seconds, share * tokens / seconds, costs)
+        if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
+        for each in differences(model, checkpoint.unused)[1]:
+            on_note(f"{each}: the trained checkpoint does not have them.")
+        # what dropped its rotation is recalibrated at the original length
+        short = source.kind == "rotary" and is_unrotated(of_full_attention(ropes_of(source)).scaling)
+        length, rule = window_of(config, length, positions, short)
+        model.config.use_cache = False
+        shared = processes() if sequence_parallel else 1
+        if sequence_parallel:
+            model.set_attn_implementation("longitude")
+            require_shareable(model)
+        weights = digest_of_weights(model)
+        if lora:
+            model = _with_lora(model, seed)
+        stream = _stream(tokenizer, text, length)
+        question = {"steps": steps, "length": length, "learning_rate": learning_rate, "batch": batch, "lora": lora}
+        question |= {"sequence_parallel": True} if sequence_parallel else {}
+        question |= {"positions": positions, "seed": seed, "processes": processes(), "weights": weights}
+        question |= {"declared": source.declared, "text": digest_of_tokens(stream)}
+        state = work_of(out) / f"{TRAINING}-{key_of(question)}"
+        with new_folder(out) if store is not None else nullcontext(out) as unfinished:
+            arguments = _arguments(state, steps, batch, learning_rate, seed, gradient_checkpointing)
+            _require_memory(model, config, batch, math.ceil(length / shared), gradient_checkpointing)
+            newest = _newest(state, model)
+            windows = Windows(stream, length, steps * batch * arguments.world_size // shared, seed, rule)
+            kind = SequenceParallelTrainer if sequence_parallel else Trainer
+            trainer = kind(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep()])
+            trainer.remove_callback(PrinterCallback)
+            begun = time.perf_counter()
+            with quiet():  # of bars while shards are written, and logs that Steps has
+                trainer.train(resume_from_checkpoint=newest and str(newest))
+            seconds = time.perf_counter() - begun
+            share = 1 - (_step_of(newest) if newest else 0) / steps
+            losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+            trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+            if arguments.process_index == 0:
+                _save(trainer.accelerator.unwrap_model(trainer.model), source, unfinished, lora)
+        trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
+        costs = [] if cost is None else cost.compare(out)
+        tokens = len(windows) * length
+        return Training(losses, tokens, trained, seconds, share * tokens / seconds, costs)
 
 
 def _arguments(
@@ -268,11 +274,6 @@ def _stream(tokenizer: Any, text: Path | str, length: int) -> Tensor:
     return stream
 
 
-def _is_unrotated(source: Source) -> bool:
-    """Whether rotation was dropped, which is recalibrated at the original length."""
-    return source.kind == "rotary" and is_unrotated(of_full_attention(ropes_of(source)).scaling)
-
-
 def window_of(config: Any, length: int | None, positions: str, short: bool = False) -> tuple[int, Sampler]:
     """Tokens of a window, and the rule of its positions; short: by default of the original length."""
     declared = getattr(config, "max_position_embeddings", None)
@@ -325,6 +326,8 @@ class Steps(TrainerCallback):
         loss = float(logs["loss"])
         if not math.isfinite(loss):
             diverged = f"the loss of step {state.global_step} is {loss}, and nothing is written"
+            if state.is_world_process_zero:  # the same command would meet it again
+                shutil.rmtree(args.output_dir, ignore_errors=True)
             raise ValueError(f"fine-tuning diverged: {diverged}; try a learning rate below {args.learning_rate:g}")
         if state.is_world_process_zero:
             perplexity = math.exp(min(loss, 700))
@@ -380,32 +383,9 @@ def _newest(folder: Path, model: Any) -> Path | None:
     return next(iter(_whole(folder)[::-1]), None)
 
 
-@contextmanager
-def removed_where_wrong(folder: Path) -> Iterator[None]:
-    """Within: what is saved in `folder` goes with a ValueError, which the same command would meet again."""
-    try:
-        yield
-    except ValueError:
-        if is_first_process():
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # another training's is there
-                folder.parent.rmdir()
-        raise
-
-
-# ---- memory, processes ---------------------------------------------------------------------------------------------------
+# ---- memory ---------------------------------------------------------------------------------------------------
 def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> None:
     needed = training_memory(model, config, batch, length, gradient_checkpointing)
     there = total_memory("cuda" if torch.cuda.is_available() else "cpu")
     smaller = "take shorter windows with --positions skipped, a smaller batch, or --lora"
     require_memory(needed, there, f"fine-tuning {batch} windows of {length} tokens takes", smaller)
-
-
-@contextmanager
-def _folder(out: Path) -> Iterator[Path]:
-    """The folder to write into: made by the first process, and only named in the others."""
-    if is_first_process():
-        with new_folder(out) as unfinished:
-            yield unfinished
-    else:
-        yield out.with_name(f".{out.name}.unfinished")

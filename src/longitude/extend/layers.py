@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 from warnings import catch_warnings
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 
 from longitude.checkpoints.config import positions_of_layers
@@ -20,6 +20,7 @@ from longitude.checkpoints.source import Source
 from longitude.checkpoints.trace import Tables, traced
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import rope_frequencies
+from longitude.positions.scaling.base import Frequencies
 
 CLOSE = 2e-5
 """Relative: float32 tables of the same formula, in another order of operations, stay below."""
@@ -27,13 +28,6 @@ CLOSE = 2e-5
 
 class NotAsMeant(ValueError):
     """Raised where a class does something else than what was asked, or does not show what it does."""
-
-
-class Rotation(NamedTuple):
-    """What queries and keys rotate by: radians per position of each pair [pairs], and what multiplies cos and sin."""
-
-    inverse: Tensor
-    factor: float
 
 
 @dataclass
@@ -142,7 +136,7 @@ class Layers:
             if layer in self.growing:
                 if problem := difference(got, wanted):
                     raise NotAsMeant(f"layer {layer} {problem}, at {length} tokens")
-                factor = wanted.factor
+                factor = wanted.attention_factor
             elif (problem := difference(got, was)) and (layer not in self.sharing or difference(got, wanted)):
                 raise NotAsMeant(f"layer {layer}, whose window does not grow, {problem} as it was trained")
         return factor
@@ -164,16 +158,12 @@ def places_of(tables: dict[int, list[Tables]]) -> list[tuple[int, str | None]]:
 
 
 @lru_cache(maxsize=64)  # layers share their tables
-def rotation_of(table: Tables, length: int) -> Rotation:
-    """What a class rotates by in a sequence of `length` tokens: read at position 1, the last position being length - 1."""
-    cos, sin = (each.reshape(-1, *each.shape[-2:])[0] for each in table.at(0, 1, max(length, 3) - 1))
-    inverse = torch.atan2(sin[1], cos[1])
-    half = len(inverse) // 2
-    if len(inverse) % 2 == 0 and torch.equal(inverse[:half], inverse[half:]):
-        inverse = inverse[:half]
-    elif len(inverse) % 2 == 0 and torch.equal(inverse[::2], inverse[1::2]):
-        inverse = inverse[::2]
-    return Rotation(inverse, float(torch.hypot(cos[0], sin[0]).max()))
+def rotation_of(table: Tables, length: int) -> Frequencies:
+    """What a class rotates by in a sequence of `length` tokens."""
+    width = table.at(0)[0].shape[-1]
+    found = table.rotation(width // 2, length) or table.rotation(width, length)
+    assert found is not None, "a table of its own width"
+    return Frequencies(*found)
 
 
 def scales_of(model: nn.Module) -> dict[str, float]:
@@ -188,29 +178,23 @@ def listed(layers: list[int]) -> str:
     return ", ".join(map(str, shown))
 
 
-def of_formula(ropes: Ropes, label: str, pairs: int, length: int) -> Rotation:
+def of_formula(ropes: Ropes, label: str, pairs: int, length: int) -> Frequencies:
     """The rotation that a configuration declares for a type of layers, by our formulas."""
     rope = ropes if isinstance(ropes, RopeConfig) else ropes.get(label)
     if rope is None:
         raise NotAsMeant("its configuration declares no rotation of layers that its class rotates")
     options = rope._replace(sections=None, partial_rotary_factor=1.0).options(2 * pairs)
-    found = rope_frequencies(2 * pairs, **options, length=length)
-    return Rotation(found.inverse, found.attention_factor)
+    return rope_frequencies(2 * pairs, **options, length=length)
 
 
-def difference(got: Rotation, want: Rotation) -> str:
+def difference(got: Frequencies, want: Frequencies) -> str:
     """What is another in a table, for a message; empty where nothing is."""
     if got.inverse.shape != want.inverse.shape:
         return f"rotates {len(got.inverse)} pairs, expected {len(want.inverse)}"
-    if abs(got.factor - want.factor) > CLOSE:
-        return f"multiplies cos and sin by {got.factor:.6g}, expected {want.factor:.6g}"
-    off = relative(got.inverse.abs(), want.inverse)
+    if abs(got.attention_factor - want.attention_factor) > CLOSE:
+        return f"multiplies cos and sin by {got.attention_factor:.6g}, expected {want.attention_factor:.6g}"
+    off = (got.inverse.abs() - want.inverse).abs() / want.inverse.where(want.inverse > 0, 1.0)
     if float(off.max()) <= CLOSE:
         return ""
     pair = int(off.argmax())
     return f"rotates pair {pair} by {float(got.inverse[pair]):.6g} rad a position, expected {float(want.inverse[pair]):.6g}"
-
-
-def relative(got: Tensor, want: Tensor) -> Tensor:
-    """Per pair; of a pair that should not rotate, how far it does."""
-    return (got - want).abs() / want.where(want > 0, 1.0)

@@ -1,12 +1,11 @@
-"""`extend --method longrope` and `longrope2`: factors found by trying them. After a kill, the same call continues the search."""
+"""`extend --method longrope` and `longrope2`: factors found by trying them. Every candidate is a unit of a store."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -18,12 +17,10 @@ from longitude.extend.criteria import Criterion
 from longitude.extend.evolution import PUBLISHED, evolve
 from longitude.extend.factors import Candidate, RotaryPairs, rotating_with
 from longitude.extend.spaces import Space
-from longitude.extend.unfinished import digest_of_weights, folder_of
+from longitude.extend.units import PASSES, digest_of_weights
 from longitude.positions.scaling import LongRoPE
-from longitude.runs import journal
-from longitude.runs.files import held, read_json, remove_unfinished, write_json
+from longitude.runs.store import Store, Unit
 
-SCHEMA = 1
 FEWEST = 32
 """Candidates that are tried, however small the budget."""
 SHARE = 0.85
@@ -43,8 +40,8 @@ class SearchResult:
         starts: The same of every start, by name.
         history: (candidates tried, loss) whenever the lowest loss became lower.
         tried: How many candidates in all.
-        record: The file that holds all of this.
         note: On the result, for the user; a sentence or nothing.
+        question: What the losses depend on, with the options of the search.
     """
 
     scheme: LongRoPE
@@ -52,8 +49,33 @@ class SearchResult:
     starts: dict[str, float]
     history: list[tuple[int, float]]
     tried: int
-    record: Path | None = field(default=None, compare=False)
     note: str = ""
+    question: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """The question, and the factors first of what was found; None for a loss that is not finite."""
+        scheme = self.scheme.as_dict()
+        names = ("short_factor", "long_factor", "attention_factor", "factor")
+        found = {name: scheme[name] for name in names} | {
+            "nats_per_token": _finite(self.loss),
+            "starts": {name: _finite(loss) for name, loss in self.starts.items()},
+            "history": [each for each in self.history if math.isfinite(each[1])],
+            "tried": self.tried,
+            "note": self.note,
+        }
+        return {**self.question, "found": found}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The result of a unit: nats per token, None where the model gave no number, and how long it took."""
+
+    nats: float | None
+    seconds: float
+
+    @property
+    def loss(self) -> float:
+        return math.inf if self.nats is None else self.nats
 
 
 def search(
@@ -61,7 +83,7 @@ def search(
     space: Space,
     criterion: Criterion,
     *,
-    state: Path,
+    store: Store,
     budget: float = 4.0,
     evaluations: int | None = None,
     seed: int = 0,
@@ -80,11 +102,9 @@ def search(
         model: A stock causal model of transformers in eval mode, on its device; unchanged afterwards.
         space: What may be tried, for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
         criterion: Every candidate is tried on its windows: of `running_text` or `needles` of criteria.py.
-        state: A folder for what was tried, made where there is none, with a folder in it for each model, method, length and
-            criterion.
-            The same call continues after a kill, and ends with the result of one that was never killed, bit for bit on the
-            same machine; search.json holds the factors.
-        budget: Minutes. They become a number of candidates once, by timing the starts, 32 or more, which is kept in `state`.
+        store: Of every candidate that was tried. The same call continues after a kill, or beside another process, and ends
+            with the result of one that was never killed, bit for bit on the same machine.
+        budget: Minutes. They become a number of candidates, 32 or more, by the times that the starts took.
         evaluations: That number instead. The same number and seed give the same result.
         seed: Of the evolution.
         on_progress: Called after every candidate.
@@ -94,48 +114,52 @@ def search(
         The scheme with its loss and its history.
 
     Raises:
-        ValueError: For a model of which no start gives a finite loss, a `state` that is damaged, or being written.
+        ValueError: For a model of which no start gives a finite loss, and a unit that is damaged.
 
     Source:
         Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753. Shang et al. 2025, LongRoPE2, arXiv
         2502.20082, https://arxiv.org/abs/2502.20082.
     """
     pairs, starts = space.pairs, space.starts
-    if state.exists() and not state.is_dir():
-        raise ValueError(f"{state} is no folder; remove it to search again")
-    question = _question(model, space, criterion)
-    folder = folder_of(question, state)
-    folder.mkdir(parents=True, exist_ok=True)
-    with held(folder, folder):
-        remove_unfinished(folder)
-        record = folder / "search.json"
-        saved = _opened(record, question, budget, evaluations)
-        tries = Tries(folder / "tried.jsonl", lambda candidate: _loss(model, pairs, candidate, criterion))
+    lengths = {"original_length": pairs.original_length, "length": pairs.length, "base": pairs.base}
+    device = next(model.parameters()).device.type
+    question = {"model": digest_of_weights(model), "device": device, "text": criterion.digest(), **lengths}
+    tried: dict[Candidate, Tried] = {}
 
-        def evaluate(candidate: Candidate) -> float:
-            loss = tries(candidate)
+    def evaluate(candidates: Sequence[Candidate]) -> list[float]:
+        new = [each for each in candidates if each not in tried]
+        label = f"{space.method}-{pairs.length}"
+
+        def attempt(i: int, folder: Path) -> Tried:
+            begun = time.perf_counter()
+            loss = _loss(model, pairs, new[i], criterion, folder / PASSES)
+            (folder / PASSES).unlink(missing_ok=True)
+            return Tried(_finite(loss), time.perf_counter() - begun)
+
+        def known(i: int, result: Tried) -> None:
+            tried[new[i]] = result
             if on_progress is not None:
-                on_progress(len(tries.used), saved["evaluations"], tries.lowest)
-            return loss
+                on_progress(len(tried), evaluations, min(each.loss for each in tried.values()))
 
-        named = {name: evaluate(start) for name, start in starts.items()}
-        if not math.isfinite(min(named.values())):
-            weights = "before anything is extended; look for NaN or overflow in its weights"
-            raise ValueError(f"{space.method}: no loss of the model is finite, {weights}")
-        if saved["evaluations"] is None:
-            seconds = tries.seconds_each(next(iter(starts.values())))
-            most = len(named) + affordable(budget, sum(tries.seconds), seconds)
-            if most < FEWEST:
-                minutes = (FEWEST - len(named)) * seconds / 60
-                on_note(
-                    f"{space.method}: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more."
-                )
-            saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
-            write_json(record, saved)
-        losses = evolve([*starts.values()], space.bounds, evaluate, saved["evaluations"], Random(seed))
-        result = replace(_best(pairs, losses, named), record=record)
-        write_json(record, saved | {"seed": seed, "found": _as_json(result)})
-        return result
+        store.results([Unit("candidate", label, question | asdict(each)) for each in new], attempt, Tried, known)
+        return [tried[each].loss for each in candidates]
+
+    evaluate([*dict.fromkeys(starts.values())])
+    named = {name: tried[start].loss for name, start in starts.items()}
+    if not math.isfinite(min(named.values())):
+        weights = "before anything is extended; look for NaN or overflow in its weights"
+        raise ValueError(f"{space.method}: no loss of the model is finite, {weights}")
+    if evaluations is None:
+        times = [each.seconds for each in tried.values()]
+        seconds = median(times)  # the first one had to warm up
+        most = len(named) + affordable(budget, sum(times), seconds)
+        if most < FEWEST:
+            minutes = (FEWEST - len(named)) * seconds / 60
+            on_note(f"{space.method}: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
+        evaluations = max(FEWEST, min(PUBLISHED, most))
+    losses = evolve([*starts.values()], space.bounds, evaluate, evaluations, Random(seed))
+    options = {"method": space.method, "evaluations": evaluations, "seed": seed}
+    return _best(pairs, losses, named, options | question)
 
 
 def affordable(budget: float, spent: float, seconds: float) -> int:
@@ -143,14 +167,16 @@ def affordable(budget: float, spent: float, seconds: float) -> int:
     return max(0, int((60 * SHARE * budget - spent) / seconds))
 
 
-def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, criterion: Criterion) -> float:
+def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, criterion: Criterion, passes: Path) -> float:
     """Nats per token; infinite where the model gave no number."""
     scheme = pairs.longrope(candidate, short=candidate.factors)  # both, so that they hold however a window is read
     with rotating_with(model, scheme):
-        return criterion.loss(model)
+        return criterion.loss(model, passes)
 
 
-def _best(pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float]) -> SearchResult:
+def _best(
+    pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float], question: Mapping[str, Any]
+) -> SearchResult:
     """The best candidate; one that leaves short texts alone comes first, unless a start beats it."""
     best = min(losses, key=losses.__getitem__)
     note = ""
@@ -164,98 +190,7 @@ def _best(pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, 
     for i, loss in enumerate(losses.values(), 1):
         if not history or loss < history[-1][1]:
             history.append((i, loss))
-    return SearchResult(pairs.longrope(best), losses[best], starts, history, len(losses), note=note)
-
-
-# ---- what a kill leaves ----------------------------------------------------------------------------------------------
-class Tries:
-    """A loss for each candidate, computed once: tried.jsonl has a line for each, on the disk before the next is tried."""
-
-    def __init__(self, path: Path, loss: Callable[[Candidate], float]):
-        self.path, self.loss = path, loss
-        self.losses = dict(_entry(line, path) for line in journal.lines(path))
-        journal.cut(path)
-        self.used: set[Candidate] = set()
-        self.lowest = math.inf
-        self.seconds: list[float] = []
-
-    def __call__(self, candidate: Candidate) -> float:
-        if candidate not in self.losses:
-            loss = self._timed(candidate)
-            journal.append(self.path, asdict(candidate) | {"loss": _finite(loss)})
-            self.losses[candidate] = loss
-        self.used.add(candidate)
-        self.lowest = min(self.lowest, self.losses[candidate])
-        return self.losses[candidate]
-
-    def seconds_each(self, candidate: Candidate) -> float:
-        """The median; the first one is left out, because it had to warm up."""
-        while len(self.seconds) < 2:
-            self._timed(candidate)
-        return median(self.seconds[1:])
-
-    def _timed(self, candidate: Candidate) -> float:
-        begun = time.perf_counter()
-        loss = self.loss(candidate)
-        self.seconds.append(time.perf_counter() - begun)
-        return loss
-
-
-def _entry(line: bytes, path: Path) -> tuple[Candidate, float]:
-    """A line of tried.jsonl. ValueError where it is none."""
-    try:
-        entry = json.loads(line)
-        candidate = Candidate(tuple(map(float, entry["factors"])), float(entry["attention_factor"]))
-        return candidate, math.inf if entry["loss"] is None else float(entry["loss"])
-    except (ValueError, TypeError, KeyError):
-        raise _damaged(path) from None
-
-
-def _damaged(path: Path) -> ValueError:
-    return ValueError(f"{path} is damaged; remove {path.parent} to search again")
-
-
-def _question(model: nn.Module, space: Space, criterion: Criterion) -> dict[str, Any]:
-    """What the losses depend on, and where the search may go."""
-    pairs = space.pairs
-    lengths = {"original_length": pairs.original_length, "length": pairs.length}
-    digests = {"model": digest_of_weights(model), "text": criterion.digest()}
-    return {"schema": SCHEMA, "method": space.method, **lengths, "base": pairs.base, **digests}
-
-
-def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:
-    """search.json of this search, old or new. ValueError where the file is damaged.
-
-    The number of candidates is as saved for the same budget.
-    """
-    own = of | {"budget": budget, "evaluations": evaluations}
-    saved = read_json(record, f"remove {record.parent} to search again")
-    if saved is None:
-        (record.parent / "tried.jsonl").unlink(missing_ok=True)  # without a record of what was tried
-        saved = own
-    elif (
-        not isinstance(saved, dict)
-        or not own.keys() <= saved.keys()
-        or not isinstance(saved["evaluations"], int | None)
-        or any(saved[key] != value for key, value in of.items())
-    ):
-        raise _damaged(record)
-    if evaluations is not None or saved["budget"] != budget:
-        saved |= own
-    write_json(record, saved)
-    return saved
-
-
-def _as_json(result: SearchResult) -> dict[str, Any]:
-    """The factors first; None for a loss that is not finite."""
-    scheme = result.scheme.as_dict()
-    return {name: scheme[name] for name in ("short_factor", "long_factor", "attention_factor", "factor")} | {
-        "nats_per_token": _finite(result.loss),
-        "starts": {name: _finite(loss) for name, loss in result.starts.items()},
-        "history": [each for each in result.history if math.isfinite(each[1])],
-        "tried": result.tried,
-        "note": result.note,
-    }
+    return SearchResult(pairs.longrope(best), losses[best], starts, history, len(losses), note, question)
 
 
 def _finite(loss: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
+from longitude.extend.units import PASSES, SAMPLE, digest_of_weights
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.sources import read_text
-from longitude.measure.text import DocumentLosses, losses_by_length
-from longitude.measure.windows import LOGITS, Bounded
+from longitude.measure.text import losses_by_length
+from longitude.measure.windows import LOGITS, Bounded, Resumable
 from longitude.runs.device import device_of
-from longitude.runs.memory import available_memory, forward_memory
+from longitude.runs.memory import Memory, available_memory, forward_memory
+from longitude.runs.store import Store, Unit
 from longitude.statistics.documents import Interval, interval, paired_difference
 
 TOKENS, DOCUMENTS, FEWEST = 65_536, 32, 4
@@ -76,6 +79,20 @@ class Sample:
     seconds: float | None
 
 
+@dataclass(frozen=True)
+class Sums:
+    """The result of a unit, a number for each document: nats, None where they are not finite, bytes and tokens."""
+
+    nats: list[float | None]
+    bytes: list[int]
+    tokens: list[int]
+
+    @property
+    def pair(self) -> tuple[np.ndarray, np.ndarray]:
+        """What intervals are computed from."""
+        return np.array(self.nats, dtype=float), np.array(self.bytes)
+
+
 def sample_within(source: Source, length: int, minutes: float) -> Sample:
     """Windows of `length` tokens, or shorter ones where FEWEST of these take two models longer than `minutes`."""
     try:
@@ -94,17 +111,24 @@ def sample_within(source: Source, length: int, minutes: float) -> Sample:
     return Sample(length, windows * length, windows * seconds(length))
 
 
+def memory_within(source: Source, length: int) -> Memory:
+    """What windows of `length` tokens take, as many at once as are read."""
+    dim, rows = head_dim_of(source.config, FULL), max(1, BATCH // length)
+    return forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
+
+
 class CostMeasurement:
     """Measures a checkpoint and what was made of it on one text.
 
-    minutes: about how long both may take. ValueError, before any model is loaded, where it has no tokenizer, or the text
-    cannot be read.
+    store: of what is measured. minutes: about how long both may take. ValueError, before any model is loaded, where it has
+    no tokenizer, or the text cannot be read.
     """
 
     def __init__(
         self,
         source: Source,
         text: str,
+        store: Store,
         on_progress: Progress,
         minutes: float = MINUTES,
         on_note: Callable[[str], None] = lambda sentence: None,
@@ -113,20 +137,18 @@ class CostMeasurement:
             tokenizer_of(source.folder, source.config)
         except ValueError as error:
             raise ValueError(f"{error}; or {WITHOUT}, which alone needs it") from error
-        self.source, self.on_progress, self.minutes, self.on_note = source, on_progress, minutes, on_note
+        self.source, self.store, self.minutes = source, store, minutes
+        self.on_progress, self.on_note = on_progress, on_note
         self.text = read_text(text, "--text")
         self.documents: dict[int, Documents] = {}
-        self.before: dict[int, DocumentLosses] = {}
+        self.before: dict[int, Sums] = {}
 
     def require_memory(self, length: int) -> None:
         """ValueError when the model with one window of `length` tokens is larger than what is free."""
-        source, rows = self.source, max(1, BATCH // length)
-        needs = forward_memory(
-            source.skeleton, head_dim_of(source.config, FULL), source.dtype, length, rows, chunk=length, logits=LOGITS
-        )
+        needs = memory_within(self.source, length)
         if needs.total > (free := available_memory(device_of().type)):
             problem = f"reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free"
-            raise ValueError(f"{source.name}: {problem}; {WITHOUT}")
+            raise ValueError(f"{self.source.name}: {problem}; {WITHOUT}")
 
     def load(self, folder: Path | None = None) -> Checkpoint:
         """The model in a folder, or the original, on the device."""
@@ -153,7 +175,7 @@ class CostMeasurement:
         self.on_progress("timing a few layers", 0, 0)
         samples: dict[int, Sample] = {}
         for length in lengths:
-            sample = sample_within(self.source, length, self.minutes / len(lengths))
+            sample = self._sample(length, self.minutes / len(lengths))
             self.require_memory(sample.length)
             samples[sample.length] = sample
             takes = "" if sample.seconds is None else f", about {sample.seconds:.0f} s"
@@ -163,35 +185,42 @@ class CostMeasurement:
             )
         checkpoint = self.load()
         self.documents = {n: self.excerpts(checkpoint.tokenizer, n, each.tokens) for n, each in samples.items()}
-        self.before = self._losses(checkpoint, "measuring the original")
-        first = next(iter(samples))
-        if not np.isfinite(self.before[first].nats).all():
-            losses = f"{self.source.name}: its losses on {self.text.source} are not finite at {first} tokens"
-            raise ValueError(f"{losses}, before anything is extended; look for NaN or overflow in its weights")
+        self.before = self._sums(checkpoint, "measuring the original", must_be_finite=next(iter(samples)))
 
     def compare(self, folder: Path | None) -> list[Cost]:
         """The original compared with the checkpoint in `folder`, or alone. One model is in memory at a time."""
-        after = {} if folder is None else self._losses(self.load(folder), "measuring the new one")
+        after = {} if folder is None else self._sums(self.load(folder), "measuring the new one")
         costs = []
-        for length, losses in self.before.items():
-            value = interval(*losses.sums, metric=losses.metric)
+        for length, before in self.before.items():
             new = difference = None
             if length in after:
-                new = interval(*after[length].sums, metric=losses.metric)
-                difference = paired_difference(after[length].sums, losses.sums, metric=losses.metric)
-            tokens = int(losses.tokens.sum())
-            costs.append(Cost(length, value, new, difference, len(losses.nats), tokens, self.text.source))
+                new = interval(*after[length].pair)
+                difference = paired_difference(after[length].pair, before.pair)
+            found, tokens = interval(*before.pair), sum(before.tokens)
+            costs.append(Cost(length, found, new, difference, len(before.nats), tokens, self.text.source))
         return costs
 
-    def _losses(self, checkpoint: Checkpoint, what: str) -> dict[int, DocumentLosses]:
-        """Sums over the documents in windows that do not overlap, with their bytes."""
-        losses = {}
-        for length, documents in self.documents.items():
-            if hasattr(checkpoint.config, "max_seq_len"):  # MPT's biases are made for this many positions
-                checkpoint.model.config.max_seq_len = max(length, checkpoint.config.max_seq_len)
-            bos = bos_of(checkpoint.tokenizer, "tokenizer")
-            [losses[length]] = losses_by_length(
-                checkpoint.model,
+    def _sample(self, length: int, minutes: float) -> Sample:
+        """As the machine was timed first: after a kill the same is read."""
+        config = sha256((self.source.folder / "config.json").read_bytes()).hexdigest()
+        of = {"config": config, "dtype": str(self.source.dtype), "length": length, "minutes": minutes}
+        [sample] = self.store.results(
+            [Unit(SAMPLE, str(length), of)], lambda *_: sample_within(self.source, length, minutes), Sample
+        )
+        return sample
+
+    def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: int | None = None) -> dict[int, Sums]:
+        """By length, in windows that do not overlap. ValueError for losses at `must_be_finite` tokens that are not."""
+        model, config, bos = checkpoint.model, checkpoint.config, bos_of(checkpoint.tokenizer, "tokenizer")
+        of = {"weights": digest_of_weights(model), "config": sha256(config.to_json_string().encode()).hexdigest()}
+        of |= {"device": model.device.type, "bos": bos}
+
+        def measured(i: int, folder: Path) -> Sums:
+            length, documents = [*self.documents.items()][i]
+            if hasattr(config, "max_seq_len"):  # MPT's biases are made for this many positions
+                model.config.max_seq_len = max(length, config.max_seq_len)
+            [losses] = losses_by_length(
+                model,
                 documents.ids,
                 lengths=[length],
                 methods=["non-overlapping"],
@@ -199,6 +228,18 @@ class CostMeasurement:
                 token_bytes=documents.sizes,
                 batch_tokens=max(BATCH, length),
                 progress=lambda done, total: self.on_progress(what, done, total),
-                reader=Bounded(checkpoint.model, None, bos=bos),
+                reader=Resumable(Bounded(model, None, bos=bos), folder / PASSES),
             )
-        return losses
+            (folder / PASSES).unlink(missing_ok=True)
+            finite = np.isfinite(losses.nats)
+            if length == must_be_finite and not finite.all():
+                where = f"{self.source.name}: its losses on {self.text.source} are not finite at {length} tokens"
+                raise ValueError(f"{where}, before anything is extended; look for NaN or overflow in its weights")
+            nats = [nats if known else None for nats, known in zip(losses.nats.tolist(), finite, strict=True)]
+            return Sums(nats, losses.sums[1].tolist(), losses.tokens.tolist())
+
+        units = [
+            Unit("short-contexts", str(length), of | {"length": length, "text": documents.digest})
+            for length, documents in self.documents.items()
+        ]
+        return dict(zip(self.documents, self.store.results(units, measured, Sums), strict=True))

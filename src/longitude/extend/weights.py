@@ -28,13 +28,13 @@ def write_checkpoint(
     changes: Mapping[str, Change],
     config: Mapping[str, Any] | None = None,
     tokenizer_length: int | None = None,
-    extra: Path | None = None,
+    search: Mapping[str, Any] | None = None,
     check: Callable[[Path], object] = lambda folder: None,
 ) -> None:
     """The checkpoint into `out`, whole or not at all.
 
-    config: what config.json becomes, None: as it is. tokenizer_length: the new model_max_length. extra: one more file. check:
-    called with the folder before it gets its name; where it raises, nothing is left.
+    config: what config.json becomes, None: as it is. tokenizer_length: the new model_max_length. search: of
+    longrope_search.json. check: called with the folder before it gets its name; where it raises, nothing is left.
     """
     weights = source.shards or [x for x in source.folder.iterdir() if x.suffix in (".bin", ".pt", ".pth", ".ckpt")]
     size = sum(path.stat().st_size for path in (*weights, *carried(source)))
@@ -42,8 +42,8 @@ def write_checkpoint(
     with new_folder(out) as unfinished:
         write_weights(source, unfinished, changes)
         shutil.copyfile(source.folder / "config.json", unfinished / "config.json")
-        if extra is not None:
-            shutil.copyfile(extra, unfinished / f"longrope_{extra.name}")
+        if search is not None:
+            write_json(unfinished / "longrope_search.json", search)
         if config is not None:
             write_json(unfinished / "config.json", config, allow_nan=True)
         if tokenizer_length is not None:

@@ -68,16 +68,21 @@ def new_folder(out: Path) -> Iterator[Path]:
                 yield unfinished
             for path in (*unfinished.rglob("*"), unfinished):
                 flush(path)
-            if out.exists():
-                raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
-            os.rename(unfinished, out)
-            flush(out.parent)
+            place(unfinished, out)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             for folder in made:
                 if not any(folder.iterdir()):
                     folder.rmdir()
             raise
+
+
+def place(folder: Path, out: Path) -> None:
+    """Give a folder that is whole its name. ValueError where there is something of that name."""
+    if out.exists():
+        raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
+    os.rename(folder, out)
+    flush(out.parent)
 
 
 def lock(descriptor: int, shared: bool = False) -> None:

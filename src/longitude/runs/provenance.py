@@ -53,6 +53,7 @@ def machine() -> dict[str, Any]:
     }
 
 
+@cache
 def commit_of_code() -> str | None:
     """The git commit of this source tree, "-dirty" where files differ from it; None outside of a repository of ours."""
     here = Path(longitude.__file__).parent

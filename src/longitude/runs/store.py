@@ -11,17 +11,23 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from time import sleep
 from typing import Any
 
+from longitude.errors import UsageError
 from longitude.runs.files import LOCK, flush, lock, naming, read_json, remove_unfinished, write_json
 
-QUESTION, UNITS, UNIT = "question.json", "units", "unit.json"
+QUESTION, UNITS, UNIT, RESULT = "question.json", "units", "unit.json", "result.json"
+FORMAT = 1
+"""Of what is in the folder of a unit; a change that an older release would read wrongly makes it 2."""
+POLL_SECONDS = 0.1
+"""Between two looks at what another process computes."""
 KEY_DIGITS = 12
 """Hexadecimal digits of a key: 48 bits, so that a million units collide once in 500 runs."""
 
@@ -60,6 +66,10 @@ def key_of(value: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_DIGITS]
 
 
+def _remedy(folder: Path) -> str:
+    return f"move {folder} away, and the same command computes it again"
+
+
 class BusyError(Exception):
     """Another process works on the unit."""
 
@@ -86,18 +96,21 @@ class Store:
         """The folder of a finished unit, whatever its label is; None where it is not finished.
 
         Raises:
-            ValueError: The folder is damaged: what it says of its inputs is not what its name says.
+            ValueError: The folder is damaged: what it says of its inputs is not what its name says. Or a newer release wrote it.
         """
         folder = next(iter(sorted(self.units.glob(f"{kind}-*-{key}"))), None)
         if folder is None:
             return None
-        remedy = f"move {folder} away, and the same command computes it again"
+        remedy = _remedy(folder)
         saved = read_json(folder / UNIT, remedy)
         if (
             not isinstance(saved, dict)
             or key_of({name: saved.get(name) for name in ("kind", "version", "inputs")}) != key
         ):
             raise ValueError(f"{folder} is damaged: its {UNIT} is missing, or of another unit; {remedy}")
+        if (form := saved.get("format", 1)) != FORMAT:
+            expected = f"a unit of format {FORMAT}, which this release reads"
+            raise UsageError(str(folder), expected, f"format {form}", f"install a newer longitude, or {remedy}")
         return folder
 
     def holds(self, unit: Unit) -> bool:
@@ -130,13 +143,55 @@ class Store:
             from longitude.runs.provenance import provenance  # it loads torch, which options of a command do without
 
             with naming(self.folder(unit)):
-                about = {"kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
+                about = {"format": FORMAT, "kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
                 made = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
                 write_json(unfinished / UNIT, about | {"made": made})
                 for path in (*unfinished.rglob("*"), unfinished):
                     flush(path)
                 os.rename(unfinished, self.folder(unit))
                 flush(self.units)
+
+    def results(
+        self,
+        units: Sequence[Unit],
+        run: Callable[[int, Path], Any],
+        kind: Any,
+        on_result: Callable[[int, Any], object] = lambda i, result: None,
+    ) -> list[Any]:
+        """The result of each unit. What no process is at is computed; what another is at is waited for, or taken over.
+
+        Args:
+            units: Independent of each other.
+            run: run(i, folder) computes unit i; in the unfinished folder is what it was continued from.
+            kind: The type of the results, a dataclass of JSON values.
+            on_result: Called with i and a result as soon as it is known.
+
+        Raises:
+            ValueError: A unit is damaged.
+        """
+        import msgspec  # `longitude report` of a run directory does without
+
+        results: dict[int, Any] = {}
+        while len(results) < len(units):
+            before = len(results)
+            for i, unit in enumerate(units):
+                if i in results:
+                    continue
+                if (folder := self.find(unit.kind, unit.key)) is None:
+                    try:
+                        with self.making(unit) as unfinished:
+                            write_json(unfinished / RESULT, msgspec.to_builtins(run(i, unfinished)))
+                    except BusyError:
+                        continue
+                    folder = self.folder(unit)
+                try:
+                    results[i] = msgspec.convert(read_json(folder / RESULT, _remedy(folder)), kind)
+                except msgspec.ValidationError as error:
+                    raise ValueError(f"{folder} is damaged: its {RESULT}, as $: {error}; {_remedy(folder)}") from None
+                on_result(i, results[i])
+            if len(results) == before:
+                sleep(POLL_SECONDS)
+        return [results[i] for i in range(len(units))]
 
     @contextmanager
     def _held(self, unit: Unit, unfinished: Path) -> Iterator[None]:

@@ -171,7 +171,8 @@ def searched(
         return nats if math.isfinite(nats) else math.inf
 
     bounds = Bounds(low=1.0, high=1.25 * pairs.factor)
-    losses = evolve([*pairs.starts().values()], bounds, loss, CANDIDATES, Random(0))
+    starts = [*pairs.starts().values()]
+    losses = evolve(starts, bounds, lambda candidates: [*map(loss, candidates)], CANDIDATES, Random(0))
     return pairs.longrope(min(losses, key=losses.__getitem__))
 
 

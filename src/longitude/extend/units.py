@@ -1,0 +1,75 @@
+"""Where an extension keeps what it computed, so that the same command continues: a store of units next to `out`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from longitude.runs.files import LOCK, lock, opened
+from longitude.runs.store import Store
+
+PASSES = "passes.jsonl"
+"""Of a unit in progress: losses of forward passes."""
+TRAINING = "training"
+"""With a hyphen and a key: the folder of a training's newest checkpoint."""
+SAMPLE = "sample"
+"""The kind of units that hold how fast this machine is: not worth keeping alone."""
+
+
+def work_of(out: Path) -> Path:
+    """The folder of what is computed for `out`, until that is there."""
+    return out.with_name(f".{out.name}.work")
+
+
+def staged(out: Path) -> Path:
+    """Where the extended checkpoint is until it is trained: every process of a training knows it."""
+    return work_of(out) / "extended"
+
+
+@contextmanager
+def working(out: Path) -> Iterator[Store]:
+    """The store of what is computed for `out`. Its last process removes it, unless the same command would continue from it."""
+    folder, kept = work_of(out), True
+    made = [each for each in out.parents if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    store = Store(folder)
+    with opened(folder) as descriptor:
+        lock(descriptor, shared=True)
+        try:
+            yield store
+            kept = False
+        except ValueError:  # the same command would meet it again: only what is finished is of use
+            finished = [*store.units.glob("[!.]*"), *folder.glob(f"{TRAINING}-*")]
+            kept = any(not each.name.startswith(SAMPLE) for each in finished)
+            raise
+        except BaseException:
+            kept = any(each.is_file() and each.name != LOCK for each in folder.rglob("*"))
+            raise
+        finally:
+            if not kept or out.exists():
+                with suppress(BlockingIOError):  # another process works here
+                    lock(descriptor)
+                    shutil.rmtree(folder)
+                    for each in made:
+                        if not any(each.iterdir()):
+                            each.rmdir()
+
+
+def digest_of_weights(model: nn.Module) -> str:
+    """Of names, shapes, dtypes and about 1024 numbers of each tensor."""
+    weights = sha256()
+    for name, weight in model.state_dict().items():
+        sample = weight.flatten()[:: max(1, weight.numel() // 1024)].float().cpu()
+        weights.update(f"{name} {[*weight.shape]} {weight.dtype}".encode() + sample.numpy().tobytes())
+    return weights.hexdigest()
+
+
+def digest_of_tokens(*windows: Tensor) -> str:
+    """Of the tokens that are read."""
+    return sha256(torch.cat([window.cpu() for window in windows]).numpy().tobytes()).hexdigest()
