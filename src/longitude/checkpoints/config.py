@@ -26,7 +26,9 @@ from longitude.positions.config_keys import (
     SCHEMAS,
     SHARES,
     is_foreign,
+    names_any,
     of_layers,
+    rope_dicts,
 )
 from longitude.positions.hugging_face import (
     NotUnderstood,
@@ -280,8 +282,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     except ValueError as error:
         yield f"transformers keeps what cannot be read: {error}"
         return
-    shares = any(each.get(key) is not None for key in SHARES for each in (raw, *(one for _, one in rope_dicts(raw))))
-    if lost(ours, theirs, shares):
+    if lost(ours, theirs, shares=names_any(raw, SHARES)):
         yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
     yield from _of_class(raw, config, ours)
 
@@ -417,11 +418,6 @@ def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
             meant = f"did you mean {near!r}?" if near else f"a {kind!r} one has: {', '.join(sorted(valid))}"
             meant = f"a {kind!r} one has none; remove it" if key == ORIGINAL else meant
             yield f"unknown key {key!r} in {name}: {meant}"
-
-
-def rope_dicts(raw: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(schema, parameters) of each dict of rope parameters, those of layer types one by one."""
-    return [(name, one) for name in SCHEMAS for one in of_layers(raw.get(name))]
 
 
 def two_values(raw: Mapping[str, Any]) -> Iterator[str]:

@@ -26,7 +26,6 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
-from longitude.checkpoints.config import contradictions, raw_config
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.reading import require_numbers, rotary_fault
 from longitude.errors import unknown
@@ -113,10 +112,7 @@ def load(
         require_weights(where, allow_pickle)
         require_shards(where)
     require_causal(path, config, images)
-    kinds: Any = (
-        AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
-    )
-    make = kinds.from_config
+    kinds, make = auto_class_of(config), auto_class_of(config).from_config
     if getattr(config, KEY, None) is not None:
         if attn_implementation not in (None, "longitude"):
             raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
@@ -130,7 +126,7 @@ def load(
     with (
         quiet(),
         refusing_code(path),
-        _config_to_blame(path, config, make),
+        _config_to_blame(path, make, config),
         in_one_line(f"{path}: {problem}"),
     ):
         loaded: Any = kinds.from_pretrained(
@@ -166,6 +162,12 @@ def require_causal(path: str, config: PreTrainedConfig, images: bool = False) ->
         raise ValueError(
             f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
         )
+
+
+def auto_class_of(config: PreTrainedConfig) -> Any:
+    """The Auto class that has the causal model of a config."""
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if causal else AutoModelForImageTextToText
 
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
@@ -324,8 +326,7 @@ def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig]
     plain = copy.deepcopy(config)
     for part in (plain, plain.get_text_config()):
         part.__dict__.pop("quantization_config", None)
-    with quiet(), torch.device("meta"), in_one_line(f"{path}: its model cannot be built"):
-        skeleton = make(plain)
+    skeleton = built_without_weights(path, make, plain)
     _, info = loaded_on_meta(str(folder), skeleton)
     method, missing = quantization_of(config), sorted(info["missing_keys"])
     kinds = {kind for shard in folder.glob("*.safetensors") for kind in kinds_of(shard).values()}
@@ -583,17 +584,21 @@ def refusing_code(path: str) -> Iterator[None]:
         ) from error
 
 
+def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) -> Any:
+    """A model on the meta device. ValueError, in one line, with the rotary key that is wrong where that is known."""
+    try:
+        with quiet(), torch.device("meta"):
+            return make(config)
+    except Exception as error:
+        why = rotary_fault(config) or one_line_of(error)
+        raise ValueError(f"{path}: config.json: no model can be built of it ({why})") from error
+
+
 @contextmanager
-def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTrainedConfig], Any]) -> Iterator[None]:
-    """Where `make` builds no model of a config even without weights, an error of loading is the config's."""
+def _config_to_blame(path: str, make: Callable[[Any], Any], config: Any) -> Iterator[None]:
+    """Where no model can be built of a config even without weights, an error of loading is the config's."""
     try:
         yield
-    except ValueError as error:
-        try:
-            with torch.device("meta"):
-                make(config)
-        except Exception as reason:
-            wrong = "; ".join(contradictions(raw_config(path), config))
-            wrong = wrong or f"no model can be built of it ({one_line_of(reason)})"
-            raise ValueError(f"{path}: config.json: {wrong}") from error
+    except ValueError:
+        built_without_weights(path, make, config)
         raise

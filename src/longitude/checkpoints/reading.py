@@ -20,11 +20,11 @@ from longitude.positions.config_keys import (
     LENGTHS,
     LOCAL_BASES,
     OF_CLASSES,
-    SCHEMAS,
     SIZES,
     UNDERSTOOD,
     WINDOWED,
-    of_layers,
+    names_any,
+    rope_dicts,
 )
 from longitude.positions.hugging_face import (
     NotUnderstood,
@@ -144,7 +144,7 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
     for key in BY_LAYER:
         if isinstance(given := raw.get(key), list) and given and type(layers) is int and len(given) < layers:
             raise UsageError("config", f"{key} to have one entry for each of {layers} layers", len(given))
-    for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
+    for where in (raw, *(one for _, one in rope_dicts(raw))):
         check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
     if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:
         check_positive("attn_config", alibi_bias_max=inner["alibi_bias_max"])
@@ -182,9 +182,7 @@ def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> d
     """A config's keys, with its class's base where they name none and the class has one of its own (Gemma 3)."""
     from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 
-    inside = (one for name in SCHEMAS for one in of_layers(written.get(name)))
-    named = any(each.get(key) is not None for each in (written, *inside) for key in BASES)
-    if named or type(theirs).default_theta == RotaryEmbeddingConfigMixin.default_theta:
+    if names_any(written, BASES) or type(theirs).default_theta == RotaryEmbeddingConfigMixin.default_theta:
         return dict(written)
     if isinstance(declared, RopeConfig):
         return dict(written) | {BASES[0]: declared.base}
