@@ -177,7 +177,7 @@ EDITS = {  # how the file is edited, and the reason
     "two thetas": ({"top": {"rope_theta": 10_000.0}}, "10000.0 at the top and 500000.0 in rope_parameters"),
     "a key misspelt": ({"rope": YARN, "inside": {"beta_fst": 16}}, "did you mean 'beta_fast'?"),
     "lengths misspelt": ({"top": {"max_position_embedding": 64}}, "did you mean 'max_position_embeddings'?"),
-    "two schemas": ({"top": {"rope_scaling": HALF}}, "rope_parameters and rope_scaling disagree"),
+    "two schemas": ({"top": {"rope_scaling": HALF}}, "expected rope_parameters or rope_scaling, got both"),
     "factor too small": ({"rope": YARN, "inside": {"factor": 2.0}}, "factor 2.0 times"),
     "original longer": ({"rope": YARN, "inside": {ORIGINAL: 64}}, "longer than max_position_embeddings = 32"),
     "original of another type": ({"rope": LINEAR, "inside": {ORIGINAL: 16}}, "a 'linear' one has none; remove it"),

@@ -18,7 +18,6 @@ from longitude.positions.config_keys import (
     BASES,
     FULL as FULL,
     KEYS,
-    LAYERS,
     LENGTHS as LENGTH_KEYS,
     LOCAL_BASES,
     OLD_TYPES,
@@ -257,30 +256,21 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     if inside := list(unknown_inside(raw)):
         yield from inside
         return
-    given = config.to_dict()  # which layers rotate may stand in defaults of transformers' class
-    filled = {key: given[key] for key in LAYERS if key in given} | dict(raw)
-    with suppress(ValueError):  # what its class keeps may not be readable
-        filled = with_own_base(filled, config, read_ropes(given))
-    schemas = [{name} for name in SCHEMAS if raw.get(name)] or [{*SCHEMAS}]
     try:
-        ours, *others = (
-            read_ropes({key: value for key, value in filled.items() if key not in SCHEMAS or key in schema})
-            for schema in schemas
-        )
+        theirs, broken = read_ropes(config), None
+    except ValueError as error:
+        theirs, broken = None, error
+    try:
+        ours = read_ropes(raw if theirs is None else with_own_base(raw, config, theirs))
     except NotUnderstood:
         return  # said where keys that nothing reads are said
     except ValueError as error:
-        yield _missing_base(error, raw)
-        return
-    if others and others != [ours]:
-        both = f"{described(ours)} and {described(others[0])}"
-        yield f"rope_parameters and rope_scaling disagree: {both}; remove the wrong one"
+        default = "; transformers takes a default of its class without a warning: write the one of training"
+        yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
         return
     yield from two_values(raw)
-    try:
-        theirs = read_ropes(given)
-    except ValueError as error:
-        yield f"transformers keeps what cannot be read: {error}"
+    if theirs is None:
+        yield f"transformers keeps what cannot be read: {broken}"
         return
     if lost(ours, theirs, shares=names_any(raw, SHARES)):
         yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
@@ -302,18 +292,6 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
         if rope is not None:
             with suppress(ValueError):  # no width of heads is known: no list of factors can be held to it
                 yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
-
-
-def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:
-    """An error of reading; of a base that is not there, with where it may have been lost."""
-    if "expected rope_theta" not in str(error):
-        return str(error)
-    if all(raw.get(name) for name in SCHEMAS):
-        return (
-            "rope_scaling replaces rope_parameters, and the base that is in the latter is lost with them: transformers takes "
-            "its default without a warning; keep one of the two, with rope_theta"
-        )
-    return f"{error}; transformers takes a default of its class without a warning: write the one of training"
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:

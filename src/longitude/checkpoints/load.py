@@ -221,18 +221,23 @@ Untied = tuple[tuple[str, str], ...]
 
 def held_against(path: str, model: Any, info: dict[str, Any]) -> tuple[tuple[str, ...], Untied]:
     """`unused` and `untied` of a Checkpoint, from what transformers says of loading it. ValueError for what does not fit."""
-    for name, saved, expected in sorted(info["mismatched_keys"]):
+    require_tensors(path, info["mismatched_keys"], info["missing_keys"])
+    declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
+    untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
+    return tuple(name for name in sorted(info["unexpected_keys"]) if not _is_harmless(name, model)), untied
+
+
+def require_tensors(path: str, mismatched: Iterable[tuple[str, Any, Any]], missing: Iterable[str]) -> None:
+    """ValueError for tensors (name, shape in the files, shape by config.json) of another shape, and for any that are missing."""
+    for name, saved, expected in sorted(mismatched):
         raise ValueError(
             f"{path}: {name} is {list(saved)} in the weights and {list(expected)} by config.json; correct config.json"
         )
-    if missing := sorted(info["missing_keys"]):
+    if missing := sorted(missing):
         raise ValueError(
             f"{path}: the weights lack {len(missing)} of the model's tensors, such as {missing[0]}; they would be random "
             f"numbers; complete the checkpoint, or correct config.json"
         )
-    declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
-    untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
-    return tuple(name for name in sorted(info["unexpected_keys"]) if not _is_harmless(name, model)), untied
 
 
 def _is_harmless(name: str, model: Any) -> bool:
@@ -412,9 +417,10 @@ def _require_configuration(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
+        depth = depth_of(plain)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not readable JSON ({one_line_of(error)}); restore the file") from error
-    if depth_of(plain) > DEEPEST:
+    if depth > DEEPEST:
         raise ValueError(
             f"{file}: its values are nested more than {DEEPEST} deep, as no configuration is; restore the file"
         )
@@ -436,17 +442,8 @@ def _require_configuration(file: Path) -> dict[str, Any]:
 
 def depth_of(value: Any) -> int:
     """How many lists and dicts are inside one another."""
-    depth, level = 0, [value]
-    while level := [
-        x
-        for each in level
-        if isinstance(each, list | dict)
-        for x in (each.values() if isinstance(each, dict) else each)
-    ]:
-        depth += 1
-        if depth > DEEPEST:
-            break
-    return depth
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(depth_of, inside), default=0)
 
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
