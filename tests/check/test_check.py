@@ -25,7 +25,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
-from tests.check.broken_unseen import CAUSES, UNSEEN
+from tests.check.broken_unseen import UNSEEN
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
@@ -54,8 +54,8 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
     """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
-    law, words = CAUSES[name]
-    [broken] = [one for one in check(UNSEEN[name]()).values() if one.status == "broken"]
+    make, law, words = UNSEEN[name]
+    [broken] = [one for one in check(make()).values() if one.status == "broken"]
     assert broken.law == law and words in broken.reason, broken
 
 

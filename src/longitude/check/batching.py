@@ -107,7 +107,9 @@ def packed_documents(subject: Subject) -> Measurement:
     elif "position_ids" in subject.takes:
         options = {"position_ids": torch.cat([torch.arange(size) for size in sizes])[None].to(tokens.device)}
     else:
-        subject.require("position_ids", "the begin of a document cannot be declared; pack none into one row")
+        raise DoesNotApply(
+            "forward takes no position_ids, so the begin of a document cannot be declared; pack none into one row"
+        )
     return each_as_alone(
         subject,
         tokens,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.agreement import Ropes, which_layers
-from longitude.checkpoints.reading import class_of, lost, read, text_part, with_own_base
+from longitude.checkpoints.reading import class_of, read, require_kept, text_part, with_own_base
 from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
@@ -272,8 +272,10 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     if theirs is None:
         yield f"transformers keeps what cannot be read: {broken}"
         return
-    if lost(ours, theirs, shares=names_any(raw, SHARES)):
-        yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
+    try:
+        require_kept(ours, theirs, shares=names_any(raw, SHARES))
+    except ValueError as error:
+        yield str(error)
     yield from _of_class(raw, config, ours)
 
 
@@ -445,17 +447,6 @@ def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     inner = given.get(layer) if layer is not None else None
     return inner if isinstance(inner, Mapping) else given
-
-
-def described(read: Any) -> str:
-    """A RopeConfig, or one for each layer type, for a message."""
-    if not isinstance(read, RopeConfig):
-        return ", ".join(f"{layer}: {'none' if rope is None else described(rope)}" for layer, rope in read.items())
-    scaling = "no scaling" if read.scaling is None else str(read.scaling)
-    part = "" if read.partial_rotary_factor == 1 else f", partial_rotary_factor {read.partial_rotary_factor}"
-    still = "" if read.rotates is None else f", no rotation in layers {', '.join(map(str, unrotated(read)))}"
-    warm = "".join(f", {spec}" for spec in (read.temperature, read.unrotated_temperature) if spec is not None)
-    return f"rope_theta {read.base:g}, {scaling}{part}{still}{warm}"
 
 
 def unrotated(rope: RopeConfig) -> list[int]:

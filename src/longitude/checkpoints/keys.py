@@ -13,7 +13,7 @@ from typing import Any
 
 from longitude.checkpoints.agreement import Ropes
 from longitude.checkpoints.config import two_values
-from longitude.checkpoints.reading import lost, read
+from longitude.checkpoints.reading import read, require_kept
 from longitude.checkpoints.source import Source
 from longitude.errors import UsageError
 from longitude.positions.config_keys import BASES, LENGTHS, SHARES, WINDOWED, is_foreign, names_any
@@ -40,15 +40,12 @@ def ropes_of(source: Source) -> Ropes:
         for contradiction in two_values(source.inner):
             raise ValueError(contradiction)
         found = read(source.config).ropes
-        in_file = read_ropes(with_defaults(source, found)) if isinstance(found, RopeConfig) else found
+        if isinstance(found, RopeConfig):
+            require_kept(read_ropes(with_defaults(source, found)), found, shares=True)
     except NotUnderstood as error:
         raise NotUnderstood(f"{file}: {error}", error.keys) from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    if lost(in_file, found, shares=True):
-        raise ValueError(
-            f"{file}: its keys mean {in_file}, but transformers reads {found}; correct the names of its keys"
-        )
     return found
 
 

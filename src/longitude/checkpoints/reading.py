@@ -71,8 +71,7 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     declared = read_ropes(keys, follow, max_length)
     if isinstance(config, Mapping):
         own = read_ropes(with_own_base(as_mapping(written), theirs, declared), follow, max_length)
-        if lost(own, declared):
-            raise ValueError(f"its keys mean {own}, but transformers reads {declared}; correct the names of its keys")
+        require_kept(own, declared)
     return Agreement(theirs, keys, declared, seen).reading(attends)
 
 
@@ -193,8 +192,8 @@ def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> d
     )
 
 
-def lost(written: Ropes, declared: Ropes, shares: bool = False) -> bool:
-    """Whether transformers lost a base or a scheme that is written in a file. shares: or the part of heads that rotates.
+def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
+    """ValueError where transformers lost a base or a scheme that is written in a file. shares: or the part of heads that rotates.
 
     A class that makes parameters by layer type of flat ones (OLMo 3, DeepSeek V4) may have the base in one and the scheme in
     another.
@@ -209,4 +208,5 @@ def lost(written: Ropes, declared: Ropes, shares: bool = False) -> bool:
         return [fact for one in each for fact in (("base", one.base), ("scheme", type(one.scaling)))]
 
     kept = facts(declared)
-    return any(one not in kept for one in facts(written))
+    if any(one not in kept for one in facts(written)):
+        raise ValueError(f"its keys mean {written}, but transformers reads {declared}; correct the names of its keys")
