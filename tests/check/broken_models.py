@@ -301,6 +301,7 @@ REASONS = {  # what the law gives as the reason
     "rows mixed": "other rows change a row",
     "padding counted in generate()": "(generate())",
     "packing ignored": "documents packed into one row attend to each other",
+    "row 0 for all rows": "positions of the first row",
     "LongRoPE drifts": f"across the original length {LENGTH // 2} drifts from position {LENGTH // 2} on",
     "interleaved weights in a half model": "the weights are interleaved in a half model",
     "interleaved weights, without a reference": "the weights are interleaved in a half model: random tokens",

@@ -7,9 +7,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import BloomForCausalLM, Gemma3ForCausalLM, GPT2LMHeadModel, MistralForCausalLM
+from transformers import BloomForCausalLM, Gemma3ForCausalLM, MistralForCausalLM
 from transformers.models.bloom import modeling_bloom
-from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
 
 from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
@@ -172,18 +171,9 @@ def with_positions(change: Callable[[Tensor, int], Tensor], model: Any = None) -
     return model
 
 
-def late(positions: Tensor, past: int) -> Tensor:
-    """The only new token is one too far."""
-    return positions + 1 if past and positions.shape[1] == 1 else positions
-
-
 def anew(positions: Tensor, past: int) -> Tensor:
     """A second chunk begins at 0."""
     return positions - past if past and positions.shape[1] > 1 else positions
-
-
-def first_row(positions: Tensor, past: int) -> Tensor:
-    return positions[:1].expand_as(positions)
 
 
 def from_padding(positions: Tensor, past: int) -> Tensor:
@@ -235,12 +225,6 @@ def reversed_ramp(tables: Any) -> Tensor:
     plain = 1e4 ** -(torch.arange(0, 2 * len(tables.inv_freq), 2) / (2 * len(tables.inv_freq)))
     share = (tables.inv_freq / plain - 0.25) / 0.75  # 1: as it was, 0: divided by 4
     return plain * (1 - share) + plain / 4 * share
-
-
-def squared_factor() -> Any:
-    model = llama(YARN, max_position_embeddings=LENGTH)
-    model.model.rotary_emb.attention_scaling **= 2
-    return changed(model)
 
 
 def multiplied() -> Any:
@@ -305,22 +289,6 @@ def narrower(allowed: Tensor, past: int) -> Tensor:
     return allowed & (last - columns < 7)
 
 
-def with_no_documents() -> Any:
-    """Positions that begin again do not reach the mask."""
-    model = changed(llama())
-    right, inner = modeling_llama.create_causal_mask, model.model.forward
-
-    def forward(*args: Any, **named: Any) -> Any:
-        def mask(*given: Any, **options: Any) -> Any:
-            return right(*given, **options | {"position_ids": None})
-
-        with patch.object(modeling_llama, "create_causal_mask", mask):
-            return inner(*args, **named)
-
-    model.model.forward = forward
-    return model
-
-
 def full_behind_cache() -> Any:
     """The window is in the whole pass; one new token sees all that the cache has, which keeps all."""
     model = changed(mistral(sliding_window=None))
@@ -360,23 +328,6 @@ def wrong_slopes() -> Any:
     return model
 
 
-def gpt2_late() -> Any:
-    """Learned positions that begin at the number of cached tokens + 1."""
-    model = changed(built(GPT2LMHeadModel, vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH + 2))
-
-    def before(module: nn.Module, given: Any, named: dict[str, Any]) -> Any:
-        past = past_of(named.get("cache", named.get("past_key_values")))
-        if past and named.get("position_ids") is not None:
-            named["position_ids"] = (named["position_ids"] + 1).clamp(max=LENGTH + 1)
-        elif past:
-            new = (given[0] if given else named["input_ids"]).shape[1]
-            named["position_ids"] = (torch.arange(new)[None] + past + 1).clamp(max=LENGTH + 1)
-        return given, named
-
-    model.transformer.register_forward_pre_hook(before, with_kwargs=True)
-    return model
-
-
 def gemma_swapped() -> Any:
     """Local layers with the global base, global layers with the local one."""
     rope = {
@@ -401,70 +352,36 @@ def gemma_swapped() -> Any:
     return model
 
 
-UNSEEN: dict[str, Callable[[], Any]] = {
-    "position one too far behind a cache": partial(with_positions, late),
-    "second chunk begins at 0": partial(with_positions, anew),
-    "positions of the first row for all": partial(with_positions, first_row),
-    "positions count the padding": partial(with_positions, from_padding),
-    "window one key wider in a whole pass": lambda: with_masks(wider, mistral()),
-    "window one key narrower": lambda: with_masks(narrower, mistral()),
-    "window ignored behind a cache": full_behind_cache,
-    "values rotated": partial(copied, ValuesRotated),
-    "no scale": partial(copied, Unscaled),
-    "scale of hidden_size": partial(copied, HiddenScale),
-    "key heads tiled": partial(copied, Tiled),
-    "key heads permuted": partial(copied, HeadsPermuted),
-    "cos and sin swapped": partial(copied, Swapped),
-    "keys turn the other way": partial(copied, Opposite),
-    "rotated twice in one layer": partial(copied, Twice, (1,)),
-    "half of the channels rotated": partial(copied, FirstHalf),
-    "causal corner at the upper left": partial(copied, CornerTopLeft),
-    "one key ahead": partial(copied, OneAhead),
-    "no query sees itself": partial(copied, NotItself),
-    "positions in int16": partial(with_tables, short),
-    "angles in bfloat16": partial(with_tables, coarse),
-    "tables of the first call": lambda: with_tables(Stale()),
-    "exponents over hidden_size": lambda: with_frequencies(of_hidden_size, llama()),
-    "YaRN's ramp reversed": lambda: with_frequencies(reversed_ramp, llama(YARN)),
-    "attention factor squared": squared_factor,
-    "linear scaling multiplies": multiplied,
-    "long and short factors swapped": long_and_short,
-    "documents leak": with_no_documents,
-    "ALiBi's slopes of 6 heads": wrong_slopes,
-    "learned positions one too far behind a cache": gpt2_late,
-    "bases of local and global layers swapped": gemma_swapped,
-}
-CAUSES = {
-    "position one too far behind a cache": ("cached_decoding", "1 too large"),
-    "second chunk begins at 0": ("chunked_prefill", "begin at 0 again"),
-    "positions of the first row for all": ("layer_rotations", "positions of the first row"),
-    "positions count the padding": ("given_positions", "counted in the model"),
-    "window one key wider in a whole pass": ("layer_masks", "attends to 9 keys, expected 8"),
-    "window one key narrower": ("layer_masks", "attends to 7 keys, expected 8"),
-    "window ignored behind a cache": ("layer_masks", "behind its cache"),
-    "values rotated": ("attention_outputs", "values are rotated"),
-    "no scale": ("attention_outputs", "multiplied by 1, expected 0.353553"),
-    "scale of hidden_size": ("attention_outputs", "multiplied by 0.176777, expected 0.353553"),
-    "key heads tiled": ("attention_outputs", "tiled"),
-    "key heads permuted": ("attention_outputs", "another order of heads"),
-    "cos and sin swapped": ("attention_outputs", "cos and sin are swapped"),
-    "keys turn the other way": ("attention_outputs", "keys turn the other way"),
-    "rotated twice in one layer": ("attention_outputs", "layer 1"),
-    "half of the channels rotated": ("attention_outputs", "half of the channels"),
-    "causal corner at the upper left": ("chunked_prefill", "do not depend on all before them"),
-    "one key ahead": ("causality", "tokens that come later"),
-    "no query sees itself": ("attention_outputs", "its own token"),
-    "positions in int16": ("far_positions", "wrapped"),
-    "angles in bfloat16": ("far_positions", "rounded"),
-    "tables of the first call": ("given_positions", "change nothing"),
-    "exponents over hidden_size": ("rotary_frequencies", "hidden_size = 32"),
-    "YaRN's ramp reversed": ("rotary_frequencies", "0.001 rad a position, expected 0.00025"),
-    "attention factor squared": ("rotary_frequencies", "1.2965, expected 1.1386"),
-    "linear scaling multiplies": ("rotary_frequencies", "0.4 rad a position, expected 0.025"),
-    "long and short factors swapped": ("rotary_frequencies", "the other of short_factor and long_factor"),
-    "documents leak": ("packed_documents", "do not reach the mask"),
-    "ALiBi's slopes of 6 heads": ("alibi_slopes", "0.0248, expected 0.003906"),
-    "learned positions one too far behind a cache": ("cached_decoding", "1 too large"),
-    "bases of local and global layers swapped": ("rotary_frequencies", "10000, expected 1e+06"),
-}
-"""The law that each breaks, alone, and words of its cause."""
+UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", "begin at 0 again"),
+    "positions count the padding": (partial(with_positions, from_padding), "given_positions", "counted in the model"),
+    "window one key wider in a whole pass": (lambda: with_masks(wider, mistral()),
+        "layer_masks", "attends to 9 keys, expected 8",
+    ),
+    "window one key narrower": (lambda: with_masks(narrower, mistral()), "layer_masks", "attends to 7 keys, expected 8"),
+    "window ignored behind a cache": (full_behind_cache, "layer_masks", "behind its cache"),
+    "values rotated": (partial(copied, ValuesRotated), "attention_outputs", "values are rotated"),
+    "no scale": (partial(copied, Unscaled), "attention_outputs", "multiplied by 1, expected 0.353553"),
+    "scale of hidden_size": (partial(copied, HiddenScale), "attention_outputs", "multiplied by 0.176777, expected 0.353553"),
+    "key heads tiled": (partial(copied, Tiled), "attention_outputs", "tiled"),
+    "key heads permuted": (partial(copied, HeadsPermuted), "attention_outputs", "another order of heads"),
+    "cos and sin swapped": (partial(copied, Swapped), "attention_outputs", "cos and sin are swapped"),
+    "keys turn the other way": (partial(copied, Opposite), "attention_outputs", "keys turn the other way"),
+    "rotated twice in one layer": (partial(copied, Twice, (1,)), "attention_outputs", "layer 1"),
+    "half of the channels rotated": (partial(copied, FirstHalf), "attention_outputs", "half of the channels"),
+    "causal corner at the upper left": (partial(copied, CornerTopLeft), "chunked_prefill", "do not depend on all before them"),
+    "one key ahead": (partial(copied, OneAhead), "causality", "tokens that come later"),
+    "no query sees itself": (partial(copied, NotItself), "attention_outputs", "its own token"),
+    "positions in int16": (partial(with_tables, short), "far_positions", "wrapped"),
+    "angles in bfloat16": (partial(with_tables, coarse), "far_positions", "rounded"),
+    "tables of the first call": (lambda: with_tables(Stale()), "given_positions", "change nothing"),
+    "exponents over hidden_size": (lambda: with_frequencies(of_hidden_size, llama()), "rotary_frequencies", "hidden_size = 32"),
+    "YaRN's ramp reversed": (lambda: with_frequencies(reversed_ramp, llama(YARN)),
+        "rotary_frequencies", "0.001 rad a position, expected 0.00025",
+    ),
+    "linear scaling multiplies": (multiplied, "rotary_frequencies", "0.4 rad a position, expected 0.025"),
+    "long and short factors swapped": (long_and_short, "rotary_frequencies", "the other of short_factor and long_factor"),
+    "ALiBi's slopes of 6 heads": (wrong_slopes, "alibi_slopes", "0.0248, expected 0.003906"),
+    "bases of local and global layers swapped": (gemma_swapped, "rotary_frequencies", "10000, expected 1e+06"),
+}  # fmt: skip
+"""How each is built, the law that it breaks, alone, and words of its cause."""

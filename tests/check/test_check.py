@@ -25,7 +25,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
-from tests.check.broken_unseen import CAUSES, UNSEEN
+from tests.check.broken_unseen import UNSEEN
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
@@ -54,8 +54,8 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
     """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
-    law, words = CAUSES[name]
-    [broken] = [one for one in check(UNSEEN[name]()).values() if one.status == "broken"]
+    make, law, words = UNSEEN[name]
+    [broken] = [one for one in check(make()).values() if one.status == "broken"]
     assert broken.law == law and words in broken.reason, broken
 
 
@@ -177,7 +177,7 @@ EDITS = {  # how the file is edited, and the reason
     "two thetas": ({"top": {"rope_theta": 10_000.0}}, "10000.0 at the top and 500000.0 in rope_parameters"),
     "a key misspelt": ({"rope": YARN, "inside": {"beta_fst": 16}}, "did you mean 'beta_fast'?"),
     "lengths misspelt": ({"top": {"max_position_embedding": 64}}, "did you mean 'max_position_embeddings'?"),
-    "two schemas": ({"top": {"rope_scaling": HALF}}, "rope_parameters and rope_scaling disagree"),
+    "two schemas": ({"top": {"rope_scaling": HALF}}, "expected rope_parameters or rope_scaling, got both"),
     "factor too small": ({"rope": YARN, "inside": {"factor": 2.0}}, "factor 2.0 times"),
     "original longer": ({"rope": YARN, "inside": {ORIGINAL: 64}}, "longer than max_position_embeddings = 32"),
     "original of another type": ({"rope": LINEAR, "inside": {ORIGINAL: 16}}, "a 'linear' one has none; remove it"),

@@ -70,21 +70,19 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
         ValueError: for a file that cannot be read.
     """
     source, place = open_source(str(model), allow_pickle), Path(other)
-    if place.suffix == ".gguf":
-        file = GGUF(place)
-        facts = _with_frequencies(
-            compared(facts_of(source), file.facts()), frequency_facts(frequencies_of(source), file.frequencies())
-        )
-        return [*facts, gguf_layouts(source, file)]
     if (place / ADAPTER).is_file():
         return of_adapter(source, place, allow_pickle)
-    theirs = open_source(str(other), allow_pickle)
-    tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
-    rounding = 0.0 if source.dtype == theirs.dtype else ROUNDED
-    facts = _with_frequencies(
-        compared(facts_of(source), facts_of(theirs)), frequency_facts(*map(frequencies_of, (source, theirs)))
-    )
-    return [*facts, weights_fact(source, tensors, rounding)]
+    if place.suffix == ".gguf":
+        file = GGUF(place)
+        facts, frequencies, weights = file.facts(), file.frequencies(), gguf_layouts(source, file)
+    else:
+        theirs = open_source(str(other), allow_pickle)
+        tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
+        rounding = 0.0 if source.dtype == theirs.dtype else ROUNDED
+        facts, frequencies = facts_of(theirs), frequencies_of(theirs)
+        weights = weights_fact(source, tensors, rounding)
+    same = frequency_facts(frequencies_of(source), frequencies)
+    return [*_with_frequencies(compared(facts_of(source), facts), same), weights]
 
 
 def facts_of(source: Source) -> dict[str, Any]:
@@ -124,11 +122,10 @@ def frequencies_of(source: Source) -> dict[str, Divided]:
         return {}
     rope, head_dim = of_full_attention(ropes_of(source)), head_dim_of(source.config)
     options = {key: value for key, value in rope.options(head_dim).items() if key in FREQUENCY}
-    if not isinstance(rope.scaling, LongRoPE):
-        length = rope.scaling.original_max_length if isinstance(rope.scaling, Follows) else None
-        return {SHORT: Divided(rope.base, rope_frequencies(head_dim, **options, length=length).inverse)}
-    original = rope.scaling.original_max_length
-    lengths = {SHORT: original, LONG: original + 1}
+    original = rope.scaling.original_max_length if isinstance(rope.scaling, Follows) else None
+    lengths = {SHORT: original}
+    if isinstance(rope.scaling, LongRoPE):
+        lengths[LONG] = rope.scaling.original_max_length + 1
     return {
         kind: Divided(rope.base, rope_frequencies(head_dim, **options, length=n).inverse) for kind, n in lengths.items()
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -22,13 +23,14 @@ from longitude.check.layers import (
     allowed,
     as_declared,
     backwards,
-    in_words,
     promised,
     promised_scale,
 )
 from longitude.check.recorder import apart
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.positions import has_alibi
+from longitude.checkpoints.agreement import which_layers
+from longitude.checkpoints.positions import alibi_of, has_alibi, is_rotary
+from longitude.positions.bias import alibi_slopes as slopes
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -60,33 +62,18 @@ def plain(module: nn.Module) -> str | None:
     return outputs[0] if len(outputs) == 1 and not own and others <= {*INPUTS, *outputs} else None
 
 
-def is_rotary(module: nn.Module) -> bool:
-    return "rotary" in type(module).__name__.lower()
-
-
 def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
     """Of each layer with plain attention, in one pass."""
     modules = {module.layer_idx: module for module in subject.model.modules() if plain(module)}
     seen: dict[int, dict[str, Tensor]] = {index: {} for index in modules}
-    hooks = []
-    for index, module in modules.items():
-        for name, kind in INPUTS.items():
-            if (child := getattr(module, name, None)) is not None:
-                hooks.append(
-                    child.register_forward_hook(
-                        lambda _, given, out, at=index, kind=kind: seen[at].update({kind: out.detach()})
-                    )
-                )
-        hooks.append(
-            getattr(module, str(plain(module))).register_forward_pre_hook(
-                lambda _, given, at=index: seen[at].update({"out": given[0].detach()})
-            )
-        )
-    try:
+    with ExitStack() as stack:
+        for index, module in modules.items():
+            for name in INPUTS.keys() & dict(module.named_children()):
+                look = lambda _, given, out, at=index, kind=INPUTS[name]: seen[at].update({kind: out.detach()})  # noqa: E731
+                stack.enter_context(getattr(module, name).register_forward_hook(look))
+            before = lambda _, given, at=index: seen[at].update({"out": given[0].detach()})  # noqa: E731
+            stack.enter_context(getattr(module, str(plain(module))).register_forward_pre_hook(before))
         subject.logits(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
     length, found = tokens.shape[1], {}
     for index, one in seen.items():
         width = getattr(modules[index], "head_dim", None)
@@ -242,7 +229,7 @@ def attention_outputs(subject: Subject) -> Measurement:
         why = (
             " or ".join(dict.fromkeys(known)) or f"none of the known mistakes explains it; declared is {layer.encoding}"
         )
-        cause = f"attention of {in_words(wrong, len(found))} gives something else than its formula: {why}"
+        cause = f"attention of {which_layers(wrong, len(found))} gives something else than its formula: {why}"
     return Measurement(max(errors[layout].values()), subject.threshold, f"pairs in the layout {layout!r}", cause)
 
 
@@ -258,20 +245,11 @@ def biases(subject: Subject, tokens: Tensor, **options: Any) -> Tensor | None:
     def look(module: nn.Module, given: Any, named: dict[str, Any]) -> None:
         seen.extend(named[name].detach() for name in GIVEN if isinstance(named.get(name), Tensor))
 
-    hooks = [module.register_forward_pre_hook(look, with_kwargs=True) for module in subject.model.modules()]
-    try:
+    with ExitStack() as stack:
+        for module in subject.model.modules():
+            stack.enter_context(module.register_forward_pre_hook(look, with_kwargs=True))
         subject.logits(tokens, **options)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return seen[0] if seen else None
-
-
-def slopes(num_heads: int, largest: float) -> Tensor:
-    """2^(-b h / n), h = 1 .. n, of the power of two n at or above the number of heads; every second first, where it is above."""
-    n = 1 << (num_heads - 1).bit_length()
-    of_n = 2.0 ** -(largest * torch.arange(1, n + 1, dtype=torch.float64) / n)
-    return of_n if n == num_heads else torch.cat([of_n[1::2], of_n[::2]])[:num_heads]
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("config",))
@@ -286,8 +264,7 @@ def alibi_slopes(subject: Subject) -> Measurement:
     if not made:
         raise DoesNotApply("its layers are given no biases that show")
     heads = subject.config.num_attention_heads
-    inside = getattr(subject.config, "attn_config", None)
-    want = slopes(heads, float(getattr(inside, "alibi_bias_max", None) or 8))
+    want = torch.tensor(alibi_of(subject.config), dtype=torch.float64)
     rows = torch.stack([one.double().flatten(0, -2)[:heads, -8:].cpu() for one in made])
     got = (rows[..., -1] - rows[..., -2]).flatten()
     want = want.repeat(len(made))
@@ -295,7 +272,7 @@ def alibi_slopes(subject: Subject) -> Measurement:
     head = int(off.abs().argmax())
     cause = f"head {head % heads} of {heads} has the slope {float(got[head]):.4g}, expected {float(want[head]):.4g}"
     others = {
-        f"{n} heads and a largest bias of {b}": slopes(n, b)[:heads]
+        f"{n} heads and a largest bias of {b}": torch.tensor(slopes(n, bias_max=b)[:heads]).double()
         for n in range(heads, 2 * heads)
         for b in (4, 8, 16)
     }

@@ -38,16 +38,12 @@ def left_padding(subject: Subject) -> Measurement:
     Of several lengths: a whole pass, and generate().
     """
     require_one_way(subject)
-    if "attention_mask" not in subject.takes:
-        raise DoesNotApply("forward takes no attention_mask, so padding cannot be declared")
+    subject.require("attention_mask", "padding cannot be declared")
     length, pads = subject.length, (0, 3, subject.length // 3)
-    short = subject.tokens(length, rows=len(pads))
-    padded, mask = short.clone(), torch.ones_like(short)
-    for r, pad in enumerate(pads):
-        padded[r, :pad], mask[r, :pad] = subject.pad, 0
+    padded, mask = subject.padded(subject.tokens(length, rows=len(pads)), pads)
     alone = [subject.logits(padded[r : r + 1, pad:]) for r, pad in enumerate(pads)]
     together = subject.logits(padded, attention_mask=mask, **subject.positions(mask))
-    worst = torch.zeros(length, dtype=torch.float64, device=short.device)
+    worst = torch.zeros(length, dtype=torch.float64, device=padded.device)
     for r, pad in enumerate(pads):
         worst[pad:] = worst[pad:].maximum(subject.error(together[r : r + 1, pad:], alone[r]))
     broken = ["a whole pass"] if subject.first_above(worst) is not None else []
@@ -114,25 +110,31 @@ def packed_documents(subject: Subject) -> Measurement:
         raise DoesNotApply(
             "forward takes no position_ids, so the begin of a document cannot be declared; pack none into one row"
         )
-    error = beside_alone(subject, tokens, sizes, options)
-    if subject.first_above(error) is None:
-        return subject.measurement(error, "")
-    joined = one_depends_on_another(subject, tokens, sizes, options)
-    if joined and subject.stock and replaced(type(subject.model)) is None:
-        raise DoesNotApply(
-            f"{type(subject.model).__name__} of transformers does not look for packed documents, and those in one row attend to "
-            f"each other (by {float(error.max()):.1e}); give each a row of its own"
-        )
-    name = next(iter(options))
-    if joined:
-        return subject.measurement(
-            error,
-            f"documents packed into one row attend to each other: {name} that begin again do not reach the mask (expected where "
-            "forward gets neither a cache nor an attention_mask)",
-        )
-    return subject.measurement(
-        error, f"documents packed into one row are not what each is alone, with {name} that begin again"
+    return each_as_alone(
+        subject,
+        tokens,
+        sizes,
+        options,
+        "does not look for packed documents, and those in one row attend to each other",
+        f"attend to each other: {next(iter(options))} that begin again do not reach the mask (expected where forward gets "
+        "neither a cache nor an attention_mask)",
     )
+
+
+def each_as_alone(
+    subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any], stock: str, joined: str
+) -> Measurement:
+    """Documents of these sizes in one row [1, L] against each alone.
+
+    Where one changes another: `stock` is what a class as published does, which then claims nothing; `joined` what others do.
+    """
+    error, cause = beside_alone(subject, tokens, sizes, options), "are not what each is alone"
+    if subject.first_above(error) is not None and one_depends_on_another(subject, tokens, sizes, options):
+        if subject.stock and replaced(type(subject.model)) is None:
+            kind, by = f"{type(subject.model).__name__} of transformers", f"by {float(error.max()):.1e}"
+            raise DoesNotApply(f"{kind} {stock} ({by}); give each a row of its own here")
+        cause = joined
+    return subject.measurement(error, f"documents packed into one row {cause}")
 
 
 def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:

@@ -6,8 +6,8 @@ Tables follow the largest position, so a pass of three tokens shows those of any
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -47,15 +47,13 @@ def reachable(subject: Subject, length: int) -> bool:
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[int]:
     """Tables of a short sequence at every length, for a while; the number of modules that were told so."""
-    named: list[tuple[Any, Any]] = [(each, getattr(each, "rope_type", None)) for each in model.modules()]
+    named = [(each, getattr(each, "rope_type", None)) for each in model.modules()]
     found = [(module, kind) for module, kind in named if isinstance(kind, str | dict)]
-    for module, kind in found:
-        module.rope_type = "default" if isinstance(kind, str) else dict.fromkeys(kind, "default")
-    try:
-        yield len(found)
-    finally:
+    with ExitStack() as stack:
         for module, kind in found:
-            module.rope_type = kind
+            plain = "default" if isinstance(kind, str) else dict.fromkeys(kind, "default")
+            stack.enter_context(patch.object(module, "rope_type", plain))
+        yield len(found)
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------------
@@ -94,8 +92,7 @@ def scaling_reset(subject: Subject) -> Measurement:
     Of scalings that follow the length: at L and L + 1 tokens, before and after 2 L. The number counts lengths.
     """
     original = border(subject)
-    if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids, so few tokens cannot be at the border")
+    subject.require("position_ids", "few tokens cannot be at the border")
     lengths = [original, original + 1]
     before = [tables_at(subject, length) for length in lengths]
     after = [tables_at(subject, length, behind=2 * original) for length in lengths]
@@ -174,8 +171,7 @@ def scaling_border(subject: Subject) -> Measurement:
 
 def crossing(subject: Subject, original: int) -> tuple[float, int | None]:
     """(largest error of logits behind a cache, the first position where it exceeds the threshold)."""
-    if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids, so few tokens cannot be at the border")
+    subject.require("position_ids", "few tokens cannot be at the border")
     start = max(0, original - SIDE)
     tokens = subject.tokens(original - start + SIDE)
     at = torch.arange(start, original + SIDE, device=subject.device)[None]

@@ -192,11 +192,9 @@ def cache_reorder(subject: Subject) -> Measurement:
     As beam search does, with rows padded on the left by different numbers where forward takes a mask.
     """
     length = min(subject.length, MOST)
-    half, tokens = length // 2, subject.tokens(min(subject.length, MOST), rows=len(ORDER))
+    half = length // 2
     pads = (0, 3, half // 2) if "attention_mask" in subject.takes else (0, 0, 0)
-    mask = torch.ones_like(tokens)
-    for r, pad in enumerate(pads):
-        tokens[r, :pad], mask[r, :pad] = subject.pad, 0
+    tokens, mask = subject.padded(subject.tokens(length, rows=len(ORDER)), pads)
     order = torch.tensor(ORDER, device=subject.device)
     moved = torch.cat([tokens[order, :half], tokens[:, half:]], 1)
     want = [subject.logits(moved[r : r + 1, pads[row] :])[:, half - pads[row] :] for r, row in enumerate(ORDER)]

@@ -74,20 +74,11 @@ def published(pieces: list[Piece], interval: float) -> Tensor:
 
 def written(pieces: list[Piece], stamped: bool) -> list[Piece]:
     """As the processor writes them: stamped, a video is its frames, each behind two tokens of time."""
-    if not stamped:
-        return pieces
     out: list[Piece] = []
     for piece in pieces:
-        frames = [Piece(2, (1, *piece.grid[1:]))] * piece.grid[0] if piece.kind == 2 else [piece]
-        for frame in frames:
-            out += [text(2), frame] if piece.kind == 2 else [frame]
-    merged: list[Piece] = []
-    for piece in out:
-        if merged and merged[-1].kind == piece.kind == 0:
-            merged[-1] = text(merged[-1].tokens + piece.tokens)
-        else:
-            merged.append(piece)
-    return merged
+        of_video = stamped and piece.kind == 2
+        out += [text(2), Piece(2, (1, *piece.grid[1:]))] * piece.grid[0] if of_video else [piece]
+    return out
 
 
 @CHECKPOINT_LAWS.law(threshold=0)
@@ -103,29 +94,18 @@ def image_positions(subject: Subject) -> Measurement:
         raise DoesNotApply("its positions have one axis")
     if kind not in KINDS:
         raise DoesNotApply(f"the rule of {kind} is not read here; known: {', '.join(KINDS)}")
-    wrong: dict[str, float] = {}
-    worst = 0.0
+    far: dict[str, float] = {}
+    shared: list[str] = []
     for name, pieces in SEQUENCES.items():
-        off = max(distance(model, pieces, kind, pad) for pad in (0, 2))
-        worst = max(worst, off)
-        if off:
-            wrong[name] = off
-    cause = f"coordinates are not those of the published rule ({'; '.join(f'{name}, by {off:g}' for name, off in wrong.items())})"
-    if shared := [name for name in wrong if any(doubled(model, SEQUENCES[name], kind, pad) for pad in (0, 2))]:
+        found = [coordinates(model, pieces, kind, pad) for pad in (0, 2)]
+        far[name] = max(float(max((got - want).abs().max(), abs(after - want.max() - 1))) for got, want, after in found)
+        if any(got.unique(dim=1).shape[1] < got.shape[1] for got, _, _ in found):
+            shared.append(name)
+    wrong = "; ".join(f"{name}, by {off:g}" for name, off in far.items() if off)
+    cause = f"coordinates are not those of the published rule ({wrong})"
+    if shared:
         cause += f"; two tokens have one position in {', '.join(shared)}"
-    return Measurement(worst, 0, cause=cause)
-
-
-def distance(model: Any, pieces: list[Piece], kind: str, pad: int) -> float:
-    """The largest difference of a coordinate from the rule, in a row with `pad` tokens of padding on the left."""
-    got, want, follows = coordinates(model, pieces, kind, pad)
-    return float(max((got - want).abs().max(), abs(follows - int(want.max()) - 1)))
-
-
-def doubled(model: Any, pieces: list[Piece], kind: str, pad: int) -> bool:
-    """Whether two tokens have one position."""
-    got, _, _ = coordinates(model, pieces, kind, pad)
-    return got.unique(dim=1).shape[1] < got.shape[1]
+    return Measurement(max(far.values()), 0, cause=cause)
 
 
 def coordinates(model: Any, pieces: list[Piece], kind: str, pad: int) -> tuple[Tensor, Tensor, int]:

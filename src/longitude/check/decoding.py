@@ -43,8 +43,7 @@ def relative_positions(subject: Subject) -> Measurement:
         raise DoesNotApply("its tables follow the length of the sequence")
     if (end := last_position(subject.model)) is not None:
         raise DoesNotApply(f"it has a table of positions, too, that ends at {end}")
-    if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids, so they cannot be moved")
+    subject.require("position_ids", "they cannot be moved")
     tokens = subject.tokens(min(subject.length, SHIFT))
     positions = torch.arange(tokens.shape[1], device=subject.device)[None]
     for spec in (rope.temperature for rope in ropes(subject.config).values() if rope.temperature is not None):

@@ -21,9 +21,10 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 
-from longitude.check.quick import maker_of, random_of, small
+from longitude.check.quick import random_of, small
 from longitude.check.subject import Subject
 from longitude.checkpoints.config import positions_of_layers
+from longitude.checkpoints.load import auto_class_of
 from longitude.positions.hugging_face import not_understood
 from longitude.testing.engine import DoesNotApply, Measurement, from_outside, one_line
 
@@ -134,7 +135,7 @@ def of_its_class(subject: Subject) -> Subject | None:
 
 def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None) -> Subject | None:
     """The same laws on a small random model of another config, which may be declared to be a third one."""
-    make = type(subject.model)._from_config if subject.stock else maker_of(config)
+    make = type(subject.model)._from_config if subject.stock else auto_class_of(config).from_config
     try:
         smaller = small(config)
         with torch.device("meta"):

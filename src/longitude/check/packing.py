@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.batching import beside_alone, one_depends_on_another
-from longitude.check.family import replaced
+from longitude.check.batching import each_as_alone
 from longitude.check.recorder import recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
@@ -74,21 +73,15 @@ def packed_states(subject: Subject) -> Measurement:
         raise DoesNotApply("it has no recurrent layers")
     tokens, options = collated(subject)
     try:
-        error = beside_alone(subject, tokens, SIZES, options)
+        return each_as_alone(
+            subject,
+            tokens,
+            SIZES,
+            options,
+            "drops seq_idx without its kernels, and states run on into the next document",
+            "run on into the next, though seq_idx and cu_seq_lens are given",
+        )
     except (TypeError, ValueError) as refusal:
         raise DoesNotApply(
             f"its forward refuses seq_idx ({one_line(refusal)[:120]}); pack none into one row"
         ) from refusal
-    if subject.first_above(error) is None:
-        return subject.measurement(error, "")
-    joined = one_depends_on_another(subject, tokens, SIZES, options)
-    if joined and subject.stock and replaced(type(subject.model)) is None:
-        raise DoesNotApply(
-            f"{type(subject.model).__name__} of transformers drops seq_idx without its kernels, and states run on into the next "
-            f"document (by {float(error.max()):.1e}); give each a row of its own here"
-        )
-    if joined:
-        return subject.measurement(
-            error, "documents packed into one row run on into the next, though seq_idx and cu_seq_lens are given"
-        )
-    return subject.measurement(error, "documents packed into one row are not what each is alone")

@@ -7,11 +7,21 @@ from contextlib import contextmanager
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longitude.check.family import by_its_class
-from longitude.check.rotary import RESOLVED, NotShown, expected, require_tables, ropes, tables_at, why_far
-from longitude.check.subject import CHECKPOINT_LAWS, Subject
+from longitude.check.rotary import (
+    NotShown,
+    Tables,
+    allowed_errors,
+    angles_at,
+    expected,
+    require_tables,
+    ropes,
+    tables_at,
+    why_far,
+)
+from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
 from longitude.checkpoints.quiet import quiet
 from longitude.positions.scaling import Frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -21,19 +31,6 @@ BEYOND = 2**24 + 60_001
 
 
 # ---- bfloat16 ------------------------------------------------------------------------------------------------------------
-@contextmanager
-def weights_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Parameters in another dtype for a while and tables as they are, as from_pretrained(dtype=...) has them."""
-    kept = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
-    for p, data in kept:
-        p.data = data.to(dtype)
-    try:
-        yield
-    finally:
-        for p, data in kept:
-            p.data = data
-
-
 @CHECKPOINT_LAWS.law(threshold=1.0, rests_on=("rotary_frequencies", "given_positions", "far_positions"))
 @by_its_class
 def bfloat16_positions(subject: Subject) -> Measurement:
@@ -42,14 +39,13 @@ def bfloat16_positions(subject: Subject) -> Measurement:
     Weights in bfloat16, and weights as they are under autocast. Of each pair, in units of what float32 angles leave sure there:
     8 x angle x 2^-24 rad, and one rounding of cos and sin; pairs of which less than 0.1 rad is sure are left out.
     """
-    if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids, so no far position can be tried alone")
+    subject.require("position_ids", "no far position can be tried alone")
     read = ropes(subject.config)
     wants = {layer: expected(subject.config, layer, rope, BEYOND + 8) for layer, rope in read.items()}
     positions = torch.arange(BEYOND, BEYOND + 8)
     model, worst, causes, notes, why = subject.model, 0.0, [], [], ""
     ways = {
-        "with weights in bfloat16": lambda: weights_in(model, torch.bfloat16),
+        "with weights in bfloat16": lambda: computing_in(model, torch.bfloat16, tables=False),
         "under autocast": lambda: torch.autocast(subject.device.type, torch.bfloat16),
     }
     for way, running in ways.items():
@@ -61,7 +57,7 @@ def bfloat16_positions(subject: Subject) -> Measurement:
             continue
         require_tables(tables)
         for layer in tables.keys() & wants.keys():
-            off = excess(*tables[layer].pairs(len(wants[layer].inverse)), positions, wants[layer])
+            off = excess(tables[layer].pairs(len(wants[layer].inverse)), positions, wants[layer])
             if not off <= 1:
                 causes.append(way)
                 with running():
@@ -73,19 +69,12 @@ def bfloat16_positions(subject: Subject) -> Measurement:
     return Measurement(worst, 1.0, "; ".join([f"at position {BEYOND}", *notes]), cause, BEYOND)
 
 
-def excess(cos: Tensor, sin: Tensor, positions: Tensor, want: Frequencies) -> float:
+def excess(tables: Tables, positions: Tensor, want: Frequencies) -> float:
     """The largest error of tables [L, pairs], in units of what is allowed for each pair."""
-    angle = positions[:, None].double() * want.inverse.cpu()
-    sure = 8 * angle * 2.0**-24
-    pairs = (sure < RESOLVED).all(0)
+    allowed, pairs = allowed_errors(positions, want, torch.bfloat16)
     if not bool(pairs.any()):
         raise NotShown(f"all its pairs are too fast for float32 at position {BEYOND}")
-    allowed = want.attention_factor * (sure + 2 * torch.finfo(torch.bfloat16).eps)
-    errors = [
-        (got - exact * want.attention_factor).abs().nan_to_num(nan=float("inf")) / allowed
-        for got, exact in ((cos, angle.cos()), (sin, angle.sin()))
-    ]
-    return max(float(error[:, pairs].max()) for error in errors)
+    return float((tables.errors(angles_at(positions, want), want) / allowed)[:, pairs].max())
 
 
 # ---- the meta device -----------------------------------------------------------------------------------------------------

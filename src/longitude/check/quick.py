@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from longitude.checkpoints.config import head_dim_of
-from longitude.checkpoints.load import config_of, one_line_of, require_causal
+from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, in_one_line, require_causal
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import rotary_fault
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 
@@ -79,34 +76,18 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
     try:
         return random_of(config, seed, make)
     except Exception:  # sizes that depend on each other
-        make = make or maker_of(config)
-        with _config_to_blame(name_or_path, config), quiet(), torch.device("meta"):
-            size = 4 * sum(p.numel() for p in make(config).parameters())
+        make = make or auto_class_of(config).from_config
+        outline = built_without_weights(name_or_path, make, config)
+        size = 4 * sum(p.numel() for p in outline.parameters())
         require_memory(size, available_memory(), "a random model of its own size takes", "check it with its weights")
-        with _config_to_blame(name_or_path, config):
+        with in_one_line(f"{name_or_path}: a model of its config.json does not run"):
             return random_of(config, seed, make, shrink=copy.deepcopy)
-
-
-@contextmanager
-def _config_to_blame(name_or_path: str, config: PreTrainedConfig) -> Iterator[None]:
-    """An error of a config's class becomes one sentence, which names the rotary key that is wrong if that is known."""
-    try:
-        yield
-    except Exception as error:
-        why = rotary_fault(config) or one_line_of(error)
-        raise ValueError(f"{name_or_path}: no model can be built of its config.json ({why})") from error
 
 
 def random_of(config: PreTrainedConfig, seed: int = 0, make: Any = None, shrink: Any = small) -> Any:
     """A small random model of a config in memory, which takes two tokens; what its class raises where it has no smaller one."""
     with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (make or maker_of(config))(shrink(config)).eval()
+        model = (make or auto_class_of(config).from_config)(shrink(config)).eval()
         model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     return model
-
-
-def maker_of(config: PreTrainedConfig) -> Any:
-    """What makes the causal model of a config."""
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    return (AutoModelForCausalLM if causal else AutoModelForImageTextToText).from_config

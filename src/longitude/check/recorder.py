@@ -7,82 +7,64 @@ no rotation shows them as they were before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from longitude.check.subject import Subject
 from longitude.checkpoints.config import unread
+from longitude.checkpoints.positions import is_rotary
+from longitude.checkpoints.trace import NAME, recording
 from longitude.models.cache_names import CACHES
 from longitude.testing.engine import DoesNotApply
 
-NAME = "longitude_recorder"
 
-
-@dataclass
-class Recorded:
+class Recorded(NamedTuple):
     """What the attention of one layer got: queries [B, H, L, D], keys [B, Hkv, Lk, D], mask [B, 1, L, Lk] or None, scale.
 
-    options: what else it got by name.
+    options: all that it got by name.
     """
 
-    module: nn.Module
     query: Tensor
     key: Tensor
     mask: Tensor | None
     scale: float | None
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-_RECORD: list[Recorded] = []
-
-
-def _record(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    scaling: Any = None,
-    **options: Any,
-) -> Any:
-    _RECORD.append(Recorded(module, query.detach(), key.detach(), attention_mask, scaling, options))
-    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(NAME, _record)
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, eager_mask)
+    options: dict[str, Any]
 
 
 @contextmanager
-def recorder(model: Any) -> Iterator[None]:
-    """In the place of attention, for a while. DoesNotApply for a model with attention of its own."""
+def recorder(model: Any) -> Iterator[dict[int, Recorded]]:
+    """In the place of attention, for a while: what comes out fills with what each layer gets.
+
+    DoesNotApply for a model with attention of its own.
+    """
+    found: dict[int, Recorded] = {}
+
+    def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, others: dict[str, Any]) -> None:
+        if (index := getattr(module, "layer_idx", None)) is not None:
+            mask, scale = others["attention_mask"], others["scaling"]
+            found.setdefault(index, Recorded(query.detach(), key.detach(), mask, scale, others))
+
     before = model.config._attn_implementation
     try:
         model.set_attn_implementation(NAME)
     except (ValueError, AttributeError) as error:
         raise DoesNotApply("its attention is its own, and cannot be replaced by one that records") from error
     try:
-        yield
+        with recording(look):
+            yield found
     finally:
         model.set_attn_implementation(before)
-        _RECORD.clear()
 
 
 def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Recorded]:
     """Of each layer with attention, in one pass. DoesNotApply where nothing of it shows."""
     if reason := unread(subject.config):
         raise DoesNotApply(reason)
-    with recorder(subject.model):
+    with recorder(subject.model) as found:
         subject.model(input_ids=tokens, **({"use_cache": any(name in options for name in CACHES)} | options))
-        found = {
-            index: one for one in reversed(_RECORD) if (index := getattr(one.module, "layer_idx", None)) is not None
-        }
     if not found:
         raise DoesNotApply("its attention is its own, and shows no queries and keys")
     return dict(sorted(found.items()))
@@ -99,12 +81,10 @@ def unrotated(model: nn.Module) -> Iterator[None]:
             return torch.ones_like(out[0]), torch.zeros_like(out[1])
         return out
 
-    hooks = [m.register_forward_hook(none) for m in model.modules() if "rotary" in type(m).__name__.lower()]
-    try:
+    with ExitStack() as stack:
+        for module in filter(is_rotary, model.modules()):
+            stack.enter_context(module.register_forward_hook(none))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def apart(got: Tensor, want: Tensor) -> float:
@@ -118,19 +98,12 @@ def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int
     Before it rotates halves, transformers moves them there: seen in keys that are not rotated, against their projection.
     """
     projected: dict[int, Tensor] = {}
-    hooks = [
-        module.kv_a_proj_with_mqa.register_forward_hook(
-            lambda _, given, out, at=module.layer_idx: projected.update({at: out.detach()})
-        )
-        for module in subject.model.modules()
-        if hasattr(module, "kv_a_proj_with_mqa") and hasattr(module, "layer_idx")
-    ]
-    try:
-        with unrotated(subject.model):
-            found = recorded(subject, tokens, position_ids=positions)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with unrotated(subject.model), ExitStack() as stack:
+        for module in subject.model.modules():
+            if hasattr(module, "kv_a_proj_with_mqa") and hasattr(module, "layer_idx"):
+                look = lambda _, given, out, at=module.layer_idx: projected.update({at: out.detach()})  # noqa: E731
+                stack.enter_context(module.kv_a_proj_with_mqa.register_forward_hook(look))
+        found = recorded(subject, tokens, position_ids=positions)
     moved = {}
     for index, one in found.items():
         if index in projected:

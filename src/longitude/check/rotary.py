@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from longitude.checkpoints.config import (
     ropes as config_ropes,
     unread,
 )
-from longitude.checkpoints.positions import last_position, table_of
+from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.checkpoints.reading import read, require_numbers
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, LongRoPE, rope_frequencies
@@ -93,6 +94,23 @@ class Tables(NamedTuple):
         take = slice(count) if halves >= neighbors else slice(0, None, 2)
         return Tables(self.cos[:, take], self.sin[:, take])
 
+    def errors(self, angles: Tensor, want: Frequencies) -> Tensor:
+        """How far they are from cos and sin of angles [L, pairs], whichever is farther; infinite where one is not finite."""
+        exact = ((self.cos, angles.double().cos()), (self.sin, angles.double().sin()))
+        off = [(got.cpu() - one * want.attention_factor).abs().nan_to_num(nan=float("inf")) for got, one in exact]
+        return torch.maximum(*off)
+
+
+def angles_at(positions: Tensor, want: Frequencies) -> Tensor:
+    """[L, pairs], float64."""
+    return positions[:, None].cpu().double() * want.inverse.cpu()
+
+
+def allowed_errors(positions: Tensor, want: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What float32 leaves unsure and one rounding to a dtype [L, pairs]; pairs of which little enough is unsure [pairs]."""
+    unsure = 8 * angles_at(positions, want) * 2.0**-24
+    return want.attention_factor * (unsure + 2 * torch.finfo(dtype).eps), (unsure < RESOLVED).all(0)
+
 
 def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | None, Tables]:
     """The rotary tables of one pass, by layer type (None where the model has one kind)."""
@@ -106,16 +124,10 @@ def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | No
             cos, sin = (t.detach().double().reshape(-1, *t.shape[-2:])[0] for t in out)
             seen.setdefault(layer, Tables(cos, sin))
 
-    hooks = [
-        module.register_forward_hook(look, with_kwargs=True)
-        for module in subject.model.modules()
-        if "rotary" in type(module).__name__.lower()
-    ]
-    try:
+    with ExitStack() as stack:
+        for module in filter(is_rotary, subject.model.modules()):
+            stack.enter_context(module.register_forward_hook(look, with_kwargs=True))
         subject.logits(tokens, **options)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return seen
 
 
@@ -221,8 +233,7 @@ def given_positions(subject: Subject) -> Measurement:
     Of 8 tokens at positions that begin later, and of gaps between them, against the same tokens without. The number counts ways
     that are ignored.
     """
-    if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids")
+    subject.require("position_ids", "none can be given")
     if (reason := unread(subject.config)) is not None:
         raise DoesNotApply(reason)
     tokens, steps = subject.tokens(8), torch.arange(8, device=subject.device)[None]
@@ -262,8 +273,7 @@ def far_positions(subject: Subject) -> Measurement:
     biases = [m for m in subject.model.modules() if hasattr(m, "build_alibi_tensor")]
     if biases:
         return far_biases(subject, biases[0])
-    if "position_ids" not in subject.takes:
-        raise DoesNotApply("forward takes no position_ids, so no far position can be tried alone")
+    subject.require("position_ids", "no far position can be tried alone")
     declared: int = getattr(subject.config, "max_position_embeddings", None) or FAR
     starts = [FAR] if declared < 16 else sorted({FAR, declared - 8})
     try:
@@ -287,10 +297,10 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
         if layer not in tables:
             continue
         want = expected(subject.config, layer, rope, start + 8)
-        cos, sin = tables[layer].pairs(len(want.inverse))
+        found = tables[layer].pairs(len(want.inverse))
         factor = max(factor, want.attention_factor)
         # A position too far or too near is no rounding: cached_decoding finds it.
-        off = min(table_error(cos, sin, positions + shift, want) for shift in (0, -1, 1))
+        off = min(float(found.errors(angles_at(positions + shift, want), want).max()) for shift in (0, -1, 1))
         allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
         if not off <= error:
             error, wrong = off, layer
@@ -332,12 +342,12 @@ def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch
             rounded = "frequencies" in words and tables_rounded(subject.model)
             return f": {words}; {REMEDY}" + (f". {ROUNDED}" if rounded else "")
     if (other := other_positions(*places[0], dtype)) is not None:
-        return f": they are those of position{'s' if len({*other}) > 1 else ''} {', '.join(map(str, dict.fromkeys(other)))}"
+        return f": they are those of positions {', '.join(map(str, dict.fromkeys(other)))}"
     dtypes = {x.dtype for x in (*subject.model.parameters(), *subject.model.buffers()) if x.is_floating_point()}
     if lower := [dtype_name(each) for each in dtypes if each.itemsize < 4]:
         with computing_in(subject.model, torch.float32):
             got, want = both(positions)
-        if repeated(got, positions[:, None].double() * want.inverse.cpu(), positions, want, torch.float32):
+        if repeated(got, angles_at(positions, want), positions, want, torch.float32):
             return f": with weights and tables in float32 they are, so something is rounded to {' or '.join(lower)}; {REMEDY}"
     return "; none of the known mistakes repeats them"
 
@@ -379,13 +389,8 @@ def rounded_angles(kind: torch.dtype, what: Sequence[str], positions: Tensor, fr
 
 def repeated(got: Tables, angles: Tensor, at: Tensor, want: Frequencies, dtype: torch.dtype) -> bool:
     """Whether tables are those of angles [L, pairs], but for what float32 leaves unsure at positions `at`, and one rounding."""
-    sure = 8 * at[:, None].double() * want.inverse.cpu() * 2.0**-24
-    pairs = (sure < RESOLVED).all(0)
-    allowed = want.attention_factor * (sure + 2 * torch.finfo(dtype).eps)
-    return bool(pairs.any()) and all(
-        bool(((x - of.double() * want.attention_factor).abs() <= allowed)[:, pairs].all())
-        for x, of in ((got.cos, angles.cos()), (got.sin, angles.sin()))
-    )
+    allowed, pairs = allowed_errors(at, want, dtype)
+    return bool(pairs.any()) and bool((got.errors(angles, want) <= allowed)[:, pairs].all())
 
 
 def other_positions(at: Tensor, got: Tables, want: Frequencies, dtype: torch.dtype) -> list[int] | None:
@@ -397,17 +402,7 @@ def other_positions(at: Tensor, got: Tables, want: Frequencies, dtype: torch.dty
     for row in range(len(at)):
         off = torch.maximum((got.cos[row, few] - cos).abs().amax(1), (got.sin[row, few] - sin).abs().amax(1))
         found.append(int(off.argmin()))
-    angles = torch.tensor(found)[:, None].double() * want.inverse.cpu()
-    return found if repeated(got, angles, at, want, dtype) else None
-
-
-def table_error(cos: Tensor, sin: Tensor, positions: Tensor, want: Frequencies) -> float:
-    """How far tables [L, pairs] are from those of `positions` [L] in float64."""
-    angle = positions[:, None].cpu().double() * want.inverse.cpu()
-    return max(
-        float((got - exact * want.attention_factor).abs().max().nan_to_num(nan=float("inf")))
-        for got, exact in ((cos, angle.cos()), (sin, angle.sin()))
-    )
+    return found if repeated(got, angles_at(torch.tensor(found), want), at, want, dtype) else None
 
 
 def tables_rounded(model: nn.Module) -> bool:

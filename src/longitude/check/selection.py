@@ -7,8 +7,9 @@ are, so a model may choose otherwise while it decodes, and be right in everythin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -42,32 +43,20 @@ class Selection:
     @contextmanager
     def of_all(self, length: int) -> Iterator[None]:
         """Every visible key of a sequence of this length is chosen, for a while."""
-        before = [getattr(module, name) for module, name, _ in self.numbers]
-        for module, name, _ in self.numbers:
-            setattr(module, name, max(ALL, 2 * length))
-        try:
+        with ExitStack() as stack:
+            for module, name, _ in self.numbers:
+                stack.enter_context(patch.object(module, name, max(ALL, 2 * length)))
             yield
-        finally:
-            for (module, name, _), number in zip(self.numbers, before, strict=True):
-                setattr(module, name, number)
 
     @contextmanager
     def as_configured(self) -> Iterator[Ties]:
         """As many as the model was made with, for a while; what comes out counts equal scores."""
-        before = [getattr(module, name) for module, name, _ in self.numbers]
-        ties, hooks = Ties(), []
-        for module, name, number in self.numbers:
-            setattr(module, name, number)
-            hooks.append(module.register_forward_pre_hook(ties.begins))
-            hooks.append(module.register_forward_hook(ties.ends))
-        try:
-            with ties:
-                yield ties
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for (module, name, _), number in zip(self.numbers, before, strict=True):
-                setattr(module, name, number)
+        with ExitStack() as stack, Ties() as ties:
+            for module, name, number in self.numbers:
+                stack.enter_context(patch.object(module, name, number))
+                stack.enter_context(module.register_forward_pre_hook(ties.begins))
+                stack.enter_context(module.register_forward_hook(ties.ends))
+            yield ties
 
 
 class Ties(TorchFunctionMode):

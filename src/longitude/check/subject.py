@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -120,6 +120,11 @@ class Subject:
         """
         return self.cache_name in ATTENTION and not all(DynamicCache(config=self.model.config).is_linear)
 
+    def require(self, argument: str, so: str) -> None:
+        """DoesNotApply where forward does not take an argument; so: what cannot be tried without."""
+        if argument not in self.takes:
+            raise DoesNotApply(f"forward takes no {argument}, so {so}")
+
     def with_cache(self, cache: Any) -> dict[str, Any]:
         """A cache as an argument of forward."""
         return {self.cache_name or INSTALLED: cache}
@@ -146,6 +151,11 @@ class Subject:
         """The token id of padding."""
         known = [getattr(self.config, "pad_token_id", None), *listed(self.config.eos_token_id), 0]
         return next(token for token in known if token is not None and 0 <= token < self.config.vocab_size)
+
+    def padded(self, tokens: Tensor, pads: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(tokens [B, L] with so many of padding in front of each row, their attention_mask)."""
+        mask = (torch.arange(tokens.shape[1]) >= torch.tensor(pads)[:, None]).long().to(tokens.device)
+        return tokens.masked_fill(mask == 0, self.pad), mask
 
     # ---- passes -------------------------------------------------------------------------------------------------------
     def logits(self, tokens: Tensor, **options: Any) -> Tensor:
@@ -244,27 +254,22 @@ def listed(token: int | Sequence[int] | None) -> list[int]:
 
 # ---- the dtype of equality laws --------------------------------------------------------------------------------------
 @contextmanager
-def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Weights and tables of `model` in a wider dtype for a while, in place; then the very tensors that were there."""
-    with torch.no_grad():
-        weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
-        tables = [
-            (module, name, table)
-            for module in model.modules()
-            for name, table in module._buffers.items()
-            if table is not None and table.is_floating_point()
-        ]
-        for p, data in weights:
-            p.data = data.to(dtype)
-        for module, name, table in tables:
-            module._buffers[name] = table.to(dtype)
-    try:
+def computing_in(model: nn.Module, dtype: torch.dtype, tables: bool = True) -> Iterator[None]:
+    """Weights and tables of `model` in another dtype for a while, in place; then the very tensors that were there.
+
+    tables: False leaves them as they are, as from_pretrained(dtype=...) has them.
+    """
+    with ExitStack() as stack:
+        for p in model.parameters():
+            if p.is_floating_point():
+                stack.callback(setattr, p, "data", p.data)
+                p.data = p.data.to(dtype)
+        for module in model.modules() if tables else ():
+            for name, table in module._buffers.items():
+                if table is not None and table.is_floating_point():
+                    stack.callback(module._buffers.__setitem__, name, table)
+                    module._buffers[name] = table.to(dtype)
         yield
-    finally:
-        for p, data in weights:
-            p.data = data
-        for module, name, table in tables:
-            module._buffers[name] = table
 
 
 def widest(model: nn.Module) -> torch.dtype:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.positions.config_keys import SCHEMAS, SHARES, of_layers
+from longitude.positions.config_keys import SCHEMAS, SHARES, names_any
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood
 from longitude.positions.rotary import MultimodalRotary
 from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
@@ -74,8 +74,7 @@ def refusal(keys: Mapping[str, Any], table: Tables, why: str) -> NotUnderstood:
     """The error for tables that the keys do not explain, with the keys that may."""
     unread = not_understood(keys, by_class=True)
     if not unread:
-        inside = of_layers(keys.get(SCHEMAS[0]))
-        named = [key for key in SHARES if any(each.get(key) is not None for each in (keys, *inside))]
+        named = [key for key in SHARES if names_any(keys, [key])]
         unread = named if "numbers" in why and named else [SCHEMAS[0] if keys.get(SCHEMAS[0]) else "model_type"]
     return NotUnderstood(f"not understood: {', '.join(unread)}: {type(table.module).__name__} {why}", unread)
 
@@ -151,9 +150,9 @@ class Agreement:
 
     def variants(self, rope: RopeConfig, table: Tables, width: int) -> Iterator[RopeConfig]:
         """Parameters with what a class has by default where no key says it: a share, and how pairs of several axes lie."""
-        inside = of_layers(self.keys.get(SCHEMAS[0]))
-        named = any(each.get(key) is not None for key in SHARES for each in (self.keys, *inside))
-        shares = [] if named else [rotated / width for rotated in (table.width, 2 * table.width) if rotated < width]
+        shares = [rotated / width for rotated in (table.width, 2 * table.width) if rotated < width]
+        if names_any(self.keys, SHARES):
+            shares = []
         for one in (rope, *(rope._replace(partial_rotary_factor=share) for share in shares)):
             if not table.axes:
                 yield one._replace(sections=None, interleaved=False)

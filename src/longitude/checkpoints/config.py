@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.agreement import Ropes, which_layers
-from longitude.checkpoints.reading import class_of, lost, read, text_part, with_own_base
+from longitude.checkpoints.reading import class_of, read, require_kept, text_part, with_own_base
 from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
@@ -18,7 +18,6 @@ from longitude.positions.config_keys import (
     BASES,
     FULL as FULL,
     KEYS,
-    LAYERS,
     LENGTHS as LENGTH_KEYS,
     LOCAL_BASES,
     OLD_TYPES,
@@ -26,7 +25,9 @@ from longitude.positions.config_keys import (
     SCHEMAS,
     SHARES,
     is_foreign,
+    names_any,
     of_layers,
+    rope_dicts,
 )
 from longitude.positions.hugging_face import (
     NotUnderstood,
@@ -255,34 +256,26 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     if inside := list(unknown_inside(raw)):
         yield from inside
         return
-    given = config.to_dict()  # which layers rotate may stand in defaults of transformers' class
-    filled = {key: given[key] for key in LAYERS if key in given} | dict(raw)
-    with suppress(ValueError):  # what its class keeps may not be readable
-        filled = with_own_base(filled, config, read_ropes(given))
-    schemas = [{name} for name in SCHEMAS if raw.get(name)] or [{*SCHEMAS}]
     try:
-        ours, *others = (
-            read_ropes({key: value for key, value in filled.items() if key not in SCHEMAS or key in schema})
-            for schema in schemas
-        )
+        theirs, broken = read_ropes(config), None
+    except ValueError as error:
+        theirs, broken = None, error
+    try:
+        ours = read_ropes(raw if theirs is None else with_own_base(raw, config, theirs))
     except NotUnderstood:
         return  # said where keys that nothing reads are said
     except ValueError as error:
-        yield _missing_base(error, raw)
-        return
-    if others and others != [ours]:
-        both = f"{described(ours)} and {described(others[0])}"
-        yield f"rope_parameters and rope_scaling disagree: {both}; remove the wrong one"
+        default = "; transformers takes a default of its class without a warning: write the one of training"
+        yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
         return
     yield from two_values(raw)
-    try:
-        theirs = read_ropes(given)
-    except ValueError as error:
-        yield f"transformers keeps what cannot be read: {error}"
+    if theirs is None:
+        yield f"transformers keeps what cannot be read: {broken}"
         return
-    shares = any(each.get(key) is not None for key in SHARES for each in (raw, *(one for _, one in rope_dicts(raw))))
-    if lost(ours, theirs, shares):
-        yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
+    try:
+        require_kept(ours, theirs, shares=names_any(raw, SHARES))
+    except ValueError as error:
+        yield str(error)
     yield from _of_class(raw, config, ours)
 
 
@@ -301,18 +294,6 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
         if rope is not None:
             with suppress(ValueError):  # no width of heads is known: no list of factors can be held to it
                 yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
-
-
-def _missing_base(error: ValueError, raw: Mapping[str, Any]) -> str:
-    """An error of reading; of a base that is not there, with where it may have been lost."""
-    if "expected rope_theta" not in str(error):
-        return str(error)
-    if all(raw.get(name) for name in SCHEMAS):
-        return (
-            "rope_scaling replaces rope_parameters, and the base that is in the latter is lost with them: transformers takes "
-            "its default without a warning; keep one of the two, with rope_theta"
-        )
-    return f"{error}; transformers takes a default of its class without a warning: write the one of training"
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
@@ -419,11 +400,6 @@ def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"unknown key {key!r} in {name}: {meant}"
 
 
-def rope_dicts(raw: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(schema, parameters) of each dict of rope parameters, those of layer types one by one."""
-    return [(name, one) for name in SCHEMAS for one in of_layers(raw.get(name))]
-
-
 def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
     """Keys given twice, with two values: base and share at the top and inside; the type, or the original length."""
     for name in SCHEMAS:
@@ -471,17 +447,6 @@ def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     inner = given.get(layer) if layer is not None else None
     return inner if isinstance(inner, Mapping) else given
-
-
-def described(read: Any) -> str:
-    """A RopeConfig, or one for each layer type, for a message."""
-    if not isinstance(read, RopeConfig):
-        return ", ".join(f"{layer}: {'none' if rope is None else described(rope)}" for layer, rope in read.items())
-    scaling = "no scaling" if read.scaling is None else str(read.scaling)
-    part = "" if read.partial_rotary_factor == 1 else f", partial_rotary_factor {read.partial_rotary_factor}"
-    still = "" if read.rotates is None else f", no rotation in layers {', '.join(map(str, unrotated(read)))}"
-    warm = "".join(f", {spec}" for spec in (read.temperature, read.unrotated_temperature) if spec is not None)
-    return f"rope_theta {read.base:g}, {scaling}{part}{still}{warm}"
 
 
 def unrotated(rope: RopeConfig) -> list[int]:

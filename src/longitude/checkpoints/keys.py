@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from longitude.checkpoints.agreement import Ropes
-from longitude.checkpoints.config import rope_dicts, two_values
-from longitude.checkpoints.reading import lost, read
+from longitude.checkpoints.config import two_values
+from longitude.checkpoints.reading import read, require_kept
 from longitude.checkpoints.source import Source
 from longitude.errors import UsageError
-from longitude.positions.config_keys import BASES, LAYERS, LENGTHS, SHARES, WINDOWED, is_foreign
+from longitude.positions.config_keys import BASES, LENGTHS, SHARES, WINDOWED, is_foreign, names_any
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes, to_hugging_face
 
 
@@ -40,15 +40,12 @@ def ropes_of(source: Source) -> Ropes:
         for contradiction in two_values(source.inner):
             raise ValueError(contradiction)
         found = read(source.config).ropes
-        in_file = read_ropes(with_defaults(source, found)) if isinstance(found, RopeConfig) else found
+        if isinstance(found, RopeConfig):
+            require_kept(read_ropes(with_defaults(source, found)), found, shares=True)
     except NotUnderstood as error:
         raise NotUnderstood(f"{file}: {error}", error.keys) from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    if lost(in_file, found, shares=True):
-        raise ValueError(
-            f"{file}: its keys mean {in_file}, but transformers reads {found}; correct the names of its keys"
-        )
     return found
 
 
@@ -66,23 +63,14 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
 
 def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:
     """The file's keys, with what transformers' class adds where they are missing."""
-    inner, given = source.inner, source.config.to_dict()
-    inside = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
-    added: dict[str, Any] = {}
-    if not names_base(inner):
-        added["rope_theta"] = read.base
+    inner = source.inner
+    added: dict[str, Any] = {} if names_any(inner, BASES) else {BASES[0]: read.base}
     share = read.proportion if read.proportion != 1 else read.partial_rotary_factor
-    if not any(inner.get(key) is not None for key in SHARES) and inside.get(SHARES[0]) is None and share != 1:
+    if not names_any(inner, SHARES) and share != 1:
         added[SHARES[0]] = share
     if LENGTHS[0] not in inner:
         added[LENGTHS[0]] = next((inner[other] for other in LENGTHS[1:] if other in inner), None)
-    return {key: given[key] for key in LAYERS if key in given} | dict(inner) | added
-
-
-def names_base(inner: Mapping[str, Any]) -> bool:
-    """Whether the file itself names the base of its frequencies."""
-    inside = [given for _, given in rope_dicts(inner)]
-    return any(each.get(key) is not None for each in (inner, *inside) for key in BASES)
+    return dict(inner) | added
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -92,7 +80,7 @@ def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     neox = source.config.model_type.startswith("gpt_neox")
     base = "rotary_emb_base" if neox else next((key for key in BASES if key in inner), BASES[0])
     if not isinstance(ropes, RopeConfig):
-        if "rope_parameters" in inner or "rope_scaling" not in inner and not names_base(inner):
+        if "rope_parameters" in inner or "rope_scaling" not in inner and not names_any(inner, BASES):
             return inner | _entries(source, ropes, head_dim)
         full = ropes["full_attention"]
         assert full is not None

@@ -26,7 +26,6 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
-from longitude.checkpoints.config import contradictions, raw_config
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.reading import require_numbers, rotary_fault
 from longitude.errors import unknown
@@ -113,10 +112,7 @@ def load(
         require_weights(where, allow_pickle)
         require_shards(where)
     require_causal(path, config, images)
-    kinds: Any = (
-        AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
-    )
-    make = kinds.from_config
+    kinds, make = auto_class_of(config), auto_class_of(config).from_config
     if getattr(config, KEY, None) is not None:
         if attn_implementation not in (None, "longitude"):
             raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
@@ -130,7 +126,7 @@ def load(
     with (
         quiet(),
         refusing_code(path),
-        _config_to_blame(path, config, make),
+        _config_to_blame(path, make, config),
         in_one_line(f"{path}: {problem}"),
     ):
         loaded: Any = kinds.from_pretrained(
@@ -166,6 +162,12 @@ def require_causal(path: str, config: PreTrainedConfig, images: bool = False) ->
         raise ValueError(
             f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
         )
+
+
+def auto_class_of(config: PreTrainedConfig) -> Any:
+    """The Auto class that has the causal model of a config."""
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if causal else AutoModelForImageTextToText
 
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
@@ -219,18 +221,23 @@ Untied = tuple[tuple[str, str], ...]
 
 def held_against(path: str, model: Any, info: dict[str, Any]) -> tuple[tuple[str, ...], Untied]:
     """`unused` and `untied` of a Checkpoint, from what transformers says of loading it. ValueError for what does not fit."""
-    for name, saved, expected in sorted(info["mismatched_keys"]):
+    require_tensors(path, info["mismatched_keys"], info["missing_keys"])
+    declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
+    untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
+    return tuple(name for name in sorted(info["unexpected_keys"]) if not _is_harmless(name, model)), untied
+
+
+def require_tensors(path: str, mismatched: Iterable[tuple[str, Any, Any]], missing: Iterable[str]) -> None:
+    """ValueError for tensors (name, shape in the files, shape by config.json) of another shape, and for any that are missing."""
+    for name, saved, expected in sorted(mismatched):
         raise ValueError(
             f"{path}: {name} is {list(saved)} in the weights and {list(expected)} by config.json; correct config.json"
         )
-    if missing := sorted(info["missing_keys"]):
+    if missing := sorted(missing):
         raise ValueError(
             f"{path}: the weights lack {len(missing)} of the model's tensors, such as {missing[0]}; they would be random "
             f"numbers; complete the checkpoint, or correct config.json"
         )
-    declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
-    untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
-    return tuple(name for name in sorted(info["unexpected_keys"]) if not _is_harmless(name, model)), untied
 
 
 def _is_harmless(name: str, model: Any) -> bool:
@@ -324,8 +331,7 @@ def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig]
     plain = copy.deepcopy(config)
     for part in (plain, plain.get_text_config()):
         part.__dict__.pop("quantization_config", None)
-    with quiet(), torch.device("meta"), in_one_line(f"{path}: its model cannot be built"):
-        skeleton = make(plain)
+    skeleton = built_without_weights(path, make, plain)
     _, info = loaded_on_meta(str(folder), skeleton)
     method, missing = quantization_of(config), sorted(info["missing_keys"])
     kinds = {kind for shard in folder.glob("*.safetensors") for kind in kinds_of(shard).values()}
@@ -411,9 +417,10 @@ def _require_configuration(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
+        depth = depth_of(plain)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not readable JSON ({one_line_of(error)}); restore the file") from error
-    if depth_of(plain) > DEEPEST:
+    if depth > DEEPEST:
         raise ValueError(
             f"{file}: its values are nested more than {DEEPEST} deep, as no configuration is; restore the file"
         )
@@ -435,17 +442,8 @@ def _require_configuration(file: Path) -> dict[str, Any]:
 
 def depth_of(value: Any) -> int:
     """How many lists and dicts are inside one another."""
-    depth, level = 0, [value]
-    while level := [
-        x
-        for each in level
-        if isinstance(each, list | dict)
-        for x in (each.values() if isinstance(each, dict) else each)
-    ]:
-        depth += 1
-        if depth > DEEPEST:
-            break
-    return depth
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(depth_of, inside), default=0)
 
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
@@ -583,17 +581,21 @@ def refusing_code(path: str) -> Iterator[None]:
         ) from error
 
 
+def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) -> Any:
+    """A model on the meta device. ValueError, in one line, with the rotary key that is wrong where that is known."""
+    try:
+        with quiet(), torch.device("meta"):
+            return make(config)
+    except Exception as error:
+        why = rotary_fault(config) or one_line_of(error)
+        raise ValueError(f"{path}: config.json: no model can be built of it ({why})") from error
+
+
 @contextmanager
-def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTrainedConfig], Any]) -> Iterator[None]:
-    """Where `make` builds no model of a config even without weights, an error of loading is the config's."""
+def _config_to_blame(path: str, make: Callable[[Any], Any], config: Any) -> Iterator[None]:
+    """Where no model can be built of a config even without weights, an error of loading is the config's."""
     try:
         yield
-    except ValueError as error:
-        try:
-            with torch.device("meta"):
-                make(config)
-        except Exception as reason:
-            wrong = "; ".join(contradictions(raw_config(path), config))
-            wrong = wrong or f"no model can be built of it ({one_line_of(reason)})"
-            raise ValueError(f"{path}: config.json: {wrong}") from error
+    except ValueError:
+        built_without_weights(path, make, config)
         raise

@@ -23,6 +23,11 @@ BUCKETS = "its positions are learned biases for buckets of distances, the last o
 Kind = Literal["rotary", "learned", "alibi"]
 
 
+def is_rotary(module: nn.Module) -> bool:
+    """Whether a module makes rotary tables, as all that do are called."""
+    return "rotary" in type(module).__name__.lower()
+
+
 def rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, module) of every module that has frequencies and the config that they come from."""
     for parent in model.modules():
@@ -103,7 +108,7 @@ def kind_of(name: str, config: PreTrainedConfig, model: nn.Module) -> Kind:
         return "learned"
     if hasattr(config, "relative_attention_num_buckets"):
         why = BUCKETS
-    elif hasattr(config, "rotary_dim") or any("rotary" in type(m).__name__.lower() for m in model.modules()):
+    elif hasattr(config, "rotary_dim") or any(map(is_rotary, model.modules())):
         why = "it rotates its queries and keys, but by a formula that its configuration does not describe"
     else:
         why = "it has neither rotary parameters nor a learned table of positions, nor ALiBi"

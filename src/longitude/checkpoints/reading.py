@@ -20,11 +20,11 @@ from longitude.positions.config_keys import (
     LENGTHS,
     LOCAL_BASES,
     OF_CLASSES,
-    SCHEMAS,
     SIZES,
     UNDERSTOOD,
     WINDOWED,
-    of_layers,
+    names_any,
+    rope_dicts,
 )
 from longitude.positions.hugging_face import (
     NotUnderstood,
@@ -71,8 +71,7 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     declared = read_ropes(keys, follow, max_length)
     if isinstance(config, Mapping):
         own = read_ropes(with_own_base(as_mapping(written), theirs, declared), follow, max_length)
-        if lost(own, declared):
-            raise ValueError(f"its keys mean {own}, but transformers reads {declared}; correct the names of its keys")
+        require_kept(own, declared)
     return Agreement(theirs, keys, declared, seen).reading(attends)
 
 
@@ -144,7 +143,7 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
     for key in BY_LAYER:
         if isinstance(given := raw.get(key), list) and given and type(layers) is int and len(given) < layers:
             raise UsageError("config", f"{key} to have one entry for each of {layers} layers", len(given))
-    for where in (raw, *(one for name in SCHEMAS for one in of_layers(raw.get(name)))):
+    for where in (raw, *(one for _, one in rope_dicts(raw))):
         check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
     if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:
         check_positive("attn_config", alibi_bias_max=inner["alibi_bias_max"])
@@ -182,9 +181,7 @@ def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> d
     """A config's keys, with its class's base where they name none and the class has one of its own (Gemma 3)."""
     from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 
-    inside = (one for name in SCHEMAS for one in of_layers(written.get(name)))
-    named = any(each.get(key) is not None for each in (written, *inside) for key in BASES)
-    if named or type(theirs).default_theta == RotaryEmbeddingConfigMixin.default_theta:
+    if names_any(written, BASES) or type(theirs).default_theta == RotaryEmbeddingConfigMixin.default_theta:
         return dict(written)
     if isinstance(declared, RopeConfig):
         return dict(written) | {BASES[0]: declared.base}
@@ -195,8 +192,8 @@ def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> d
     )
 
 
-def lost(written: Ropes, declared: Ropes, shares: bool = False) -> bool:
-    """Whether transformers lost a base or a scheme that is written in a file. shares: or the part of heads that rotates.
+def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
+    """ValueError where transformers lost a base or a scheme that is written in a file. shares: or the part of heads that rotates.
 
     A class that makes parameters by layer type of flat ones (OLMo 3, DeepSeek V4) may have the base in one and the scheme in
     another.
@@ -211,4 +208,5 @@ def lost(written: Ropes, declared: Ropes, shares: bool = False) -> bool:
         return [fact for one in each for fact in (("base", one.base), ("scheme", type(one.scaling)))]
 
     kept = facts(declared)
-    return any(one not in kept for one in facts(written))
+    if any(one not in kept for one in facts(written)):
+        raise ValueError(f"its keys mean {written}, but transformers reads {declared}; correct the names of its keys")

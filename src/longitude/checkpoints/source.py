@@ -12,9 +12,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from longitude.checkpoints.config import LENGTH_KEYS, contradictions, declared_length
+from longitude.checkpoints.config import LENGTH_KEYS, declared_length
 from longitude.checkpoints.load import (
     Untied,
+    built_without_weights,
     config_of,
     differences,
     held_against,
@@ -26,7 +27,6 @@ from longitude.checkpoints.load import (
     require_weights,
 )
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
-from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError
 from longitude.runs.files import read_json
 
@@ -109,23 +109,10 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (masked and "LMHead" not in architecture)
     if not causal and not masked:
         raise UsageError(model, "a language model, causal or masked", config.model_type)
-    try:
-        with quiet(), torch.device("meta"), in_one_line(f"{model}: its model cannot be built"):
-            skeleton = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_config(config)
-    except ValueError as error:
-        if (named := _contradiction(json, config)) is not None:
-            raise ValueError(f"{model}: config.json: {named}") from error
-        raise
+    kind = AutoModelForCausalLM if causal else AutoModelForMaskedLM
+    skeleton = built_without_weights(model, kind.from_config, config)
     source = Source(model, folder, json, inner, text, skeleton, causal)
     return replace(source, unread=require_files(source, allow_pickle))
-
-
-def _contradiction(raw: Any, config: PreTrainedConfig) -> str | None:
-    """What is wrong in a config.json by our own reading: a class that fails on a key seldom names it."""
-    try:
-        return next(contradictions(raw, config), None)
-    except ValueError as error:
-        return str(error)
 
 
 def fetched(name: str, allow_pickle: bool) -> Path:

@@ -29,6 +29,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreT
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from longitude.checkpoints.positions import is_rotary
 from longitude.checkpoints.quiet import quiet
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.layers import LayerPositions
@@ -272,7 +273,7 @@ class Pass:
             # It asks positions for numbers, which these have not, and takes each token for a document.
             stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", lambda positions: None))
             for handle in self.hooks():
-                stack.callback(handle.remove)
+                stack.enter_context(handle)
             ids, positions = (torch.zeros(1, self.tokens, dtype=torch.long, device="meta") for _ in range(2))
             mark(positions, frozenset({POSITIONS}))
             stack.enter_context(Following(self.used, self.mixed))
@@ -300,7 +301,7 @@ class Pass:
                 if part is not module and type(part).__module__.startswith("transformers."):
                     tolerant(part)
         for name, module in self.model.named_modules():
-            if "rotary" in type(module).__name__.lower() and "vision" not in name:
+            if is_rotary(module) and "vision" not in name:
                 yield module.register_forward_hook(self.made, with_kwargs=True)
 
     def enter(self, layer: int, given: Any) -> None:
@@ -332,7 +333,7 @@ class Pass:
             kind = type(self.modules[at]).__name__
             self.layers[at].unlike[f"stands in a {kind} that mixes neighboring tokens by a convolution"] = None
 
-    def attended(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, others: Any) -> None:
+    def attended(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, others: dict[str, Any]) -> None:
         if not self.inside:
             return
         at, before = self.inside[-1]
@@ -343,12 +344,10 @@ class Pass:
         layer.turned |= bool(((marks(query) & marks(key)) - before) & {POSITIONS, PLACES})
         floats = [each for each in tree_iter(others) if isinstance(each, Tensor) and each.is_floating_point()]
         layer.biased |= bool((marks(floats) - mine) & {POSITIONS, PLACES})
-        given, named = others
-        mask = given[0] if given else named.get("attention_mask")
-        layer.visible = getattr(mask, "_visible", None)
+        layer.visible = getattr(others["attention_mask"], "_visible", None)
         layer.kind, queries, keys = type(module).__name__, query.shape[-2], key.shape[-2]
         if CONTENT in marks(others):
-            names = [name for name, each in {"attention_mask": mask, **named}.items() if CONTENT in marks(each)]
+            names = [name for name, each in others.items() if CONTENT in marks(each)]
             layer.unlike[f"selects or weighs keys by hidden states ({', '.join(names)})"] = None
         if keys != queries:
             what = "adds keys" if keys > queries else "compresses or leaves out keys"
@@ -385,12 +384,25 @@ def tolerant(module: nn.Module) -> None:
 
 
 # ---- attention and masks in its place --------------------------------------------------------------------------------
-_LOOK: list[Callable[[nn.Module, Tensor, Tensor, Tensor, Any], None]] = []
+Look = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], None]
+"""What is called with a module, its queries, keys and values, and all else that attention gets, by name."""
+_LOOK: list[Look] = []
 
 
-def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
-    _LOOK[-1](module, query, key, value, (given, named))
-    return torch.zeros(*query.transpose(1, 2).shape[:3], value.shape[-1], dtype=query.dtype, device="meta"), None
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    scaling: Any = None,
+    *given: Any,
+    **named: Any,
+) -> Any:
+    _LOOK[-1](
+        module, query, key, value, {"attention_mask": attention_mask, "scaling": scaling, "others": given, **named}
+    )
+    return torch.zeros(*query.transpose(1, 2).shape[:3], value.shape[-1], dtype=query.dtype, device=query.device), None
 
 
 def _mask(*given: Any, **named: Any) -> Any:
@@ -406,7 +418,8 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
 
 
 @contextmanager
-def recording(look: Callable[[nn.Module, Tensor, Tensor, Tensor, Any], None]) -> Iterator[None]:
+def recording(look: Look) -> Iterator[None]:
+    """A function that looks at all that attention gets, in models whose attention is NAME."""
     _LOOK.append(look)
     try:
         yield

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.config import FULL, head_dim_of, unread_keys
-from longitude.checkpoints.keys import Ropes, difference, names_base, of_full_attention, ropes_of, with_ropes
+from longitude.checkpoints.keys import Ropes, difference, of_full_attention, ropes_of, with_ropes
 from longitude.checkpoints.load import differences, in_one_line, require_shards
 from longitude.checkpoints.positions import Kind
 from longitude.checkpoints.quiet import quiet
@@ -25,6 +25,7 @@ from longitude.extend.learned_table import find_table, stretched
 from longitude.extend.methods import ROTATED_VALUES, method_of, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
+from longitude.positions.config_keys import BASES, names_any
 from longitude.positions.hugging_face import ORIGINAL, unread_words
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Scaling, YaRN
 from longitude.positions.scaling.ntk import ntk_base
@@ -286,7 +287,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.notes += layers.notes()
     if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
         plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")
-    if not names_base(source.inner):
+    if not names_any(source.inner, BASES):
         taken = f"{rope.base:g} is what transformers takes for this model, and it is written down now"
         plan.notes.append(f"config.json names no base: {taken}. Make sure that the model was trained with it.")
     with in_one_line(f"{source.name}: the size of its heads is unknown"):

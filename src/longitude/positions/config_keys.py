@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -88,6 +88,17 @@ def of_layers(parameters: Any) -> list[Mapping[str, Any]]:
     return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
 
 
+def rope_dicts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(schema, parameters) of each dict of rope parameters, those of layer types one by one."""
+    return [(name, one) for name in SCHEMAS for one in of_layers(config.get(name))]
+
+
+def names_any(config: Mapping[str, Any], keys: Iterable[str]) -> bool:
+    """Whether a config has a value for one of these keys, at the top or among its rope parameters."""
+    inside = (one for _, one in rope_dicts(config))
+    return any(each.get(key) is not None for each in (config, *inside) for key in keys)
+
+
 def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterator[str]:
     """Keys about position of which nothing here knows what they mean; not a slip of a known one, which is refused.
 
@@ -98,6 +109,5 @@ def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterato
         plain = value is None or value is False or value in PLAIN  # False: switched off
         if ABOUT_POSITION.search(key) and not plain and key not in known:
             yield key
-    for name in SCHEMAS:
-        for one in of_layers(config.get(name)):
-            yield from (f"{name}.{key}" for key, value in one.items() if value is not None and is_foreign(key))
+    for name, one in rope_dicts(config):
+        yield from (f"{name}.{key}" for key, value in one.items() if value is not None and is_foreign(key))

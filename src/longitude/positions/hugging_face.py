@@ -150,7 +150,8 @@ def read_ropes(
             raise UsageError("", f"{name} to be a mapping or None", repr(config[name]))
     new, old = (config.get(name) for name in SCHEMAS)
     if old and new and old != new:
-        raise UsageError("", "rope_parameters or rope_scaling", f"both: {new!r} and {old!r}", "remove one")
+        lost = "remove one: transformers takes rope_scaling, and a base that is in rope_parameters is lost"
+        raise UsageError("", "rope_parameters or rope_scaling", f"both: {new!r} and {old!r}", lost)
     parameters = new or old or {}
     base, local, partial = (
         next((config[k] for k in names if k in config), None) for names in (BASES, LOCAL_BASES, SHARES)

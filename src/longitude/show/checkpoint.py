@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import AutoModel
 
@@ -23,9 +22,8 @@ from longitude.checkpoints.config import (
     trained_length,
     unrotated,
 )
-from longitude.checkpoints.load import config_of, in_one_line
+from longitude.checkpoints.load import built_without_weights, config_of
 from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.reading import read as reading, text_part
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding
@@ -137,20 +135,14 @@ def _rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
         return [], {
             ALL: f"expected a length that the model was trained at, got a {config.model_type} config without one"
         }
-    kinds = layers_of(config)
-    windows = {kind: about.get("window") for kind, about in kinds.items()}
-    windows[ALL] = None if None in windows.values() else max(windows.values(), default=None)  # type: ignore[type-var]
-    found = []
+    found, layers = [], kinds_of(config)
     understood, unknown = _ropes(config)
     for name, (rope, head_dim) in understood.items():
-        which = name or ALL
-        if rope.rotates is not None:
-            which, types = "layers that rotate", getattr(config, "layer_types", None) or [*kinds] * len(rope.rotates)
-            each = [windows[kind] for kind, rotates in zip(types, rope.rotates) if rotates]
-            windows[which] = None if None in each else max(each, default=None)  # type: ignore[type-var]
-        window = windows.get(which)
-        own = window if window is not None and window < length else None
-        found.append(Rotation(which, rope, head_dim, length, own))
+        which = (name or ALL) if rope.rotates is None else "layers that rotate"
+        rotating = [True] * len(layers) if rope.rotates is None else rope.rotates
+        own = {window for (kind, window), yes in zip(layers, rotating) if yes and name in (None, kind)}
+        longest = max((window or length for window in own), default=length)
+        found.append(Rotation(which, rope, head_dim, length, longest if longest < length else None))
     return found, unknown
 
 
@@ -255,23 +247,23 @@ def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
 
 
 def _table(path: str, config: Any) -> bool:
-    with quiet(), torch.device("meta"), in_one_line(f"{path}: its model cannot be built"):
-        return table_of(AutoModel.from_config(config)) is not None
+    return table_of(built_without_weights(path, AutoModel.from_config, config)) is not None
+
+
+def kinds_of(config: Any) -> list[tuple[str, int | None]]:
+    """(type, window or None) of each layer."""
+    window = None if getattr(config, "use_sliding_window", True) is False else getattr(config, "sliding_window", None)
+    windows = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    plain = "full_attention" if hasattr(config, "num_attention_heads") else "recurrence"
+    alike = ["sliding_attention" if window else plain] * (getattr(config, "num_hidden_layers", None) or 0)
+    return [(kind, windows.get(kind)) for kind in getattr(config, "layer_types", None) or alike]
 
 
 def layers_of(config: Any) -> dict[str, dict[str, Any]]:
     """Type of layers -> how many, and its window where it has one."""
-    if (count := getattr(config, "num_hidden_layers", None)) is None:
-        return {}
-    window = (
-        getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) is not False else None
-    )
-    plain = "full_attention" if hasattr(config, "num_attention_heads") else "recurrence"
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else plain] * count
-    windows = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
     return {
-        kind: {"layers": number} | ({"window": windows[kind]} if windows.get(kind) else {})
-        for kind, number in Counter(kinds).items()
+        kind: {"layers": number} | ({"window": window} if window else {})
+        for (kind, window), number in Counter(kinds_of(config)).items()
     }
 
 

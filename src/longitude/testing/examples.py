@@ -69,8 +69,7 @@ class Example:
             torch.manual_seed(seed)
             made = self.factory(**self.resolved(**options))
         if not isinstance(made, self.kind):
-            name = self.kind.__name__
-            raise ValueError(f"expected a function that returns {article(name)} {name}, got {made!r}")
+            raise ValueError(f"expected a function that returns a new {self.kind.__name__}, got {made!r}")
         made = made.double().eval()
         return fill(made, seed, self.std) if filled else made
 
@@ -180,14 +179,8 @@ def _example(kind: type[Example], given: Any, options: Mapping[str, Any]) -> Any
         return type(given)(**{**vars(given), "options": {**given.options, **options}})
     if isinstance(given, kind.kind):
         noun = kind.kind.__name__.lower()
-        raise ValueError(
-            f"expected a name, a class or a function that builds a fresh {noun}, got {article(noun)} {noun}"
-        )
+        raise ValueError(f"expected a name, a class or a function that builds a fresh {noun}, got one that is built")
     return kind(kind.known[given] if isinstance(given, str) else given, options)
-
-
-def article(noun: str) -> str:
-    return "an" if noun[0] in "aeiouAEIOU" else "a"
 
 
 @torch.no_grad()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -201,17 +202,11 @@ def close(what: str, got: Tensor | Named, want: Tensor | Named, threshold: float
         close(f"{what}, {name}", got[name], want[name], threshold)
 
 
-@contextmanager
-def without_loops() -> Iterator[None]:
+def without_loops() -> AbstractContextManager[Any]:
     """Recurrences in torch's operators, as where no loop in C can be compiled."""
     from longitude.recurrent.ops import c_loops
 
-    before = c_loops.loops
-    c_loops.loops = lambda name, dtype: None
-    try:
-        yield
-    finally:
-        c_loops.loops = before
+    return patch.object(c_loops, "loops", lambda name, dtype: None)
 
 
 def refused(what: str, call: Callable[[], Any], *words: str) -> str:
@@ -253,12 +248,6 @@ def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
             raise LawBroken(f"{what}: changed {name}")
 
 
-@contextmanager
-def small_blocks(rows: int, batch: int, keys: int, heads: int = SHAPES["num_heads"]) -> Iterator[None]:
+def small_blocks(rows: int, batch: int, keys: int, heads: int = SHAPES["num_heads"]) -> AbstractContextManager[Any]:
     """Lets the backends that work in blocks take about `rows` queries at a time, so that a toy has several blocks."""
-    before = chunked.BLOCK_BYTES
-    chunked.BLOCK_BYTES = rows * 4 * batch * heads * keys * 8
-    try:
-        yield
-    finally:
-        chunked.BLOCK_BYTES = before
+    return patch.object(chunked, "BLOCK_BYTES", rows * 4 * batch * heads * keys * 8)

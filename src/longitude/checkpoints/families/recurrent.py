@@ -30,6 +30,7 @@ from longitude.checkpoints.load import (
     refusing_code,
     require_finite,
     require_shards,
+    require_tensors,
     require_weights,
     shapes_of,
 )
@@ -243,18 +244,10 @@ def loaded(
 
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: list(tensor.shape) for name, tensor in state.items()}
-    if lost := sorted(map(named, expected.keys() - given.keys())):
-        raise ValueError(
-            f"{where}: the weights lack {len(lost)} of the model's tensors, such as {lost[0]}; complete the checkpoint, or "
-            "correct config.json"
-        )
+    other = [(named(name), given[name], shape) for name, shape in expected.items() if given.get(name, shape) != shape]
+    require_tensors(where, other, map(named, expected.keys() - given.keys()))
     if left := sorted(map(named, given.keys() - expected.keys())):
         raise ValueError(f"{where}: {len(left)} of its tensors have no place in the model, such as {left[0]}")
-    for name, shape in expected.items():
-        if given[name] != shape:
-            raise ValueError(
-                f"{where}: {named(name)} is {given[name]} in the weights and {shape} by config.json; correct config.json"
-            )
     model.load_state_dict(state, assign=True)
     model.tie_weights()
     require_finite(where, model)

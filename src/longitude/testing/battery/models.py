@@ -175,15 +175,13 @@ def _require_prompt_lookup(what: str, model: LongitudeForCausalLM) -> None:
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     calls: list[None] = []
-    hook = model.register_forward_pre_hook(lambda module, inputs: calls.append(None))
     try:
-        made = model.generate(ids, prompt_lookup_num_tokens=2, **options)
+        with model.register_forward_pre_hook(lambda module, inputs: calls.append(None)):
+            made = model.generate(ids, prompt_lookup_num_tokens=2, **options)
     except ValueError as refusal:
         if calls:
             raise LawBroken(f"{what}: prompt lookup was refused after {len(calls)} calls: {refusal}") from refusal
         return
-    finally:
-        hook.remove()
     want = model.generate(ids, **options)
     if made.sequences.tolist() != want.sequences.tolist():
         raise LawBroken(f"{what}: prompt lookup writes other tokens than greedy generation")
@@ -266,11 +264,8 @@ def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
             raise ValueError("refused by a layer above")
 
         def call(cache: Any) -> None:
-            hook = model.model.layers[-1].register_forward_pre_hook(refuse)
-            try:
+            with model.model.layers[-1].register_forward_pre_hook(refuse):
                 model(token_ids(2, tokens), cache=cache)
-            finally:
-                hook.remove()
 
         return call
 
