@@ -345,7 +345,10 @@ def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
 
 
-@pytest.mark.parametrize(("file", "content"), [("result.json", ""), ("result.json", "[1]"), ("result.json", "{}"), ("unit.json", "garbage"), ("unit.json", "{}")])
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("result.json", ""), ("result.json", "[1]"), ("result.json", "{}"), ("unit.json", "garbage"), ("unit.json", "{}")],
+)
 def test_a_damaged_unit_is_one_line(llama, checkpoints, config, tmp_path, file, content):
     out = shutil.copytree(llama[0].path, tmp_path / "run")
     damaged = sorted((out / "units").iterdir())[0]
