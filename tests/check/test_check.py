@@ -174,15 +174,9 @@ EDITS = {  # how the file is edited, and the reason
     "no rope parameters": ({"top": {"rope_parameters": None}}, "expected rope_theta"),
     "theta misspelt": ({"inside": MISSPELT}, "'rope_tetha' in rope_parameters: did you mean 'rope_theta'?"),
     "theta misspelt, in the old schema": ({"old": True, "top": MISSPELT}, "'rope_tetha': did you mean 'rope_theta'?"),
-    "two thetas": ({"top": {"rope_theta": 10_000.0}}, "10000.0 at the top and 500000.0 in rope_parameters"),
-    "a key misspelt": ({"rope": YARN, "inside": {"beta_fst": 16}}, "did you mean 'beta_fast'?"),
     "lengths misspelt": ({"top": {"max_position_embedding": 64}}, "did you mean 'max_position_embeddings'?"),
     "two schemas": ({"top": {"rope_scaling": HALF}}, "expected rope_parameters or rope_scaling, got both"),
-    "factor too small": ({"rope": YARN, "inside": {"factor": 2.0}}, "factor 2.0 times"),
-    "original longer": ({"rope": YARN, "inside": {ORIGINAL: 64}}, "longer than max_position_embeddings = 32"),
     "original of another type": ({"rope": LINEAR, "inside": {ORIGINAL: 16}}, "a 'linear' one has none; remove it"),
-    "two types": ({"rope": YARN, "inside": {"type": "linear"}}, "type is 'linear' and rope_type 'yarn' in rope_param"),
-    "two originals": ({"rope": YARN, "top": {ORIGINAL: 16}}, f"{ORIGINAL} is 16 at the top and 8 in rope_parameters"),
     "original missing": ({"rope": YARN, "inside": {ORIGINAL: None}}, f"{ORIGINAL} is missing"),
 }
 

@@ -136,15 +136,7 @@ def test_a_table_ends(saved):
     assert words(*saved(transformers.GPT2Config()))["beyond"].startswith("positions from 1024 on do not exist")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "is not readable JSON"),
-        ("[1]", "names no model_type"),
-        ('{"a": 1}', "names no model_type"),
-        ('{"model_type": "lama"}', "unknown model_type 'lama': did you mean"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [("[1]", "names no model_type"), ('{"a": 1}', "names no model_type")])
 def test_a_json_that_is_no_config(command, tmp_path, text, reason):
     path = tmp_path / "some.json"
     path.write_text(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from longitude.check.decoding import CACHE
@@ -41,16 +40,12 @@ def generation_files(subject: Subject) -> Measurement:
     """
     if subject.folder is None:
         raise DoesNotApply("it was not loaded from a folder")
-    generation, tokenizer = (read_or_none(subject.folder / name) for name in (GENERATION, TOKENIZER))
+    generation, tokenizer = (read_json(subject.folder / name) for name in (GENERATION, TOKENIZER))
     if generation is None and tokenizer is None:
         raise DoesNotApply(f"its folder has neither {GENERATION} nor {TOKENIZER}")
     wrong = [*no_tokens(generation or {}, subject), *other_cache(generation or {}, subject)]
     notes = [*shorter(generation or {}, tokenizer or {}, subject), *other_ends(generation or {}, subject)]
     return Measurement(len(wrong), 0, "; ".join(notes), "; ".join([*wrong, *notes]), whose="config")
-
-
-def read_or_none(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.is_file() else None
 
 
 def no_tokens(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
