@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.load import config_of, one_line_of, require_causal
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import rotary_fault
+from longitude.checkpoints.reading import fault_of
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 
@@ -78,7 +78,8 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
     make = class_of(name_or_path, config) if getattr(config, KEY, None) is not None else None
     try:
         return random_of(config, seed, make)
-    except Exception:  # sizes that depend on each other
+    except Exception as error:  # sizes that depend on each other
+        require_gpu_of(name_or_path, error)
         make = make or maker_of(config)
         with _config_to_blame(name_or_path, config), quiet(), torch.device("meta"):
             size = 4 * sum(p.numel() for p in make(config).parameters())
@@ -87,13 +88,22 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
             return random_of(config, seed, make, shrink=copy.deepcopy)
 
 
+def require_gpu_of(who: str, error: Exception) -> None:
+    """ValueError where a model failed as Triton finds no GPU for kernels that transformers takes."""
+    if "active drivers" in str(error):  # Triton's words
+        raise ValueError(
+            f"{who} does not run here: transformers takes kernels of flash-linear-attention for it, which need a GPU ({error}); "
+            f"uninstall fla-core, or check it on a machine with one"
+        ) from error
+
+
 @contextmanager
 def _config_to_blame(name_or_path: str, config: PreTrainedConfig) -> Iterator[None]:
-    """An error of a config's class becomes one sentence, which names the rotary key that is wrong if that is known."""
+    """An error of a config's class becomes one sentence, which names the key that is wrong if that is known."""
     try:
         yield
     except Exception as error:
-        why = rotary_fault(config) or one_line_of(error)
+        why = fault_of(config) or one_line_of(error)
         raise ValueError(f"{name_or_path}: no model can be built of its config.json ({why})") from error
 
 

@@ -28,7 +28,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.config import contradictions, raw_config
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import require_numbers, rotary_fault
+from longitude.checkpoints.reading import fault_of, require_numbers
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.files import read_json
@@ -180,7 +180,7 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
         with quiet(), in_one_line(f"{path}: {problem}"):
             return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except ValueError as error:
-        if raw and (fault := rotary_fault(raw)) is not None:
+        if raw and (fault := fault_of(raw)) is not None:
             raise ValueError(f"{error}; {fault}") from error
         raise
 
@@ -594,6 +594,6 @@ def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTra
                 make(config)
         except Exception as reason:
             wrong = "; ".join(contradictions(raw_config(path), config))
-            wrong = wrong or f"no model can be built of it ({one_line_of(reason)})"
+            wrong = wrong or f"no model can be built of it ({fault_of(config) or one_line_of(reason)})"
             raise ValueError(f"{path}: config.json: {wrong}") from error
         raise
