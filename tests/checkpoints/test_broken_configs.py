@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 import longitude as lg
+from longitude.check.quick import random_model
 from longitude.checkpoints.config import contradictions, remarks
 from longitude.checkpoints.load import config_of
 from longitude.cli import main
@@ -83,6 +84,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "an odd width": ({"model_type": "gptj", "rotary_dim": 7, "n_embd": 64, "n_head": 4, "n_layer": 2}, "rotary_dim"),
     "a list for the part about text": ({"text_config": [1, 2]}, "text_config"),
     "a largest bias below zero": ({"model_type": "mpt", "attn_config": {"alibi_bias_max": -8}}, "alibi_bias_max"),
+    "words below zero": ({"vocab_size": -5}, "vocab_size"),
+    "parameters by layer type where all layers are one": (
+        {"rope_parameters": {"full_attention": FLAT, "sliding_attention": FLAT}}, "layer type",
+    ),
     "layers that rotate, for some": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
 }  # fmt: skip
 
@@ -115,6 +120,28 @@ def test_broken_dict(name):
         except ValueError as error:
             said = [str(error)]
     assert any(key in sentence for sentence in said), said
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"model_type": "mistral", "sliding_window": -4}, "sliding_window"),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": False,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            "use_sliding_window",
+        ),
+    ],
+)
+def test_what_no_model_runs_with_is_named(change, key, tmp_path):
+    """By `check --quick`, which said only what torch does: sizes of tensors that differ, a NoneType that is no integer."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | change))
+    with pytest.raises(ValueError, match=key):
+        random_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["two bases", "a slip of a layer type"])

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import transformers
 
+from longitude.check.quick import require_gpu_of
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in, widest
 from longitude.checkpoints.config import border_of, declared_length, not_rotary, raw_config
 from longitude.checkpoints.load import Checkpoint
@@ -159,11 +160,7 @@ def require_kernels(subject: Subject) -> None:
     try:
         subject.logits(subject.tokens(1))
     except Exception as error:  # what else a model raises is for the laws to say
-        if "active drivers" in str(error):  # Triton's words
-            raise ValueError(
-                f"{type(subject.model).__name__} does not run here: transformers takes kernels of flash-linear-attention for it, "
-                f"which need a GPU ({error}); uninstall fla-core, or check it on a machine with one"
-            ) from error
+        require_gpu_of(type(subject.model).__name__, error)
 
 
 WHOSE = {"config": "config", "rotary_layout": "checkpoint", "weight_files": "checkpoint"}

@@ -75,13 +75,23 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
     make = class_of(name_or_path, config) if getattr(config, KEY, None) is not None else None
     try:
         return random_of(config, seed, make)
-    except Exception:  # sizes that depend on each other
+    except Exception as error:  # sizes that depend on each other
+        require_gpu_of(name_or_path, error)
         make = make or auto_class_of(config).from_config
         outline = built_without_weights(name_or_path, make, config)
         size = 4 * sum(p.numel() for p in outline.parameters())
         require_memory(size, available_memory(), "a random model of its own size takes", "check it with its weights")
         with in_one_line(f"{name_or_path}: a model of its config.json does not run"):
             return random_of(config, seed, make, shrink=copy.deepcopy)
+
+
+def require_gpu_of(who: str, error: Exception) -> None:
+    """ValueError where a model failed as Triton finds no GPU for kernels that transformers takes."""
+    if "active drivers" in str(error):  # Triton's words
+        raise ValueError(
+            f"{who} does not run here: transformers takes kernels of flash-linear-attention for it, which need a GPU ({error}); "
+            f"uninstall fla-core, or check it on a machine with one"
+        ) from error
 
 
 def random_of(config: PreTrainedConfig, seed: int = 0, make: Any = None, shrink: Any = small) -> Any:

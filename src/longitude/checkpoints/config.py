@@ -315,6 +315,9 @@ def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         given = raw.get(name)
         if not isinstance(given, Mapping) or not any(isinstance(one, Mapping) for one in given.values()):
             continue
+        if not types and not any(isinstance(one, Mapping) for one in usual.values()):
+            yield f"{name} has parameters by layer type, and transformers reads one set for all layers here: write one set"
+            continue
         for label in given.keys() - {*usual, *types}:
             yield f"unknown layer type {label!r} in {name}: its class has {', '.join(sorted({*usual, *types}))}"
         for label in usual.keys() & {*(getattr(config, SCHEMAS[0], None) or {})} - given.keys():

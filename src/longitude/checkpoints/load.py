@@ -27,7 +27,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import require_numbers, rotary_fault
+from longitude.checkpoints.reading import fault_of, require_numbers
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.files import read_json
@@ -182,7 +182,7 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
         with quiet(), in_one_line(f"{path}: {problem}"):
             return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except ValueError as error:
-        if raw and (fault := rotary_fault(raw)) is not None:
+        if raw and (fault := fault_of(raw)) is not None:
             raise ValueError(f"{error}; {fault}") from error
         raise
 
@@ -587,7 +587,7 @@ def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) ->
         with quiet(), torch.device("meta"):
             return make(config)
     except Exception as error:
-        why = rotary_fault(config) or one_line_of(error)
+        why = fault_of(config) or one_line_of(error)
         raise ValueError(f"{path}: config.json: no model can be built of it ({why})") from error
 
 

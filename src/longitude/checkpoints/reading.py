@@ -126,6 +126,22 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
     return None
 
 
+def fault_of(config: Mapping[str, Any] | Any) -> str | None:
+    """`rotary_fault`, or what is wrong with windows and heads, with which no class can be built or run."""
+    if (fault := rotary_fault(config)) is not None:
+        return fault
+    keys = as_mapping(text_part(config))
+    heads, shared, window = (keys.get(key) for key in ("num_attention_heads", "num_key_value_heads", "sliding_window"))
+    if type(window) is int and window < 1:
+        return f"expected sliding_window to be an int of 1 or more, got {window}"
+    if "sliding_window" in keys and window is None and WINDOWED[0] in (keys.get("layer_types") or ()):
+        off = " (use_sliding_window is false)" if keys.get("use_sliding_window") is False else ""
+        return f"layer_types has {WINDOWED[0]!r}, and sliding_window is null{off}"
+    if type(heads) is int and type(shared) is int and shared > 0 and heads % shared:
+        return f"expected num_attention_heads to be a multiple of num_key_value_heads, got {heads} and {shared}"
+    return None
+
+
 def require_numbers(raw: Mapping[str, Any]) -> None:
     """ValueError for a number that is not finite, a size, a base or a largest bias that is 0 or less, or too short a list.
 

@@ -20,7 +20,8 @@ ORIGINAL = "original_max_position_embeddings"
 LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
 """What configurations call the length that a model takes."""
 SIZES = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "sliding_window_pattern", *LENGTHS,
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "sliding_window_pattern", "vocab_size",
+    *LENGTHS,
 )  # fmt: skip
 """Keys whose values are whole numbers of 1 or more, or null. (head_dim is 0 where nothing rotates: GLM-5-Next.)"""
 LAYERS = (
