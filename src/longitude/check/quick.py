@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedConfig
 
 from longitude.checkpoints.config import head_dim_of
-from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, in_one_line, require_causal
+from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, one_line_of, require_causal
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import fault_of
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 
@@ -81,8 +82,11 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
         outline = built_without_weights(name_or_path, make, config)
         size = 4 * sum(p.numel() for p in outline.parameters())
         require_memory(size, available_memory(), "a random model of its own size takes", "check it with its weights")
-        with in_one_line(f"{name_or_path}: a model of its config.json does not run"):
+        try:
             return random_of(config, seed, make, shrink=copy.deepcopy)
+        except Exception as whole:
+            why = fault_of(config) or one_line_of(whole)
+            raise ValueError(f"{name_or_path}: a model of its config.json does not run ({why})") from whole
 
 
 def require_gpu_of(who: str, error: Exception) -> None:

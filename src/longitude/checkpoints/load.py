@@ -553,7 +553,8 @@ def one_line_of(error: BaseException) -> str:
     """An error's message in one line, its end cut off where it is long; without advice to run what comes with a checkpoint."""
     if "trust_remote_code" in str(error):
         return "it is code that comes with the checkpoint, and such code is never run"
-    return shorten(str(error), 240, placeholder=" ...") or type(error).__name__
+    message = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # which prints its key alone
+    return shorten(message, 240, placeholder=" ...") or type(error).__name__
 
 
 @contextmanager
