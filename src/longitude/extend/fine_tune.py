@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
-import os
 import shutil
 import time
 import warnings
@@ -37,7 +36,7 @@ from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.runs.distributed import WAIT, is_first_process, processes
-from longitude.runs.files import flush, new_folder, require_space
+from longitude.runs.files import new_folder, place, require_space
 from longitude.runs.memory import require_memory, total_memory, training_memory
 from longitude.runs.store import key_of
 
@@ -354,10 +353,7 @@ class Keep(TrainerCallback):
             return
         parent = Path(args.output_dir)
         saved, whole = (parent / f"{name}-{state.global_step}" for name in (UNFINISHED, WHOLE))
-        for path in (*saved.rglob("*"), saved):
-            flush(path)
-        os.rename(saved, whole)
-        flush(parent)
+        place(saved, whole)
         for older in _whole(parent)[:-1]:
             shutil.rmtree(older)
 

@@ -87,7 +87,7 @@ def search(
     budget: float = 4.0,
     evaluations: int | None = None,
     seed: int = 0,
-    on_progress: Progress | None = None,
+    on_progress: Progress = lambda tried, total, lowest: None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
     """The factors of a space with which a model has the lowest loss by a criterion.
@@ -138,8 +138,7 @@ def search(
 
         def known(i: int, result: Tried) -> None:
             tried[new[i]] = result
-            if on_progress is not None:
-                on_progress(len(tried), evaluations, min(each.loss for each in tried.values()))
+            on_progress(len(tried), evaluations, min(each.loss for each in tried.values()))
 
         store.results([Unit("candidate", label, question | asdict(each)) for each in new], attempt, Tried, known)
         return [tried[each].loss for each in candidates]

@@ -14,7 +14,7 @@ from longitude.checkpoints.layout import Change
 from longitude.checkpoints.load import INDEX, differences, load, not_finite, shapes_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, require_same
-from longitude.runs.files import new_folder, read_json, require_space, write_json
+from longitude.runs.files import atomic, new_folder, read_json, require_space, write_json
 
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")
 """Ends of files that are copied: tokenizer, generation config, chat templates, the card."""
@@ -127,7 +127,6 @@ def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:
         before = tensors[name]
         tensors[name] = change(before).contiguous()
         growth += (tensors[name].numel() - before.numel()) * before.element_size()
-    unfinished = target.with_suffix(".tmp")
-    save_file(tensors, unfinished, metadata=metadata)
-    unfinished.replace(target)
+    with atomic(target) as unfinished:
+        save_file(tensors, unfinished, metadata=metadata)
     return growth

@@ -66,8 +66,6 @@ def new_folder(out: Path) -> Iterator[Path]:
             empty(unfinished)
             with naming(out):
                 yield unfinished
-            for path in (*unfinished.rglob("*"), unfinished):
-                flush(path)
             place(unfinished, out)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -78,7 +76,9 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def place(folder: Path, out: Path) -> None:
-    """Give a folder that is whole its name. ValueError where there is something of that name."""
+    """Give a folder its name when all of it is on the disk. ValueError where there is something of that name."""
+    for path in (*folder.rglob("*"), folder):
+        flush(path)
     if out.exists():
         raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
     os.rename(folder, out)

@@ -21,7 +21,7 @@ from time import sleep
 from typing import Any
 
 from longitude.errors import UsageError
-from longitude.runs.files import LOCK, flush, lock, naming, read_json, remove_unfinished, write_json
+from longitude.runs.files import LOCK, lock, naming, place, read_json, remove_unfinished, write_json
 
 QUESTION, UNITS, UNIT, RESULT = "question.json", "units", "unit.json", "result.json"
 FORMAT = 1
@@ -146,10 +146,7 @@ class Store:
                 about = {"format": FORMAT, "kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
                 made = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
                 write_json(unfinished / UNIT, about | {"made": made})
-                for path in (*unfinished.rglob("*"), unfinished):
-                    flush(path)
-                os.rename(unfinished, self.folder(unit))
-                flush(self.units)
+                place(unfinished, self.folder(unit))
 
     def results(
         self,

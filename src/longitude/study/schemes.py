@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.extend.evolution import Bounds, evolve
+from longitude.extend.evolution import evolve
 from longitude.extend.factors import Candidate, RotaryPairs
 from longitude.extend.methods import scheme_of
+from longitude.extend.spaces import longrope
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Reader
 from longitude.positions.base import ENCODINGS
@@ -170,9 +171,8 @@ def searched(
         nats = float(found.nats.sum())
         return nats if math.isfinite(nats) else math.inf
 
-    bounds = Bounds(low=1.0, high=1.25 * pairs.factor)
-    starts = [*pairs.starts().values()]
-    losses = evolve(starts, bounds, lambda candidates: [*map(loss, candidates)], CANDIDATES, Random(0))
+    space = longrope(pairs)
+    losses = evolve([*space.starts.values()], space.bounds, lambda some: [*map(loss, some)], CANDIDATES, Random(0))
     return pairs.longrope(min(losses, key=losses.__getitem__))
 
 
