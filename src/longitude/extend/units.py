@@ -39,26 +39,31 @@ def working(out: Path) -> Iterator[Store]:
     made = [each for each in out.parents if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     store = Store(folder)
-    with opened(folder) as descriptor:
-        lock(descriptor, shared=True)
-        try:
+    try:
+        with opened(folder) as descriptor:
+            lock(descriptor, shared=True)
+            if (
+                out.exists()
+            ):  # another process finished since the caller looked, and may have removed what it had computed
+                raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
             yield store
-            kept = False
-        except ValueError:  # the same command would meet it again: only what is finished is of use
-            finished = [*store.units.glob("[!.]*"), *folder.glob(f"{TRAINING}-*")]
-            kept = any(not each.name.startswith(SAMPLE) for each in finished)
-            raise
-        except BaseException:
-            kept = any(each.is_file() and each.name != LOCK for each in folder.rglob("*"))
-            raise
-        finally:
-            if not kept or out.exists():
-                with suppress(BlockingIOError):  # another process works here
-                    lock(descriptor)
-                    shutil.rmtree(folder)
-                    for each in made:
-                        if not any(each.iterdir()):
-                            each.rmdir()
+        kept = False
+    except ValueError:  # the same command would meet it again: only what is finished is of use
+        finished = [*store.units.glob("[!.]*"), *folder.glob(f"{TRAINING}-*")]
+        kept = any(not each.name.startswith(SAMPLE) for each in finished)
+        raise
+    except BaseException:
+        kept = any(each.is_file() and each.name != LOCK for each in folder.rglob("*"))
+        raise
+    finally:
+        if not kept or out.exists():
+            # Our shared lock is gone by now: of two processes that end at once, one gets the folder.
+            with suppress(BlockingIOError, FileNotFoundError), opened(folder) as descriptor:
+                lock(descriptor)
+                shutil.rmtree(folder)
+                for each in made:
+                    if not any(each.iterdir()):
+                        each.rmdir()
 
 
 def digest_of_weights(model: nn.Module) -> str:
