@@ -391,7 +391,8 @@ def test_a_full_disk_leaves_nothing_half_written(arguments, command, tmp_path, m
         writes.clear()
         most[0], times = random.randint(0, fewest), times + 1
         code, _, line = command(*arguments, "--out", tmp_path / "out")
-        assert code == (0 if (tmp_path / "out").exists() else 2) and (code == 0 or "No space left" in line)
+        # It may also become full when the checkpoint has its name, and the folder that it is in is flushed.
+        assert (code == 0 and (tmp_path / "out").exists()) or (code == 2 and "No space left" in line)
         assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp") or "unfinished" in path.name]
     assert times > 6 and config(tmp_path / "out") == config(tmp_path / "whole")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
