@@ -316,9 +316,8 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
             return answer(backend, r)
     if r.factors is not None:
         r = multiplied(r)
-    if (
-        len(r.pairs.beyond_band) == 0
-    ):  # as `nan_where_attended` finds, in fewer calls: each layer of a decoding step comes here
+    # As `nan_where_attended` finds, in fewer calls: each layer of a decoding step comes here.
+    if len(r.pairs.beyond_band) == 0:
         return _computed(backend, r)
     return nan_where_attended(backend, r, partial(_computed, backend))
 

@@ -135,9 +135,8 @@ def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -
     """The frequencies that both sides end with, pair by pair: the pair that differs most, or how many are the same."""
     facts = []
     for kind in dict.fromkeys([*here, *there]):
-        ours, theirs = (
-            one.get(kind, one.get(SHORT)) for one in (here, there)
-        )  # who has one list takes it at every length
+        # A side that has one list takes it at every length.
+        ours, theirs = (one.get(kind, one.get(SHORT)) for one in (here, there))
         if ours is None or theirs is None:
             pairs = [None if one is None else f"{len(one.inverse)} pairs" for one in (ours, theirs)]
             facts.append(Fact(kind, *pairs, differs=False))

@@ -46,7 +46,7 @@ def reachable(subject: Subject, length: int) -> bool:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[int]:
-    """Tables of a short sequence at every length, for a while; the number of modules that were told so."""
+    """Tables of a short sequence at every length, for a while; the number of modules that have them."""
     named = [(each, getattr(each, "rope_type", None)) for each in model.modules()]
     found = [(module, kind) for module, kind in named if isinstance(kind, str | dict)]
     with ExitStack() as stack:

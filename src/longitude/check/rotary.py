@@ -35,7 +35,7 @@ LATER = 3
 SEARCHED = 2**17
 """Positions whose tables are compared with wrong ones."""
 RESOLVED = 0.1
-"""Of an angle of float32, in rad: pairs of which so far away less is sure are not compared."""
+"""Error of an angle in float32, in rad, above which a pair is not compared."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
 

@@ -153,7 +153,7 @@ class Subject:
         return next(token for token in known if token is not None and 0 <= token < self.config.vocab_size)
 
     def padded(self, tokens: Tensor, pads: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(tokens [B, L] with so many of padding in front of each row, their attention_mask)."""
+        """Tokens [B, L] whose row r begins with pads[r] padding tokens, and their attention_mask [B, L]."""
         mask = (torch.arange(tokens.shape[1]) >= torch.tensor(pads)[:, None]).long().to(tokens.device)
         return tokens.masked_fill(mask == 0, self.pad), mask
 

@@ -49,7 +49,7 @@ WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
 ROTARY."""
 LONGEST = 2**20
-"""Tokens of the longest sequence in which keys in sight are compared."""
+"""Tokens of the longest sequence in which visible keys are compared."""
 FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 """Options of a RopeConfig that its frequencies depend on."""
 
@@ -105,8 +105,8 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
     Raises:
         ValueError: what from_hugging_face refuses, no number of layers, or parameters by layer type without layer_types.
         NotUnderstood: a ValueError, where positions reach attention in a way that no key of the config explains.
-        UsageError: a ValueError, where a pass of the class does not show that queries attend to just the keys that these have in
-            sight: they are chosen by content, compressed, added, or attention is not seen.
+        UsageError: a ValueError, where a pass of the class does not show that queries attend to just the keys that these
+            show: they are chosen by content, compressed, added, or attention is not seen.
     """
     layers = positions_of_layers(config, layout)
     if (theirs := class_of(config)) is not None and (apart := attention_apart(theirs, layers)):
@@ -135,7 +135,7 @@ def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
 
 
 def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
-    """The same of any attention, whichever of the keys in sight it chooses."""
+    """What `layers_from_hugging_face` returns, for any attention: it may choose among the visible keys, or add some."""
     check_choice("layers_from_hugging_face", Layout, layout=layout)
     found = read(config)
     keys = as_mapping(text_part(config) if found.layers is None else class_of(config))

@@ -351,9 +351,8 @@ def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig]
         return bool({module, module.removeprefix(inside)} & modules)
 
     lost = [name for name in missing if not is_packed(name)]
-    if lost and any(
-        is_packed(name) for name, _ in skeleton.named_parameters()
-    ):  # else the files have names of another kind
+    # Where no tensor is found packed, the files have names of another kind, and nothing is known of what they lack.
+    if lost and any(is_packed(name) for name, _ in skeleton.named_parameters()):
         raise ValueError(f"{path}: the weights lack {listed(lost)}; complete the checkpoint, or correct config.json")
 
 

@@ -182,20 +182,20 @@ def _options(verb: Callable[..., int], defaults: Mapping[str, Any]) -> dict[str,
 
 
 def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
-    """The annotation of an argument with the help of its holder's docstring; None and False are no defaults to tell."""
+    """The annotation of an argument with the help of its holder's docstring; None, False and () are no defaults to show."""
     texts = {each.arg_name: each.description or "" for each in docstring_parser.parse_from_object(holder).params}
-    told: dict[str, Any] = {"help": " ".join(texts.get(name, "").split())}
+    shown: dict[str, Any] = {"help": " ".join(texts.get(name, "").split())}
     if default in (None, False, (), "", Parameter.empty):
-        told["help_behavior_hint"] = ""
+        shown["help_behavior_hint"] = ""
     given = [each for each in getattr(kind, "__metadata__", ()) if each is not tyro.conf.Positional]
     if given:  # written beside the option
         return kind
     if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
         many = kind.__origin__ is not str
-        told["metavar"] = name.upper().removesuffix("S") + " ..." * many
+        shown["metavar"] = name.upper().removesuffix("S") + " ..." * many
     elif default is None and len(inner := [each for each in get_args(kind) if each is not type(None)]) == 1:
-        told["metavar"] = getattr(inner[0], "__name__", "str").upper()
-    return Annotated[kind, tyro.conf.arg(**told)]
+        shown["metavar"] = getattr(inner[0], "__name__", "str").upper()
+    return Annotated[kind, tyro.conf.arg(**shown)]
 
 
 def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:

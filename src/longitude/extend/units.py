@@ -15,7 +15,7 @@ from longitude.runs.files import LOCK, lock, opened
 from longitude.runs.store import Store
 
 PASSES = "passes.jsonl"
-"""Of a unit in progress: losses of forward passes."""
+"""Losses of forward passes, in the folder of a unit in progress."""
 TRAINING = "training"
 """With a hyphen and a key: the folder of a training's newest checkpoint."""
 SAMPLE = "sample"
@@ -42,9 +42,8 @@ def working(out: Path) -> Iterator[Store]:
     try:
         with opened(folder) as descriptor:
             lock(descriptor, shared=True)
-            if (
-                out.exists()
-            ):  # another process finished since the caller looked, and may have removed what it had computed
+            # Another process may have finished since the caller looked, and have removed what it had computed.
+            if out.exists():
                 raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
             yield store
         kept = False
@@ -67,7 +66,7 @@ def working(out: Path) -> Iterator[Store]:
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Of names, shapes, dtypes and about 1024 numbers of each tensor."""
+    """A hash of names, shapes, dtypes and about 1024 numbers of each tensor."""
     weights = sha256()
     for name, weight in model.state_dict().items():
         sample = weight.flatten()[:: max(1, weight.numel() // 1024)].float().cpu()
@@ -76,5 +75,5 @@ def digest_of_weights(model: nn.Module) -> str:
 
 
 def digest_of_tokens(*windows: Tensor) -> str:
-    """Of the tokens that are read."""
+    """A hash of the tokens that are read."""
     return sha256(torch.cat([window.cpu() for window in windows]).numpy().tobytes()).hexdigest()

@@ -22,12 +22,12 @@ from longitude.measure.windows import Progress, Resumable
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
 from longitude.runs.provenance import commit_of_code, provenance
-from longitude.runs.store import BusyError, Store, Unit
+from longitude.runs.store import RESULT, BusyError, Store, Unit
 
 VERB = "measure"
 """Which command a question.json is of."""
 ROWS, REPORT, ANSWERS = "results.parquet", "report.html", "answers.jsonl"
-RESULT, KEY_TEXT, WINDOWS = "result.json", "key-text.json", "windows.jsonl"
+KEY_TEXT, WINDOWS = "key-text.json", "windows.jsonl"
 """Files of a unit: what it measured; what an evaluator found; losses of the passes of a unit in progress."""
 POLL_SECONDS = 0.5
 """Between two looks at what another process measures."""

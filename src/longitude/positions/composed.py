@@ -160,7 +160,7 @@ class Composed(Encoding):
         carries = []
         each: Any = self.each
         for m, before in zip(each, carry or [None] * len(each), strict=True):
-            new, after = m.context(x, before, documents) if m.reads_tokens else ({}, before)
+            new, after = m.context(x, before, documents) if m.reads_tokens else ({}, None)
             if twice := columns.keys() & new.keys():
                 raise ValueError(f"two composed encodings both give the columns {sorted(twice)}; use one of them")
             columns |= new

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Device = Literal["auto", "cpu", "cuda", "mps"]
 """auto: an accelerator where there is one."""
 GROUP = Path("/sys/fs/cgroup")
-"""Of a container, its own limits."""
+"""Where a container finds its own limits."""
 
 
 def device_of(name: str = "auto") -> "torch.device":

@@ -25,7 +25,7 @@ from longitude.runs.files import LOCK, lock, naming, place, read_json, remove_un
 
 QUESTION, UNITS, UNIT, RESULT = "question.json", "units", "unit.json", "result.json"
 FORMAT = 1
-"""Of what is in the folder of a unit; a change that an older release would read wrongly makes it 2."""
+"""Version of what is in the folder of a unit; a change that an older release would read wrongly makes it 2."""
 POLL_SECONDS = 0.1
 """Between two looks at what another process computes."""
 KEY_DIGITS = 12

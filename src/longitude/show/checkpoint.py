@@ -122,7 +122,7 @@ def encodings(config: Any) -> dict[str, Encoding]:
 
 
 def rotations(config: Any) -> list[Rotation]:
-    """Of each type of layers, as far as they are understood; none where it does not rotate."""
+    """The rotation of each type of layers, as far as it is understood; none where it does not rotate."""
     return _rotations(config)[0]
 
 
@@ -212,7 +212,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
 
 
 def _understood(config: Any) -> tuple[Reading | None, str]:
-    """What its class does with position; None where that cannot be told, and why not."""
+    """What its class does with position; or None, and why that is not known."""
     if config.model_type.startswith("longitude"):
         return None, "its encodings are its own"
     try:

@@ -19,7 +19,7 @@ POINTS = 120
 
 
 def panels_of(run: Run, trial: TrialResult) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Of each panel where in the model it is, in words, and its lines: of the trained model, and of what its seed draws."""
+    """(Where in the model, in words; lines of the trained model and of what its seed draws) of each panel."""
     before = _encodings(build_model(run.config, trial.label, trial.seed))
     with quiet():
         after = _encodings(run.task.model.from_pretrained(trial.folder))

@@ -116,7 +116,7 @@ def _side_by_side(seconds: Sequence[float], workers: int) -> float:
 
 
 def _step_seconds(planned: StudyPlan, label: str) -> float:
-    """Of a training step: the median of a few."""
+    """Seconds of a training step: the median of a few."""
     config = replace(planned.config, steps=STEPS)
     trial, times = Trial(label, config.seeds[0], config.learning_rates[0], STEPS), list[float]()
     with tempfile.TemporaryDirectory() as folder:

@@ -265,7 +265,7 @@ def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
 
 
 def digest_of(path: Path) -> str:
-    """Of the contents of a file."""
+    """A hash of the contents of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
