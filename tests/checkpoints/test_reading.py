@@ -244,3 +244,21 @@ def test_a_schema_that_replaces_another_takes_its_base_along():
     }
     [found] = contradictions(raw, LlamaConfig(**SMALL))
     assert "rope_scaling" in found and "rope_parameters" in found and "base" in found
+
+
+@pytest.mark.filterwarnings("error")  # of keys that are not understood
+def test_deepseek_v4_has_a_base_of_its_own_where_keys_are_compressed() -> None:
+    config = AutoConfig.for_model("deepseek_v4", **SMALL | {"compress_rope_theta": 77777.0})
+    assert {name: rope.base for name, rope in ropes(config).items()} == {"main": 1e4, "compress": 77777.0}
+    lg.from_hugging_face(config)
+    assert [*contradictions(config.to_dict(), config)] == []
+
+
+def test_a_class_of_another_family_is_named() -> None:
+    """And none for what is of one family, for encoder-decoders and names that transformers does not have."""
+    for kind, name, named in (
+        ("llama", "MistralForCausalLM", True), ("llama", "LlamaForCausalLM", False), ("llama", "LLaMAForCausalLM", False),
+        ("gemma3", "Gemma3ForConditionalGeneration", False), ("kimi_k2", "DeepseekV3ForCausalLM", False),
+    ):  # fmt: skip
+        found = remarks({"model_type": kind, "architectures": [name]}, LlamaConfig())
+        assert any(name in each for each in found) == named, (kind, name)

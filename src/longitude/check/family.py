@@ -81,7 +81,12 @@ def judged(test: Test, subject: Subject, found: Measurement | Exception, reason:
         kind = f"{type(fresh.model).__name__} of transformers"
         if isinstance(found, Measurement) and (key := without_effect(test, fresh, theirs)):
             return replace(found, cause=f"{key} is not followed by {kind}: {reason}", whose="config")
-        raise DoesNotApply(f"{kind} itself does otherwise than is read here of its config{unknown}: {reason}")
+        does = (
+            "cannot be tried"
+            if isinstance(found, Exception)
+            else "itself does otherwise than is read here of its config"
+        )
+        raise DoesNotApply(f"{kind} {does}{unknown}: {reason}")
     if isinstance(found, Exception):
         raise found
     if subject.stock and fresh is not None and not found.whose and fulfilled(test, fresh):

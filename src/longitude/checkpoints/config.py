@@ -325,8 +325,9 @@ def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 
 def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
-    """What is no fault of a config, and yet to be known: keys that nothing reads, and a factor beyond its declared length."""
+    """What is no fault, and yet to be known: keys that nothing reads, a factor beyond the length, a class of another family."""
     found = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
+    found += _other_classes(raw)
     raw = text_part(raw)
     if unread(config) or not_rotary(config):
         return found
@@ -351,6 +352,19 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     except ValueError:
         pass  # said among the contradictions
     return list(dict.fromkeys(found))
+
+
+def _other_classes(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Causal classes of other families in architectures."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    own = CAUSAL.get(kind := raw.get("model_type"))
+    for name in raw.get("architectures") or () if own is not None else ():
+        if name != own and name in CAUSAL.values():
+            yield (
+                f"architectures has {name}, and {own} is the class of model_type {kind!r}: transformers takes the latter, other "
+                "readers the former"
+            )
 
 
 def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
