@@ -76,7 +76,7 @@ def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds:
     Args:
         gcc: The compiler.
         source: A C file.
-        options: Of the compiler.
+        options: Options of the compiler.
         to: The library.
         seconds: Limit on the processor's time.
 

@@ -27,8 +27,8 @@ class Label:
 
     Attributes:
         encodings: Composed; where there are none, the model chooses.
-        mixers: Of the layers, one after the other; where there are none, attention.
-        layers: Of each layer its own, a pattern that is repeated; `encodings` and `mixers` are then all that they name.
+        mixers: Mixers of the layers, alternating; attention if empty.
+        layers: One entry per layer, a pattern that is repeated; `encodings` and `mixers` are then all that they name.
     """
 
     encodings: list[Spec]

@@ -29,11 +29,11 @@ class Plugin:
     """A plugin that is loaded here; it can be sent to another process.
 
     Attributes:
-        name: Of its file without .py, or of its entry point.
-        sha256: Of its file, or of all Python files of its package.
-        path: Of its file; None where it is installed.
+        name: Name of its file without .py, or of its entry point.
+        sha256: Hash of its file, or of all Python files of its package.
+        path: Path of its file; None if it is installed.
         distribution: Name and version of what installed it; None for a file.
-        content: Of its file.
+        content: Content of its file.
         registered: Names that it registered, with what each is: {"mine": "encoding"}.
     """
 

@@ -59,7 +59,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         keys: [B, Hkv, L, head_dim], rotated where a rotated key stays right, raw otherwise, and rewritten where later tokens
             reflect them.
         values: [B, Hkv, L, head_dim].
-        positions: Of the keys: an int where they count up from it, else [L], [B, L] or, with several axes, [B, L, axes].
+        positions: Positions of the keys: an int if they count up from it, else [L], [B, L] or, with several axes, [B, L, axes].
         columns: Per token [B, heads, L, ...].
         carry: The O(1) rest of a context (the end of a convolution, a last sum), the batch in front.
         max_position: The largest position so far, cropped tokens included.

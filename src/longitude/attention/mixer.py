@@ -65,7 +65,7 @@ class Mixer(nn.Module):
         bidirectional: With lg.NoMask() a token attends to those after it, too, as encoders need.
         has_weights: It has weights over keys, and return_weights returns them.
         shares_sequence: Its tokens may be a slice of a sequence (lg.attention.SequenceSlice).
-        growth: Of its cache, with the tokens N: "O(1)", "O(log N)" or "O(N)".
+        growth: How its cache grows with the tokens N: "O(1)", "O(log N)" or "O(N)".
         undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
         full_precision: Names of its own parameters that stay float32 or wider however the module is moved or loaded.
         saturates: Sigmoids and tanh make finite numbers of an infinite token; NaN still shows.
@@ -107,7 +107,7 @@ class Mixer(nn.Module):
             x: Tokens [B, L, dim].
             inputs: All of the following in one object, as a model passes them to its layers; the model then checks its caches.
             mask: Which keys a query attends to, by order. Recurrences take Causal() only.
-            positions: Of x: an int to count from, [L] or [B, L]; None continues the cache.
+            positions: Positions of x: an int to count from, [L] or [B, L]; None continues the cache.
             documents: A number per token, cached ones included, [B, Lk]. A run of one number is a document, tokens attend to
                 their own document only, and a negative number is padding, to which no token attends, and whose output is zeros.
                 NaN or infinity in one document, or at padding, reaches no output and no gradient of another document's tokens.
@@ -243,7 +243,7 @@ def mixer(name: str, **options: Any) -> Mixer:
 
     Args:
         name: A registered name (lg.list_mixers()).
-        options: Of its class.
+        options: Options of its class.
 
     Returns:
         The mixer.

@@ -100,7 +100,7 @@ def attend(
             The encoding follows positions, causality follows order.
         k_positions: The same of keys.
         scale: head_dim**-0.5 where None.
-        dropout: Of the weights, 0 <= dropout < 1.
+        dropout: Dropout probability of the attention weights, 0 <= dropout < 1.
         return_weights: Return the weights as applied, too.
         return_lse: Return the logsumexp of each query's scores, too. `merge_attention` joins attention over parts of the keys
             by it.

@@ -40,7 +40,7 @@ class SequenceSlice(Mask):
 
     Args:
         length: Tokens of the whole sequence, two for each process or more.
-        group: Of torch.distributed; None: all processes.
+        group: A torch.distributed process group; None for all processes.
         documents: A number per token of the whole sequence, [length] or [B, length]. A run of one number is a document, tokens
             attend to their own document only, and a negative number is padding.
         positions: Integers of the whole sequence, [length] or [B, length]; None: 0, 1, 2, ...
@@ -127,7 +127,7 @@ class SequenceSlice(Mask):
         """This process's tokens of a tensor of the whole sequence, [..., length, ...] -> [..., own, ...].
 
         Args:
-            x: Of the whole sequence.
+            x: The whole sequence.
             dim: Its dimension of tokens.
 
         Returns:

@@ -65,7 +65,7 @@ def check(
         reference: A checkpoint or a model that must give the same logits.
         laws: Names of the laws to try; all by default.
         raw: config.json as it is written; by default the checkpoint's file, else the model's config.
-        seed: Of the random tokens.
+        seed: Seed for the random input tokens.
 
     Returns:
         The Result of each law by its name, in order.
@@ -92,7 +92,7 @@ def subject_of(
         length: Tokens to compare; None: as in `check`.
         reference: A checkpoint or a model that must give the same logits.
         raw: config.json as it is written; None: the checkpoint's file, else the model's config.
-        seed: Of the random tokens.
+        seed: Seed for the random input tokens.
         folder: Where the model's files are; None: the checkpoint's, if it has one.
 
     Returns:

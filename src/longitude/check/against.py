@@ -40,8 +40,8 @@ class Fact:
 
     Args:
         name: What it is.
-        here: Of the checkpoint; None: it says nothing.
-        there: Of the other.
+        here: Value of the checkpoint; None if it has none.
+        there: Value of the other checkpoint.
         differs: Whether they contradict each other; where one side says nothing they do not.
     """
 

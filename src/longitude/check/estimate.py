@@ -24,9 +24,9 @@ class Estimate:
     """Of all laws on one model.
 
     Attributes:
-        parameters: Of the model.
-        pass_seconds: Of a pass of one token.
-        token_seconds: Of each further token in a pass.
+        parameters: Number of parameters of the model.
+        pass_seconds: Time of a forward pass of one token.
+        token_seconds: Time of each further token in a pass.
     """
 
     parameters: int

@@ -63,7 +63,7 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
 
     Args:
         name_or_path: A folder, a config.json, or a name on the hub.
-        seed: Of the random weights.
+        seed: Random seed of the weights.
 
     Returns:
         The model in eval mode, in float32. Where no smaller one can be built of its config, one of its own size.

@@ -62,7 +62,7 @@ class Subject:
         reach: The same, beyond the border of a scaling that follows the length too.
         kind: The dtype that equality laws compute in.
         reference: A model that must give the same logits.
-        seed: Of the random tokens.
+        seed: Seed for the random input tokens.
         folder: Where its files are, if it was loaded from a folder.
         checkpoint: What it was loaded as; None: it was made in memory.
         declared: The config that laws compare it with, where that is not the model's own.

@@ -57,7 +57,7 @@ class Checkpoint:
     Attributes:
         model: The causal model of transformers.
         tokenizer: None only where `load` was called with tokenizer=False.
-        config: Of the model.
+        config: The model's configuration.
         path: As the caller wrote it.
         unused: Names of weights in the files that the model has no parameter for, except those known to be harmless.
         untied: (tensor, the one that config.json ties it to) where the files hold both, and they differ.
@@ -87,7 +87,7 @@ def load(
 
     Args:
         name_or_path: A folder, or a name on the hub.
-        dtype: Of the weights in memory; None: as they are saved.
+        dtype: Data type of the weights in memory; None to keep the saved one.
         device: Where the model is put.
         allow_pickle: Take weights that are saved as a pickle where there are no safetensors; torch's restricted reader
             loads them.

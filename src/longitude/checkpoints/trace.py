@@ -134,7 +134,7 @@ class Layer:
         turned: Whether queries and keys depend on positions, and no rotary module made it so.
         biased: Whether attention got something else that depends on positions, as a bias.
         embedded: Whether what comes into the layer depends on positions already.
-        visible: Of a mask that transformers' functions make, the function of a query and a key; None where none is seen.
+        visible: The function of a query and a key by which transformers makes the mask; None if none was seen.
         unlike: What its attention does that no mask, rotation and temperature describe.
         kind: The class of its attention; of the layer, where none was seen.
     """

@@ -52,10 +52,10 @@ def check(
         laws: The laws to try, by name ("left_padding"); all by default.
         quick: Try the laws that need no weights, on a small random model of the same config.json: seconds, whatever the
             checkpoint's size. MODEL may be a config.json alone.
-        dtype: Of the model: float32, bfloat16, float16; by default as it is saved.
+        dtype: Data type of the model: float32, bfloat16 or float16; by default the saved one.
         device: Where the model computes: cpu, cuda, mps.
         allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
-        seed: Of the random tokens.
+        seed: Seed for the random input tokens.
         json: Print JSON instead of the table.
     """
     from longitude.runs.progress import Progress

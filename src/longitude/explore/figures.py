@@ -98,7 +98,7 @@ def _two(rows: Rows, also: str | None, end: str, scale: alt.Scale) -> Any:
         rows: Lines with the name of their encoding.
         also: A condition for rows besides.
         end: An expression of the last offset.
-        scale: Of what is drawn.
+        scale: Scale of what is drawn.
     """
     panels, above = [], {"y": alt.value(-12)}
     for chosen in ("first", "second"):

@@ -34,8 +34,8 @@ class Parity:
     """How far logits are from those before a conversion, in spreads of the logits.
 
     Attributes:
-        error: Of the converted weights under their own rotation, from the original ones under the other.
-        wrong_rotation: Of the original weights under the wrong rotation.
+        error: Difference of the converted weights under their own rotation from the original weights under theirs.
+        wrong_rotation: The same difference for the original weights under the wrong rotation.
         native: The layout in which transformers rotates this model.
         notes: On tensors that were copied and that the model does not read.
     """

@@ -26,7 +26,7 @@ class ExtendCost:
     Attributes:
         part: "measuring", "searching" or "training".
         tokens: That are read.
-        flops: Of matrix products, every layer attending to all earlier tokens.
+        flops: FLOPs of the matrix products, with every layer attending to all earlier tokens.
         memory: Bytes at its height.
         seconds: On this machine as busy as it is now.
         h100_seconds: On one H100 in bfloat16 at 40 % of its rate.

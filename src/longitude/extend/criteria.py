@@ -78,7 +78,7 @@ def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
 
     Args:
         texts: What the needles are hidden in, in turn; a text that is shorter than a window repeats.
-        tokenizer: Of the model.
+        tokenizer: The model's tokenizer.
         length: Tokens of a window.
 
     Raises:

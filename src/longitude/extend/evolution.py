@@ -93,7 +93,7 @@ def evolve(
 
     Args:
         starts: Tried first.
-        bounds: Of all others.
+        bounds: Limits of all other genes.
         evaluate: The losses of candidates that do not depend on each other: all starts, then those of each round.
         evaluations: How many are tried, starts included.
         random: Draws.

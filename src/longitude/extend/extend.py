@@ -76,7 +76,7 @@ def extend(
         method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "longrope2", "llama3", "drope", "base", or
             a registered scheme that needs no more than a factor and the original length; a learned table is stretched with
             "linear".
-        factor: Of the scheme; by default `to` over the original length.
+        factor: The scheme's factor; by default `to` over the original length.
         base: With "base": the new rope_theta.
         original: The trained length, where the configuration does not hold it.
         text: What cost is measured on, what "longrope" searches on, and what "longrope2" hides needles in: a file, a folder,
@@ -84,7 +84,7 @@ def extend(
             None: measure nothing, and do not ask whether the new length fits into this machine.
         minutes: About how long the cost may be measured: where windows of the original length take longer, shorter ones are read.
         budget: With "longrope" and "longrope2": minutes to search.
-        seed: Of the search.
+        seed: Random seed of the search.
         allow_pickle: Take weights that are saved as a pickle.
         train: train(folder of the extended checkpoint, out) writes `out`, as `fine_tune` does; None: no training.
         on_plan: Called with the plan before anything is written.

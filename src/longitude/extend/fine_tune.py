@@ -60,11 +60,11 @@ class Training:
     """What `fine_tune` did.
 
     Attributes:
-        losses: Of each step, nats per token.
+        losses: Loss of each step, in nats per token.
         tokens: That were trained on.
         parameters: That were trained.
         seconds: From the first step to the last, of this process.
-        tokens_per_second: Of the steps in it.
+        tokens_per_second: Training throughput.
         costs: Bits per byte before and after, where a text to measure on was given.
     """
 
@@ -116,7 +116,7 @@ def fine_tune(
         lora: Train low-rank matrices only (peft), merged at the end.
         positions: "contiguous", "randomized" or "skipped" (lg.samplers): the positions of a window come from the whole
             declared length, however short the window is.
-        seed: Of the order of the windows and of positions.
+        seed: Random seed for the order of windows and for positions.
         gradient_checkpointing: Less memory, a third more time.
         sequence_parallel: All processes share each window, and a step is that of one process: n of them take n times the length.
         cost_text: Text to compare both checkpoints on; None: no comparison.

@@ -38,8 +38,8 @@ class Layers:
         source: The checkpoint.
         ropes: What its configuration declares.
         original: The trained length in tokens.
-        tables: Of each layer that rotates, by its number, the tables that it rotates by.
-        windows: Of each layer with one, the tokens of its window or chunks.
+        tables: The tables that each rotating layer rotates by, by the layer's number.
+        windows: Tokens in the window or chunk of each layer that has one.
     """
 
     source: Source

@@ -18,10 +18,10 @@ class LearnedTable:
     """A table in the files of a checkpoint.
 
     Attributes:
-        name: Of the tensor.
+        name: The tensor's name.
         rows: Positions it has.
         offset: Rows before them for no position (2 in OPT, one more than the padding token's id in RoBERTa).
-        dim: Of a row.
+        dim: Width of a row.
     """
 
     name: str

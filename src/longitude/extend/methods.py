@@ -27,7 +27,7 @@ class Method:
         note: For the user.
         scheme: (factor, original length) -> the scheme; None where more than these decides it.
         raises_length: Whether max_position_embeddings becomes the new length.
-        searched: Of what the loss is by which a search with the model chooses its factors; empty: nothing is searched.
+        searched: Loss by which a search with the model chooses the factors; empty if nothing is searched.
     """
 
     note: str

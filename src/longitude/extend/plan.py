@@ -75,8 +75,8 @@ class ExtendPlan:
         kind: "rotary", "learned" or "alibi".
         original: The trained length in tokens.
         target: What was requested.
-        factor: Of the scheme.
-        scheme: Of lg.scaling; None where nothing is scaled.
+        factor: The scheme's factor.
+        scheme: One of lg.scaling; None if nothing is scaled.
         base: rope_theta as it is written.
         attention_factor: Multiplies cos and sin.
         config: What config.json becomes.

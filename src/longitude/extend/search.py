@@ -102,11 +102,11 @@ def search(
         model: A stock causal model of transformers in eval mode, on its device; unchanged afterwards.
         space: What may be tried, for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
         criterion: Every candidate is tried on its windows: of `running_text` or `needles` of criteria.py.
-        store: Of every candidate that was tried. The same call continues after a kill, or beside another process, and ends
+        store: Holds every candidate that was tried. The same call continues after a kill, or beside another process, and ends
             with the result of one that was never killed, bit for bit on the same machine.
         budget: Minutes. They become a number of candidates, 32 or more, by the times that the starts took.
         evaluations: That number instead. The same number and seed give the same result.
-        seed: Of the evolution.
+        seed: Random seed of the evolution.
         on_progress: Called after every candidate.
         on_note: Called with a sentence where 32 candidates take longer than the budget.
 

@@ -46,9 +46,9 @@ class Cost:
     """Bits per byte at one length, with 95 % intervals over documents.
 
     Attributes:
-        length: Of the windows, in tokens.
-        before: Of the model as it was.
-        after: Of the extended one.
+        length: Window length in tokens.
+        before: Result of the original model.
+        after: Result of the extended model.
         difference: after - before, paired over documents.
         documents: How many were scored.
         tokens: Likewise.
@@ -69,9 +69,9 @@ class Sample:
     """What is read of a text, by each of two models.
 
     Attributes:
-        length: Of the windows, in tokens.
+        length: Window length in tokens.
         tokens: In all.
-        seconds: Of both models on this machine, about; None where its class cannot be timed.
+        seconds: Estimated time of both models on this machine; None if the class cannot be timed.
     """
 
     length: int

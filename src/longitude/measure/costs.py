@@ -24,9 +24,9 @@ class MeasureCost:
 
     Attributes:
         model: Its folder or name.
-        length: Of the windows and prompts, in tokens.
+        length: Length of windows and prompts, in tokens.
         tokens: That are read: of all tasks, at most.
-        flops: Of matrix products, every layer attending to all earlier tokens.
+        flops: FLOPs of the matrix products, with every layer attending to all earlier tokens.
         memory: Bytes at the longest length.
         free: Bytes that there are here.
         seconds: On this machine as busy as it is now; None where the model's class could not be timed.

@@ -49,7 +49,7 @@ def within(key: np.ndarray, sizes: Tensor) -> Tensor:
     """The tokens that lie within key text.
 
     Args:
-        key: Of each byte of the text, whether it is of a key token, bool [bytes].
+        key: Whether each byte of the text belongs to a key token, bool [bytes].
         sizes: Bytes of a tokenizer's tokens of this text, [n].
 
     Returns:

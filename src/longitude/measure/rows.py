@@ -45,9 +45,9 @@ class Row:
         value: The metric. None when it is not a finite number (a diverged model); `count` then is what was tried.
         low: Lower end of the 95 % interval over documents. None with fewer than two documents or no value.
         high: Its upper end.
-        dtype: Of the model's weights.
+        dtype: Data type of the model's weights.
         backend: Attention implementation.
-        commit: Of the code that measured.
+        commit: Commit of the code that measured.
         train_positions: Where positions of training examples came from, unless they were 0, 1, 2, ...: a sampler with its
             options, "randomized(max_length=4096)".
         prefill: How a window was read, "one pass" or "chunks of 1024 with the cache", with the reason where another way was
@@ -56,14 +56,14 @@ class Row:
         distance: How far before the question what it asks for lies, in the units of `length`; of several that share a
             row, the least. None: over all.
         reason: Why the model was not measured.
-        learning_rate: Of its training, the peak of the schedule.
+        learning_rate: Peak learning rate of its training.
         train_steps: Optimizer steps of its training.
         train_tokens: Tokens that it read in training.
-        train_bytes: Of text that they are; with a tokenizer at the mean bytes per token of the training text.
-        train_seconds: Of its training, on the machine as busy as it was, so that it never repeats; None where it was interrupted.
+        train_bytes: Bytes of text that they are; with a tokenizer at the mean bytes per token of the training text.
+        train_seconds: Time of its training, which no other run repeats exactly; None if training was interrupted.
         parameters: Numbers that the model has.
-        flops_per_token: Of its training, for each of these tokens, forward and backward; see longitude/study/budget.py for what
-            is counted.
+        flops_per_token: FLOPs of its training per token, forward and backward; longitude/study/budget.py says what is
+            counted.
 
     Raises:
         ValueError: For a float that is not finite.

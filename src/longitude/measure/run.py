@@ -39,8 +39,8 @@ class Measured(NamedTuple):
     Attributes:
         model: Its folder or name.
         reason: Why there are no rows.
-        documents: Of perplexity, the sums of each document: nats, bytes.
-        answers: Of retrieval: the model's label, and the fields of an Answer.
+        documents: For perplexity, the sums of each document: nats, bytes.
+        answers: For retrieval, the model's label and the fields of an Answer.
     """
 
     model: str
@@ -87,7 +87,7 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
     tried again next time; so is one of several checkpoints that cannot be loaded.
 
     Args:
-        plan: Of `longitude.measure.plan.plan`.
+        plan: Result of `longitude.measure.plan.plan`.
         out: The run directory.
         watcher: Shows progress and notes.
         fresh: Measure the units of this question again.

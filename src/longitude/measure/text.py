@@ -44,7 +44,7 @@ class DocumentLosses:
         position_from: First position averaged over.
         position_to: One after the last.
         truncation: What became of text that did not fill the windows.
-        dtype: Of the model's weights.
+        dtype: Data type of the model's weights.
         selected: Whether only some targets were counted: those of LongPPL, in documents that have any.
     """
 
@@ -74,7 +74,7 @@ class DocumentLosses:
         """The metric over all documents with its 95 % bootstrap interval.
 
         Args:
-            resamples: Of the bootstrap.
+            resamples: Number of bootstrap resamples.
             bootstrap_seed: Likewise.
             labels: Other columns of `Row`: `LABELS`.
 
@@ -127,12 +127,12 @@ def by_length(
         documents: 1-D int64 tensors, each of at least span + 1 tokens.
         lengths: Windows in tokens, strictly ascending.
         methods: Any of "non-overlapping", "sliding", "per-position".
-        stride: Of sliding windows in tokens, 1 to the shortest length; None: half of each window.
+        stride: Step of the sliding windows in tokens, 1 to the shortest length; None for half of each window.
         span: Targets per document are a multiple of it; None: the longest length.
         token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
         bins: Ascending edges of the per-position averages; None: `default_bins`.
         batch_tokens: Input tokens per forward pass.
-        resamples: Of the bootstrap.
+        resamples: Number of bootstrap resamples.
         bootstrap_seed: Likewise.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         labels: Other columns of `Row`: `LABELS` (`seed` is the training seed).
@@ -174,7 +174,7 @@ def losses_by_length(  # noqa: C901
         documents: 1-D int64 tensors, each of at least span + 1 tokens.
         lengths: Windows in tokens, strictly ascending.
         methods: Any of "non-overlapping", "sliding", "per-position".
-        stride: Of the sliding windows, 1 to the shortest length; None: half of each window.
+        stride: Step of the sliding windows, 1 to the shortest length; None for half of each window.
         span: Targets per document are a multiple of it; at least the longest length, which is the default. Pass the same
             span for models measured at different lengths to compare them on the same targets.
         token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
@@ -183,7 +183,7 @@ def losses_by_length(  # noqa: C901
         batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         reader: How the model reads a window; one pass by default, `Bounded` of longitude.measure.windows for long ones.
-        selected: Of each document, which of its tokens count in a further entry per length, bool [tokens].
+        selected: For each document, which tokens count in a further entry per length, bool [tokens].
 
     Returns:
         The sums, one entry per method and length, then one per bin of positions, then those of selected tokens, one per

@@ -27,7 +27,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
     """A causal language model with any registered encoding and mixers; works with Trainer, generate() and the Auto classes.
 
     Args:
-        config: Of the model.
+        config: The model's configuration.
 
     Raises:
         ValueError: For an encoding that no mixer of the model takes.
@@ -148,7 +148,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
 
         Args:
             arguments: As in transformers.
-            position_ids: Of the prompt, [B, L] or [B, L, axes]; they continue as in forward.
+            position_ids: Positions of the prompt, [B, L] or [B, L, axes]; they continue as in forward.
             options: As in transformers; the last of document_ids [B, L] continues, and a cache has either of its names.
 
         Returns:

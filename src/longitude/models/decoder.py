@@ -108,7 +108,7 @@ class Call(NamedTuple):
 
     Attributes:
         mask: Which keys a query may attend to.
-        positions: Of the new tokens, and of remembered ones before them.
+        positions: Positions of the new tokens, and of cached tokens before them.
         streams: A number per token [B, Lk], of its document; -1 for padding; None where all are one.
         cache: Filled or empty; None without one.
         memories: For each layer its input at an earlier segment, [B, M, D].
@@ -141,7 +141,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     Subclasses differ in `mask`, and in whether their blocks have cross-attention, `cross`.
 
     Args:
-        config: Of the model.
+        config: The model's configuration.
 
     Raises:
         ValueError: For an encoding that no mixer of the model takes.
@@ -255,7 +255,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             output_attentions: Return for each layer its weights [B, H, L, Lk], None where its mixer has none.
             source: Keys and values of cross-attention [B, S, hidden_size].
             source_valid: 0 for padding of the source [B, S].
-            cross_cache: Of the source's keys and values.
+            cross_cache: Cache of the source's keys and values.
             place_ids: [B, L], instead of those that encodings make of input_ids.
             past_key_values: The cache, by its name in transformers before 5.24.
             packed: Other marks of documents, as `documents_of` reads them.

@@ -33,7 +33,7 @@ def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
         batch: input_ids [B, L]; of labels, position_ids, attention_mask of 0 and 1, document_ids, seq_idx [B, L] and
             cu_seq_lens_q what there is, as LongitudeForCausalLM takes them; num_items_in_batch, by default the number of
             predicted tokens in the whole batch.
-        group: Of torch.distributed; None: all processes.
+        group: A torch.distributed process group; None for all processes.
 
     Returns:
         input_ids, position_ids [B, own], attention_mask; with labels also labels and shift_labels [B, own], both shifted already,

@@ -26,7 +26,7 @@ class Mamba3State(NamedTuple):
     """What Mamba-3 holds behind the last token.
 
     Args:
-        angle: Of each pair of key channels, in radians.
+        angle: Angle of each pair of key channels, in radians.
         last: The token's rotated key and its value, which the trapezoid takes half of at the next token.
         matrix: The sum over tokens of key and value, decayed.
     """

@@ -39,7 +39,7 @@ class Figure:
     """A chart with its words.
 
     Attributes:
-        name: Of its files and its place in a page.
+        name: Names its files and its place in a page.
         title: For readers, plain text.
         caption: Likewise.
         alt: What the picture shows, for screen readers.

@@ -47,10 +47,10 @@ class Memory:
     """Bytes, about, of a forward pass.
 
     Attributes:
-        weights: Of the model.
+        weights: Bytes of the model's weights.
         cache: Keys and values of the longest window.
         layer: Intermediate results of one layer for a chunk of tokens.
-        logits: Of the positions that are scored at once.
+        logits: Bytes of the logits that are computed at once.
         base: Python and its libraries.
     """
 

@@ -40,7 +40,7 @@ class Unit:
         kind: What is computed, as "perplexity".
         label: For the reader of a folder's name; it decides nothing.
         inputs: JSON values: options, hashes of text, weights and plugins, keys of the units that it needs.
-        version: Of the computation; another one makes other units.
+        version: Version of the computation; another version makes other units.
     """
 
     kind: str

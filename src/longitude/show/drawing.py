@@ -25,11 +25,11 @@ class Lines:
     """Curves over one axis.
 
     Attributes:
-        name: Of its file and its place in a page.
+        name: Names its file and its place in a page.
         title: What is drawn.
         caption: What it means, in a sentence or two.
         x: Title of the horizontal axis.
-        y: Of the vertical one.
+        y: Title of the vertical axis.
         lines: Name -> (x [n], y [n]); numbers that are not finite are left out.
         log_x: Whether the horizontal axis is logarithmic; 0 has a place on it, and numbers below 0 mirror those above.
         log_y: Likewise of the vertical axis, whose numbers are then above 0.
@@ -65,11 +65,11 @@ class Grid:
     """Numbers of rows and columns, as shades.
 
     Attributes:
-        name: Of its file and its place in a page.
+        name: Names its file and its place in a page.
         title: What is drawn.
         caption: What it means.
         x: Title of the columns.
-        y: Of the rows.
+        y: Title of the rows.
         values: [rows, columns]; what is not finite stays empty.
         rows: Names of the rows, from above.
         columns: Numbers of the columns, ascending.

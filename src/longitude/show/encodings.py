@@ -30,7 +30,7 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
 
     Args:
         encoding: Built for the shape, in float64.
-        shape: Of the attention that it is drawn in.
+        shape: Sizes of the attention that it is drawn in.
 
     Returns:
         Drawings with names of their own.

@@ -24,7 +24,7 @@ def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:
 
     Args:
         mixer: Built for the shape, in float64.
-        shape: Of the layer.
+        shape: Sizes of the layer.
     """
     return [drawing for draw in (blocks, keys, influence) for drawing in draw(mixer, shape)]
 

@@ -17,7 +17,7 @@ class Comparison(NamedTuple):
     Attributes:
         better: The label whose mean is better.
         worse: The other.
-        length: Of the windows or examples.
+        length: Length of the windows or examples.
         seeds: That both have.
         documents: That both were measured on.
         value: By how much, in the task's metric, above 0.

@@ -77,11 +77,11 @@ def interval(
 
     Args:
         nats: [documents].
-        weights: Of the same shape.
+        weights: Same shape as nats.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Of the interval, between 0 and 1.
-        resamples: Of the bootstrap.
-        seed: Of the resampling.
+        confidence: Confidence level of the interval, between 0 and 1.
+        resamples: Number of bootstrap resamples.
+        seed: Random seed of the resampling.
 
     Returns:
         The value with its percentile interval.
@@ -104,9 +104,9 @@ def paired_difference(
         a: (nats, weights), each [documents].
         b: The same, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Of the interval, between 0 and 1.
-        resamples: Of the bootstrap.
-        seed: Of the resampling.
+        confidence: Confidence level of the interval, between 0 and 1.
+        resamples: Number of bootstrap resamples.
+        seed: Random seed of the resampling.
 
     Returns:
         The difference with its percentile interval.
@@ -126,9 +126,9 @@ def document_difference(
         a: (nats, weights), each [documents].
         b: The same, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Of the interval, between 0 and 1.
-        resamples: Of the bootstrap; no p-value is below 2 / (resamples + 1).
-        seed: Of the resampling.
+        confidence: Confidence level of the interval, between 0 and 1.
+        resamples: Number of bootstrap resamples; no p-value is below 2 / (resamples + 1).
+        seed: Random seed of the resampling.
 
     Returns:
         The difference with its percentile interval and p-value.
@@ -157,9 +157,9 @@ def document_contrast(
         sums: Each (nats, weights), each [documents], in the same order of documents.
         signs: 1 or -1 for each.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Of the interval, between 0 and 1.
-        resamples: Of the bootstrap. Each draws documents once for all.
-        seed: Of the resampling.
+        confidence: Confidence level of the interval, between 0 and 1.
+        resamples: Number of bootstrap resamples. Each draws documents once for all.
+        seed: Random seed of the resampling.
 
     Returns:
         The signed sum with its percentile interval and p-value.
@@ -183,9 +183,9 @@ def paired_ratio(
         a: (nats, weights), each [documents].
         b: The same, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Of the interval, between 0 and 1.
-        resamples: Of the bootstrap.
-        seed: Of the resampling.
+        confidence: Confidence level of the interval, between 0 and 1.
+        resamples: Number of bootstrap resamples.
+        seed: Random seed of the resampling.
 
     Returns:
         The ratio with its percentile interval.

@@ -30,9 +30,9 @@ class Sums(NamedTuple):
     """A metric's sums over documents, of the same documents for every seed.
 
     Attributes:
-        seeds: Of the trials.
+        seeds: Seeds of the trials.
         of: [seeds, documents], such as nats.
-        over: Of the same shape, such as bytes.
+        over: Same shape, such as bytes.
     """
 
     seeds: tuple[int, ...]
@@ -60,7 +60,7 @@ class Estimate(NamedTuple):
         over: What it is over; None where there is none.
         text_low: Lower end of the 95 % interval over documents, of the models as they are.
         text_high: Its upper end.
-        p: Of a difference: two-sided, of the hypothesis that there is none, over what the interval is over.
+        p: Two-sided p-value of a difference, over what the interval is over.
         values: One per seed.
     """
 

@@ -22,7 +22,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
 
     Args:
         values: [seeds].
-        confidence: Of the interval, between 0 and 1.
+        confidence: Confidence level of the interval, between 0 and 1.
 
     Returns:
         The mean with its interval; no ends with one seed.
@@ -42,7 +42,7 @@ def seed_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Dif
     Args:
         a: One value per seed, [seeds].
         b: The same, in the same order of seeds; each seed trained both on the same data.
-        confidence: Of the interval, between 0 and 1.
+        confidence: Confidence level of the interval, between 0 and 1.
 
     Returns:
         The mean difference with its t-interval and p-value; neither with one seed.

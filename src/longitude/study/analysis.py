@@ -74,7 +74,7 @@ def summary(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
     """Findings as a table: a column for each field of `Finding`, a row for each label and length.
 
     Args:
-        analysis: Of `analyse`.
+        analysis: Result of `analyse`.
         method: By default the first that the study measured.
 
     Raises:

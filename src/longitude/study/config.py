@@ -32,7 +32,7 @@ class StudyConfig:
             rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers).
         data: Text to train on, one or several: "stdlib" (the sources of Python's standard library), files, folders, or
             "datasets:NAME" or "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none.
-        tokenizer: Of --task text: byte, a tokenizer.json, a folder with a tokenizer, or a name on the hub. Lengths are
+        tokenizer: With --task text: byte, a tokenizer.json, a folder with a tokenizer, or a name on the hub. Lengths are
             then in tokens; the metric stays bits per byte.
         train_length: Bytes (or tokens) of a training window; of generated tasks the most symbols of an example (digits of a
             number).
@@ -67,7 +67,7 @@ class StudyConfig:
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
             bit.
-        threads: Of every trial on the CPU. Results depend on them, so they are the study's, however many trials run side by
+        threads: CPU threads of every trial. Results depend on them, so they are the study's, however many trials run side by
             side.
     """
 

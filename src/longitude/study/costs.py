@@ -36,10 +36,10 @@ class Cost:
     """Of one trial with a label, about.
 
     Attributes:
-        parameters: Of the model.
-        steps: Of its training.
-        flops_per_token: Of matrix products in training, forward and backward, for a token that is read.
-        flops: Of the whole training.
+        parameters: Number of parameters of the model.
+        steps: Steps of its training.
+        flops_per_token: FLOPs of the matrix products in training, forward and backward, per token.
+        flops: FLOPs of the whole training.
         memory: Bytes at the height of a training step.
         training_seconds: On this machine, with nothing beside it.
         measuring_seconds: Likewise.
@@ -64,7 +64,7 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
     """The cost of a trial of every label, in the order of the study; nothing is written into its directory.
 
     Args:
-        planned: Of `plan`.
+        planned: Result of `plan`.
         on_progress: Called with a label, how many are done, and all of them.
     """
     transformers.utils.logging.disable_progress_bar()

@@ -75,8 +75,8 @@ class Criterion(ABC):
 
     Attributes:
         things: What intervals are over, with one seed.
-        metric: Of `longitude.statistics.documents.METRICS`.
-        less_is_better: Of two values.
+        metric: A name of `longitude.statistics.documents.METRICS`.
+        less_is_better: Whether the smaller of two values is better.
         scale: What a value is multiplied by for readers.
         digits: After its point.
         sign: After it.

@@ -44,9 +44,9 @@ class StudyData:
         validation: Likewise, int64 [n].
         selection: Training windows, each with the token after it, to choose learning rates on.
         description: For question.json.
-        token_bytes: Of the validation documents, the bytes of each token; None where a token is a byte.
+        token_bytes: Bytes of each token in the validation documents; None if a token is a byte.
         apart: What the selection windows were cut from, int64 [n].
-        start: Of each seed the file of weights that training begins with; empty where it draws them.
+        start: For each seed, the file of weights that training starts from; empty if weights are random.
     """
 
     training: list[np.ndarray]

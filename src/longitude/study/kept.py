@@ -19,7 +19,7 @@ def keep(run: Run, folder: Path) -> Path:
     """Write a study without its models; returns the folder.
 
     Args:
-        run: Of `read_run`.
+        run: Result of `read_run`.
         folder: Its files of the same names are replaced.
 
     Raises:

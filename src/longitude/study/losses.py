@@ -34,7 +34,7 @@ class Learned(NamedTuple):
     """What a label learned at the training length; None where it was not measured.
 
     Attributes:
-        label: Of the study.
+        label: One of the study's labels.
         best: The label of the lowest loss there.
         gap: loss / that of the best - 1.
         gain: Loss at the first quarter of the positions less that at the last.

@@ -45,7 +45,7 @@ class StudyPlan:
         config: What is asked.
         data: What models are trained and measured on.
         run: The run directory.
-        steps: Of the labels that have steps of their own.
+        steps: Steps of the labels that differ from the study's.
     """
 
     config: StudyConfig

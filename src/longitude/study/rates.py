@@ -21,7 +21,7 @@ class Choice(NamedTuple):
 
     Attributes:
         rate: None: at every one a seed diverged.
-        losses: Of every candidate.
+        losses: Loss of every candidate.
     """
 
     rate: float | None

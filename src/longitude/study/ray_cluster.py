@@ -32,9 +32,9 @@ class RayCluster:
     """Trials as Ray tasks. One whose worker is killed is tried again by Ray, on whatever machine is free.
 
     Attributes:
-        address: Of a cluster: "HOST:6379" or "auto"; None: RAY_ADDRESS, or Ray on this machine alone.
-        cpus: Of each trial.
-        gpus: Of each trial, in fractions too.
+        address: Address of a cluster: "HOST:6379" or "auto"; None for RAY_ADDRESS, or Ray on this machine alone.
+        cpus: CPUs for each trial.
+        gpus: GPUs for each trial; fractions are allowed.
     """
 
     address: str | None = None

@@ -92,8 +92,8 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     """Encodings by lengths, the best first: values, with half the 95 % interval where the width has room for it.
 
     Args:
-        analysis: Of `analyse`.
-        width: Of the terminal, in columns.
+        analysis: Result of `analyse`.
+        width: Width of the terminal, in columns.
     """
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:

@@ -47,7 +47,7 @@ class TrialResult(Status):
 
     Attributes:
         folder: Its checkpoint.
-        losses: Of each step its step, loss (nats per token), learning_rate, tokens.
+        losses: For each step: step, loss (nats per token), learning_rate, tokens.
         documents: Sums of each document, of a trial that is done.
     """
 
@@ -77,7 +77,7 @@ class Run:
     Attributes:
         study: The question, with what was found of learning rates and n-grams: configuration, data, recipe, train_steps,
             choices, ngrams, versions, machine.
-        trials: Of every label and seed the one at the label's learning rate.
+        trials: For every label and seed, the trial at the label's learning rate.
         rows: `measure.Row` of trials that are done.
     """
 

@@ -46,10 +46,10 @@ class TrialRunner:
     """Runs the trials of a study; it can be sent to another process.
 
     Args:
-        config: Of the study.
+        config: The study's configuration.
         data: Likewise.
         store: Where the units are.
-        commit: Of the code, for the rows.
+        commit: Commit of the code, for the rows.
         train_only: Trials are not measured: they have one of several learning rates.
     """
 

@@ -48,7 +48,7 @@ def study(
     Several processes may run the same study in one folder: each runs the trials that no other is at.
 
     Args:
-        planned: Of `plan`.
+        planned: Result of `plan`.
         fresh: Train the models of this question again.
         on_progress: Called with what is being done, the trials done, in fractions, and their number.
         note: Called with a sentence about the study, and about every trial when it ends.

@@ -93,7 +93,7 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
     """A model of the same weights at `length` positions, trained at `original`; at no more than these the model itself.
 
     Args:
-        model: Of longitude.models.
+        model: A model of longitude.models.
         scheme: A method that extends models, or a scheme as it is.
         original: Positions of its training.
         length: Positions that it is to have.

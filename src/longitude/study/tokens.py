@@ -32,7 +32,7 @@ class Reader:
     """Reads text by `--tokenizer`: "byte", a tokenizer.json, a folder that has one, or a name on the hub.
 
     Attributes:
-        tokenizer: Of transformers; None: bytes.
+        tokenizer: A tokenizer of transformers; None for bytes.
         vocabulary: Number of token ids.
     """
 

@@ -15,12 +15,12 @@ class Status:
     Attributes:
         status: "trained": not measured, as one of several learning rates; "done" may leave out lengths; "diverged" is a
             result; "failed" is tried again.
-        label: Of the trial.
+        label: The trial's label.
         seed: Likewise.
         rate: Likewise.
         encoding: Registered names of its encodings, without options.
         step: The last step of its training.
-        steps: Of its whole training.
+        steps: Steps of its whole training.
         reason: Why it is not done, or what of done is left out.
         selection: Loss at the training length on the selection text, in nats per target; None where it is not known, or the
             model diverged before.
@@ -51,7 +51,7 @@ class Trial:
 
     Attributes:
         rate: Peak of the learning rate's schedule.
-        steps: Of the training.
+        steps: Steps of the training.
     """
 
     label: str

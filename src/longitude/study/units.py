@@ -47,7 +47,7 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     """The units of a trial.
 
     Args:
-        config: Of the study.
+        config: The study's configuration.
         trial: One of its trials.
         data: The description of its data: hashes of the text stand for the options that chose it.
     """

@@ -287,7 +287,7 @@ class Battery:
         """Decorator: adds a test to the battery; the first line of its docstring is the claim.
 
         Args:
-            name: Of the law; by default the test's.
+            name: The law's name; by default the test's.
             options: `threshold`, `needs` and `rests_on` of the Law.
 
         Returns:

@@ -189,7 +189,7 @@ def fill(module: Module, seed: int = 0, std: float = 0.5) -> Module:
 
     Args:
         module: Whose parameters are filled.
-        seed: Of the numbers.
+        seed: Seed for the random numbers.
         std: Their standard deviation.
 
     Returns:

@@ -46,12 +46,12 @@ class LatentAttention(Mixer):
         dim, num_heads: As in MultiHeadAttention.
         encoding: It rotates heads of rope_dim numbers, and one head of keys; what it adds to the scores is added.
         head_dim: Only sets the defaults below.
-        kv_rank: Of the latent; dim/4, at most 512, where None.
-        q_rank: Of the queries' latent; None is one full matrix W_Q without norm.
+        kv_rank: Width of the latent; None for dim/4, at most 512.
+        q_rank: Width of the queries' latent; None for one full matrix W_Q without norm.
         nope_dim, value_dim: Of a head's key without position, and of its value; head_dim where None.
-        rope_dim: Of the rotary part; half of head_dim, made even, where None; 0 is none, for layers without rotation.
-        eps: Of the norms.
-        bias: Of W_DQ, W_DKV, W_KR and W_O.
+        rope_dim: Width of the rotary part; None for half of head_dim, made even; 0 for layers without rotation.
+        eps: Epsilon of the norms.
+        bias: Whether W_DQ, W_DKV, W_KR and W_O have a bias.
         dropout, backend: As in MultiHeadAttention.
         scale: None is (nope_dim + rope_dim)**-0.5 times the encoding's softmax_factor, the square of DeepSeek's second mscale.
         route: "auto" is "absorbed" where a call has few queries for its keys, as in decoding (see `cheaper_absorbed`).

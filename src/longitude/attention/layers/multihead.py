@@ -37,9 +37,9 @@ class MultiHeadAttention(Mixer):
         num_kv_heads: num_heads (None) is multi-head, 1 is multi-query, between them grouped-query attention.
         encoding: An Encoding, a list of them, or None.
         head_dim: dim / num_heads where None.
-        bias: Of the four projections.
-        dropout: Of the weights, in training.
-        scale: Of the scores; head_dim**-0.5 where None.
+        bias: Whether the four projections have a bias.
+        dropout: Dropout probability of the attention weights in training.
+        scale: Multiplies the scores; None for head_dim**-0.5.
         backend: As in `attend`.
 
     Raises:

@@ -75,7 +75,7 @@ def from_recurrent(
         checkpoint: A folder with config.json and weights as transformers, the code that comes with RWKV-6, or mamba_ssm writes
             them; a name on the hub; one file of the authors of RWKV (.pth, .safetensors); or a model of transformers, whose
             weights are copied.
-        dtype: Of the weights; None: as config.json has it, else as the embedding is saved.
+        dtype: Data type of the weights; None for that of config.json, else that of the saved embedding.
         allow_pickle: Take pickled weights (pytorch_model.bin, .pth) where there are no safetensors; torch's restricted reader
             loads them.
 

@@ -32,7 +32,7 @@ class Answer:
         length: Tokens of prompt and answer.
         depth: Where the needle was; None: at a random place, or there is none.
         trial: The number of the question.
-        seed: Of the questions.
+        seed: Random seed of the questions.
         expected: What a right answer contains.
         generated: What the model said.
         score: From 0 to 1.
@@ -150,7 +150,7 @@ def run(
         lengths: Tokens in all, of prompt and answer, ascending.
         depths: Where the needle is, 0 (first) to 1 (last), for tasks with one needle; None: a random place per trial.
         trials: Questions per row.
-        seed: Of the questions; they depend on it, task, length, depth and trial, on no model.
+        seed: Random seed of the questions, which depend on seed, task, length, depth and trial but not on the model.
         text: What to hide needles in, for tasks that do so; None: prose that comes with Python.
         chat: Put each prompt into the tokenizer's chat template, where it has one, as a user's message; the words that begin the
             answer follow the template. False: plain text.

@@ -29,7 +29,7 @@ def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int |
     score (their prompts do not fit) is left out, since its mean would be about other tasks.
 
     Args:
-        rows: Of one model; rows of other measurements are left out.
+        rows: Rows of one model; rows of other measurements are left out.
         threshold: A score from 0 to 1.
 
     Returns:
@@ -59,7 +59,7 @@ def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
     """Scores of one model by length.
 
     Args:
-        rows: Of one model; rows of other measurements are left out.
+        rows: Rows of one model; rows of other measurements are left out.
 
     Returns:
         Length -> mean over tasks, ascending, where every task of the rows has all its scores.

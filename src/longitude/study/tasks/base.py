@@ -62,10 +62,10 @@ class Task(ABC):
     Attributes:
         name: Set by `register_task`.
         kind: "losses", lower is better, or "answers", right or wrong: decides statistics, figures and the words of the page.
-        metric: Of the rows that a conclusion is drawn from.
+        metric: Metric of the rows that a conclusion is drawn from.
         words: The metric for readers.
-        unit: Of lengths.
-        loss_unit: Of a target, for training losses.
+        unit: Unit of lengths.
+        loss_unit: What a training loss is per.
         methods: Ways to measure.
         stack: What is trained: "decoder", "encoder" or "encoder-decoder".
         model_class: Its name in longitude.models.
@@ -74,7 +74,7 @@ class Task(ABC):
         tokenized: Whether it takes a --tokenizer.
         digits: Ids of digits, where it writes numbers from the least digit on: encodings with an option `digits` count them.
         defaults: Options of the study whose default is not that of `StudyConfig`.
-        ceiling: Of answers, a label that solves the training length at these defaults; None where none is known.
+        ceiling: A label that solves the task at the training length with these defaults; None if none is known.
     """
 
     name: ClassVar[str]
@@ -166,7 +166,7 @@ class Generated(Task):
     """A task whose examples are drawn from a seed, and whose answers are right or wrong; its first line says what is drawn.
 
     Attributes:
-        version: Of what is drawn; a change of it makes another study.
+        version: Version of the generated data; another version makes another study.
         grows: Whether training lengths are 1 to the training length, or that alone.
     """
 
