@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 CacheKind = Literal["full", "rolling", "latent", "sparse", "state"]
-"""What a cache layer holds: all keys and values, the newest of them, latents, those of sparse attention, or a state."""
+"""Kind of a cache layer: all keys and values, the newest of them, latents, those of sparse attention, or a state."""
 
 
 class unchanged_if_refused:
-    """Give cache layers (or None) back what they held when the body raises.
+    """Context manager that restores the contents of cache layers (or None) if its body raises.
 
-    Tensors in a layer are replaced, or written behind their end, so that the old ones need no copy; but for layers that are
-    written in place, which are copied if `copied`, as where a later layer may refuse what an earlier one took in.
+    Most layers replace their tensors or write after their end, so the old ones need no copy. Layers written in place are copied
+    if `copied` is set: a later layer may raise after an earlier one has changed its state.
     """
 
     def __init__(self, *layers: Any, copied: bool = False):
@@ -38,7 +38,7 @@ class unchanged_if_refused:
 
 
 def of_this_mode(held: Any) -> Any:
-    """What is held, copied where it was made in inference_mode and is now read outside: no backward could save it."""
+    """Return held tensors, copied if made in inference_mode and read outside it: backward cannot save such tensors."""
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not _made_in_inference(held):
         return held  # dynamo can ask neither
     return _cloned(held)
@@ -69,14 +69,14 @@ class CropsTogether:
     peers: Sequence[Any] = ()
     """The layers of the cache, in its order."""
     ids: Tensor | None = None
-    """Of the first layer: ids of all tokens so far [B, L], where an encoding reads them."""
+    """Token ids so far [B, L], held by the first layer of a cache if an encoding reads them."""
 
     def change_ids(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.ids is not None:
             self.ids = change(self.ids)
 
     def require_crop(self, tokens_to_remove: int) -> None:
-        """ValueError where `crop` would be refused."""
+        """Raise ValueError if `crop` would raise it."""
 
     def crop(self, tokens_to_remove: int) -> None:
         # A cache crops its layers in order: the first one checks all.

@@ -29,11 +29,11 @@ def require_number_per_token(documents: Tensor, batch: int, keys: int) -> None:
 
 
 def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """A number per token -> each document's own number: 0, 1, 2, ... along the row, and -1 for padding.
+    """Number the documents of each row 0, 1, 2, ... from a number per token; padding gets -1.
 
-    A document is a run of tokens with one number. A number that comes back after another one is another document: 0 0 1 1 0 0
-    is three. A negative number is padding, and ends nothing: 0 0 -1 0 is one document, with a token of padding inside. Numbers
-    depend on what came before alone, so those of cached tokens stay as they are while a row grows. ValueError for floats.
+    A document is a run of tokens with the same number. A number that comes back later starts a new document: 0 0 1 1 0 0 is
+    three documents. A negative number is padding and ends no document: 0 0 -1 0 is a single document with a padding token
+    inside. Numbers depend only on earlier tokens, so those of cached tokens stay as a row grows. ValueError for floats.
     """
     if hasattr(documents, BEGINS):
         return documents

@@ -1,4 +1,4 @@
-"""Where padding and documents let queries attend to keys: spans of both, found in the masks."""
+"""Search of masks for spans: the intervals of queries and keys between which padding and documents allow attention."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _of_sequence(
 
 
 def _trimmed(document: range, k_from: int, k_to: int, queries: range, band: Reach) -> Span:
-    """Without the queries outside this call, and those whose band leaves them none of these keys."""
+    """Cut a document's span: drop queries outside this call, and queries to which the band leaves none of these keys."""
     low, high = band
     q_from, q_to = max(document.start, queries.start), min(document.stop, queries.stop)
     if low is not None:

@@ -19,12 +19,12 @@ POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 
 
 def pool_heads(trained: Model, num_kv_heads: int) -> Model:
-    """Copy a layer or model with fewer heads of keys and values, each the mean of a group of heads.
+    """Copy a layer or model with fewer key and value heads (GQA), each the mean of a group of heads.
 
         W'_g = mean of W_h over the heads h with h // (heads / num_kv_heads) = g,   W of keys and of values
 
-    The query heads of a group keep their order: query head h reads head h // (H / num_kv_heads) before and after. Where the
-    heads of a group are equal, the copy computes the same function; otherwise it is where further training begins.
+    The query heads of a group keep their order: query head h reads head h // (H / num_kv_heads) before and after. If the heads
+    of a group are equal, the copy computes the same function. Otherwise it is a starting point for further training.
 
     Args:
         trained: A MultiHeadAttention, or a model whose config has num_key_value_heads and whose projections are called k_proj

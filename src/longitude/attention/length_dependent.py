@@ -1,4 +1,4 @@
-"""Where queries meet the same key differently, a call is cut: into runs of one length, and into regions of pairs."""
+"""Splitting of calls in which the encoding of a key depends on the query: into runs of equal length, or regions of pairs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from longitude.positions.coordinates import Positions, explicit
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of the batch and queries of a call, and the request for them.
+    """A part of a call: rows of the batch, queries, and the request for them.
 
-    Of several parts, each has its own keys, which `transform` transforms, one part at a time. The only part has slices without
-    bounds, which compilers would take for constants. cuts: the requests of each region where the encoding has some, whose
-    answers are merged; then there is one part.
+    If a call has several parts, `transform` encodes the keys of one part at a time. A single part has slices without bounds,
+    because compilers would treat bounds as constants. cuts: the requests of each region, for encodings with regions. Their
+    results are merged, and the call then has a single part.
     """
 
     batch: slice
@@ -33,7 +33,7 @@ class Part:
 
     @property
     def requests(self) -> list[Request]:
-        """What backends are asked."""
+        """Requests that backends compute."""
         return [r for cut in self.cuts for *_, r in cut] or [self.request]
 
     def with_lse(self) -> Part:
@@ -114,7 +114,7 @@ def newest(positions: Positions, count: int) -> int | Tensor:
 def _runs(
     encoding: Composed, q_positions: Positions, k_positions: Positions, r: Request
 ) -> Iterator[tuple[slice, slice, int | None]]:
-    """Rows of the batch, queries, and the length that these follow."""
+    """Yield rows of the batch, queries, and the sequence length that their tables depend on."""
     everything = slice(0, r.q.shape[0]), slice(0, r.rows)
     last = newest(k_positions, r.length)
     if not isinstance(q_positions, Tensor) and not isinstance(last, Tensor):

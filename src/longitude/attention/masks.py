@@ -73,7 +73,7 @@ class NoMask(Mask):
 
 
 class _Ordered(Mask):
-    """What Causal and Window share: an order of the keys that may be given."""
+    """Base class of Causal and Window, with an optional order of the keys."""
 
     order: Tensor | None
 
@@ -174,7 +174,7 @@ class Band(Mask):
 
 
 class _PerToken(Mask):
-    """What Documents and Padding share: a tensor with a number for each key."""
+    """Base class of Documents and Padding, with a tensor that has a number for each key."""
 
     column: ClassVar[str]
 
@@ -279,7 +279,7 @@ class Padding(_PerToken):
 
 @dataclass(frozen=True, eq=False)
 class _Joined(Mask):
-    """What AllOf and AnyOf share."""
+    """Base class of AllOf and AnyOf: a combination of masks."""
 
     masks: tuple[Mask, ...]
 
@@ -377,7 +377,7 @@ def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
 
 
 def kind_of(x: object) -> str:
-    """What was given, for an error."""
+    """Describe an argument in an error message: dtype and shape of a tensor, else its repr."""
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
 
 

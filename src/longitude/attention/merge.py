@@ -48,7 +48,7 @@ def merge_attention(
 
 
 def with_logit(lse: Float[Tensor, "B H Lq"], logit: Float[Tensor, ...]) -> Float[Tensor, "B H Lq"]:
-    """log(e^lse + e^logit), with derivatives of any order where lse is -inf, too: torch's own are inf / inf there."""
+    """log(e^lse + e^logit). Derivatives of any order are finite if lse is -inf, too; those of torch.logaddexp are inf / inf."""
     nothing = lse == -math.inf
     return torch.where(nothing, logit, torch.logaddexp(lse.masked_fill(nothing, 0.0), logit))
 

@@ -1,4 +1,4 @@
-"""What mixes tokens: attention in one of its forms, or a state that runs along the sequence. One contract."""
+"""Token mixers, attention or recurrent, behind a common interface."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MixerInputs:
     shared: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, find: Callable[[], Any]) -> Any:
-        """What `find` gives, found by the first layer of a forward that uses this key."""
+        """Return `find()`, computed by the first layer of a forward that uses this key and shared by later layers."""
         if torch.compiler.is_compiling():
             return find()
         if key not in self.shared:
@@ -54,22 +54,23 @@ class MixerInputs:
 
 
 class Mixer(nn.Module):
-    """x [B, L, dim] -> [B, L, dim]: each token is mixed with those before it.
+    """Token mixer: x [B, L, dim] -> [B, L, dim], in which each token depends on itself and earlier tokens.
 
-    A class implements `mix_tokens`, and `cache_layer` for its cache. Encodings that act on a model's input work with every mixer.
+    Subclasses implement `mix_tokens`, and `cache_layer` for their cache. Encodings that act on a model's input work with every
+    mixer.
 
     Attributes:
-        scores: An encoding may add terms to its scores.
-        rotates: An encoding may rotate its queries and keys.
-        widens: An encoding may make its queries and keys wider.
-        bidirectional: With lg.NoMask() a token attends to those after it, too, as encoders need.
-        has_weights: It has weights over keys, and return_weights returns them.
-        shares_sequence: Its tokens may be a slice of a sequence (lg.attention.SequenceSlice).
-        growth: How its cache grows with the tokens N: "O(1)", "O(log N)" or "O(N)".
+        scores: Whether an encoding may add terms to its scores.
+        rotates: Whether an encoding may rotate its queries and keys.
+        widens: Whether an encoding may make its queries and keys wider.
+        bidirectional: Whether a token also attends to later tokens under lg.NoMask(), as encoders need.
+        has_weights: Whether it has attention weights, which return_weights returns.
+        shares_sequence: Whether its tokens may be a slice of a sequence (lg.attention.SequenceSlice).
+        growth: Growth of its cache with the number of tokens N: "O(1)", "O(log N)" or "O(N)".
         undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
-        full_precision: Names of its own parameters that stay float32 or wider however the module is moved or loaded.
-        saturates: Sigmoids and tanh make finite numbers of an infinite token; NaN still shows.
-        far_from: A sequence of at most this many tokens leaves its far part unused and untrained; None: it has none.
+        full_precision: Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded.
+        saturates: Whether sigmoids or tanh map an infinite token to finite numbers; NaN still reaches the output.
+        far_from: Longest sequence, in tokens, that leaves the parameters for distant tokens unused; None: it has none.
     """
 
     scores = False
@@ -101,28 +102,28 @@ class Mixer(nn.Module):
         tables: Any = None,
         return_weights: bool = False,
     ) -> Any:
-        """Mix the tokens of one call. A refused call leaves the cache as it was.
+        """Mix the tokens of a call. If the call raises, the cache is unchanged.
 
         Args:
             x: Tokens [B, L, dim].
-            inputs: All of the following in one object, as a model passes them to its layers; the model then checks its caches.
-            mask: Which keys a query attends to, by order. Recurrences take Causal() only.
+            inputs: All following arguments in one object, as models pass them to layers; the model then checks its caches.
+            mask: Which keys a query attends to, by order. Recurrent mixers support Causal() only.
             positions: Positions of x: an int to count from, [L] or [B, L]; None continues the cache.
-            documents: A number per token, cached ones included, [B, Lk]. A run of one number is a document, tokens attend to
-                their own document only, and a negative number is padding, to which no token attends, and whose output is zeros.
-                NaN or infinity in one document, or at padding, reaches no output and no gradient of another document's tokens.
-            cache: The layer that `cache_layer()` makes. It keeps this call's tokens, and x attends to those before.
+            documents: A number per token, cached tokens included, [B, Lk]. A run of equal numbers is a document, and tokens
+            attend within their document only. A negative number is padding: no token attends to it, and its output is
+            zeros. NaN or infinity in a document, or at padding, never reaches outputs or gradients of other documents.
+            cache: The layer that `cache_layer()` makes. It keeps this call's tokens, and x attends to earlier ones.
             memory: The layer's input at an earlier segment [B, M, dim], to which x attends and through which no gradient
-                flows (Dai et al. 2019); positions and documents are then of both together.
-            encoding: An encoding that a model holds for all its layers, instead of the layer's own.
-            tables: What that encoding prepared for these positions.
+            flows (Dai et al. 2019). Positions and documents then cover the memory and x.
+            encoding: An encoding that a model shares among all its layers; it replaces the layer's encoding.
+            tables: Return value of that encoding's `prepare` for these positions.
             return_weights: Return the weights, too.
 
         Returns:
             [B, L, dim]; with return_weights also the weights [B, H, L, Lk].
 
         Raises:
-            ValueError: For what does not fit, and for what this mixer cannot do.
+            ValueError: For arguments of wrong type or shape, and for options that this mixer does not support.
         """
         if inputs is not None:
             return without_padding(self.mix_tokens(x, inputs), inputs)
@@ -132,7 +133,7 @@ class Mixer(nn.Module):
             return without_padding(self.mix_tokens(x, inputs), inputs)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
-        """What a mixer is: `forward`, with all but x in one object."""
+        """Mix the tokens of a call: `forward`, with all arguments except x in one object. Subclasses implement it."""
         raise NotImplementedError
 
     def cache_layer(self) -> Any:
@@ -148,7 +149,7 @@ class Mixer(nn.Module):
 
     @classmethod
     def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:
-        """Sizes that its encodings get by these options, where not the model's: head_dim, num_heads, num_kv_heads."""
+        """Sizes for its encodings that differ from the model's under these options: head_dim, num_heads, num_kv_heads."""
         return {}
 
     def reset_parameters(self) -> None:
@@ -161,7 +162,7 @@ class Mixer(nn.Module):
         super().register_parameter(name, param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """What .to(), .bfloat16(), .half() and their like come down to."""
+        """Keep `full_precision` parameters in float32 or wider under .to(), .bfloat16() and .half(), which all call this."""
         kept = [p for name in self.full_precision if (p := self._parameters.get(name)) is not None]
         kept = [*kept, *(p.grad for p in kept if p.grad is not None)]
 
@@ -210,7 +211,7 @@ class Mixer(nn.Module):
 
 
 def without_padding(mixed: Any, inputs: MixerInputs) -> Any:
-    """What a mixer returns, zeros for padding, so that no gradient of these, whatever it is, reaches other tokens."""
+    """Return a mixer's output with zeros at padding, so that no gradient from padding reaches other tokens."""
     documents = inputs.documents
     if documents is None:
         return mixed

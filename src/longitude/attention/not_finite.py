@@ -1,4 +1,4 @@
-"""Attention whose mask hides numbers that are not finite: they reach the queries that attend to them, and no others."""
+"""Masking of NaN and infinity: a token that is not finite reaches only the queries that attend to it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from longitude.attention.backends.base import Backend
 
 PAIRS = 2**22
-"""Pairs of queries and keys whose mask is made at once."""
+"""Pairs of queries and keys in a block of the mask; bounds its memory."""
 Answer = tuple[Tensor, Any]
 
 
 def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], Answer]) -> Answer:
-    """What `run` returns, NaN for queries that attend to a token which is not finite, and for no others.
+    """Return the output of `run`, with NaN exactly for queries that attend to a token that is not finite.
 
-    Backends that leave hidden keys out are run as they are. Where numbers can be looked at, nothing else is done while they are
-    finite; without derivatives the output shows it, which is smaller than the keys.
+    Backends that leave hidden keys out run unchanged. If values can be read and all are finite, nothing else is computed.
+    Without derivatives the output is checked instead of the keys, because it is smaller.
 
     Args:
-        backend: That computes.
+        backend: The backend that computes.
         r: The request.
         run: Computes a request with this backend: out [B, H, Lq, Dv], and the logsumexp or weights, if any.
     """

@@ -87,32 +87,33 @@ def attend(
     """softmax(scale q.k + what the encoding adds, over the keys that the mask allows) v.
 
     Args:
-        q: Queries [B, H, Lq, D]; where they are fewer than the keys, and no positions are given, they are the last.
-        k: Keys [B, Hkv, Lk, D], where Hkv divides H.
+        q: Queries [B, H, Lq, D]. Without positions they are the last Lq tokens of the keys.
+        k: Keys [B, Hkv, Lk, D]; Hkv divides H.
         v: Values [B, Hkv, Lk, Dv].
-        encoding: An Encoding, a list of them (composed), or None. What acts on a model's input (embed) does nothing here.
-            Registered names, joined by +, build one for the heads of q, where it learns nothing and needs nothing else.
-        context: The columns of `encoding.context(x)` for all keys, where the encoding reads content.
-        mask: Which keys a query attends to, by the order of tokens. Or a tensor for all heads, [Lq, Lk] or [B, 1, Lq, Lk], as
-            F.scaled_dot_product_attention and transformers have it: True where a query attends, or 0 and -inf. It is slow:
-            `explain` says what takes it.
+        encoding: An Encoding, a list of them (composed), or None. Embeddings added to a model's input (embed) have no effect
+        here. A string of registered names joined by + builds an encoding for the heads of q, if it has no parameters and
+        needs no other arguments.
+        context: The columns of `encoding.context(x)` for all keys, if the encoding reads content.
+        mask: Which keys a query attends to, by the order of tokens. Or a tensor for all heads, [Lq, Lk] or [B, 1, Lq, Lk], in
+        the format of F.scaled_dot_product_attention and transformers: True if a query attends, or 0 and -inf. A tensor is
+        slow: `explain` prints which backends support it.
         q_positions: Integers [Lq] or [B, Lq], with several axes [Lq, axes] or [B, Lq, axes] too, or an int p for p, p+1, ...
             The encoding follows positions, causality follows order.
-        k_positions: The same of keys.
-        scale: head_dim**-0.5 where None.
+        k_positions: Positions of the keys, in the format of q_positions.
+        scale: Factor of q.k; None: head_dim**-0.5.
         dropout: Dropout probability of the attention weights, 0 <= dropout < 1.
-        return_weights: Return the weights as applied, too.
-        return_lse: Return the logsumexp of each query's scores, too. `merge_attention` joins attention over parts of the keys
-            by it.
-        backend: "auto" takes the cheapest that accepts. A named one never falls back; `explain` with the same arguments
-            prints what each would do.
+        return_weights: Also return the weights as applied.
+        return_lse: Also return the logsumexp of each query's scores, with which `merge_attention` joins attention over parts
+        of the keys.
+        backend: "auto" takes the cheapest backend that supports the call. A named backend never falls back. `explain` with the
+        same arguments prints what each backend would do.
 
     Returns:
         [B, H, Lq, Dv], zeros for a query without keys; with return_weights also [B, H, Lq, Lk]; with return_lse also
         [B, H, Lq], in float32 or wider, -inf for a query without keys.
 
     Raises:
-        ValueError: For arguments that do not fit, and where the named backend cannot.
+        ValueError: For arguments of wrong type or shape, and if the named backend does not support the call.
     """
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
     if return_lse:
@@ -171,10 +172,10 @@ def raw_request(
     sinks: Tensor | None = None,
     transformed_by: int = 1,
 ) -> Request:
-    """A request of queries and keys as they are. Layers, whose cache may hold transformed keys, call it.
+    """Build a request of queries and keys without transforming them; layers call it, because their cache may hold rotated keys.
 
-    mask: checked already; pairs: what layers of the same forward found of it; sinks: a logit for each head of queries, besides
-    those of the encoding; transformed_by: how many times wider than a head they are already.
+    mask: already validated. pairs: allowed pairs of the mask, from an earlier layer of the same forward. sinks: a logit for
+    each query head, besides those of the encoding. transformed_by: width of q and k over head_dim.
     """
     heads, rows, keys, head_dim = q.shape[1], q.shape[2], k.shape[2], q.shape[3] // transformed_by
     for who, name, size in encoding.sizes:
@@ -288,7 +289,7 @@ def choose_once(r: Request, name: str) -> Backend:
 
 
 def _shape_of(term: Term) -> tuple:
-    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors, whose formula."""
+    """Cache key of a term for the choice of a backend: its class, numbers, shapes of its tensors, classes of its functions."""
     values = (x.shape if isinstance(x, Tensor) else x for x in vars(term).values())
     return type(term), *(type(x) if callable(x) else x for x in values)
 
@@ -299,7 +300,7 @@ def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
 
 
 def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """The same for a call whose tables follow several lengths, or that is cut into regions."""
+    """Run a call of one or more parts: its tables may depend on several lengths, or it may be cut into regions."""
     if len(parts) == 1 and not parts[0].cuts:
         return run(parts[0].request, backend)
     with torch.autocast(parts[0].request.q.device.type, enabled=False):
@@ -310,7 +311,7 @@ def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor 
 
 
 def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
-    """What a backend gives. The dtype of q decides, under autocast too."""
+    """Return the output of a backend, and its weights or logsumexp. The dtype of q decides, under autocast too."""
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return answer(backend, r)
@@ -342,24 +343,24 @@ def explain(
     return_lse: bool = False,
     **arguments: Unpack[Options],
 ) -> tuple[Verdict, ...]:
-    """Print what each backend would do with the same arguments as attend: its memory, and why it refuses or is passed over.
+    """Print what each backend would do with the arguments of `attend`: its memory, or why it is not used.
 
-    On the CPU it prints how the loops in C were compiled, or why there are none; without a bias the routes, too: the lengths
-    from which our loop runs instead of torch's function.
+    On the CPU it also prints how the C kernels were compiled, or why there are none. Without a bias it prints the shortest
+    sequences for which our C kernel runs instead of torch's function.
 
     Args:
         q: Queries [B, H, Lq, D].
         k: Keys [B, Hkv, Lk, D].
         v: Values [B, Hkv, Lk, Dv].
-        return_weights: As attend.
-        return_lse: As attend.
+        return_weights: As in `attend`.
+        return_lse: As in `attend`.
         arguments: The other keywords of `attend`.
 
     Returns:
         A Verdict for each backend.
 
     Raises:
-        ValueError: As attend; and for an argument that attend does not have.
+        ValueError: As in `attend`; and for an argument that `attend` does not have.
     """
     known = attend.__kwdefaults__ or {}
     for name in arguments:

@@ -176,7 +176,7 @@ class Dilated(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Chunks(Mask):
-    """A token attends to its own chunk: the text is cut into chunks of `size` tokens, and attention does not leave them.
+    """Chunked attention: a sequence is cut into chunks of `size` tokens, and tokens attend within their chunk.
 
         floor(place of i / size) = floor(place of j / size)
 
@@ -184,9 +184,8 @@ class Chunks(Mask):
 
     Args:
         size: Tokens of a chunk.
-        places: Place of each key in its text, integers [Lk] or [B, Lk], where texts begin behind padding or are packed; None: 0,
-            1, 2, ...
-        first: Place of the first key, where there are no places.
+        places: Index of each key in its sequence, integers [Lk] or [B, Lk], for padded or packed sequences; None: 0, 1, 2, ...
+        first: Index of the first key if `places` is None.
 
     Raises:
         ValueError: `size` is below 1, places are no integers or of another shape.
@@ -243,7 +242,7 @@ class Chunks(Mask):
 
 @dataclass(frozen=True)
 class Ago(Mask):
-    """Pairs whose orders differ by first .. last (query - key); None: unbounded. For attention's own use: parts of a call."""
+    """Pairs whose orders differ by first .. last (query - key); None: unbounded. Internal: it masks parts of a call."""
 
     first: int | None
     last: int | None
@@ -274,13 +273,13 @@ class Pairs(Mask):
 
 
 def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
-    """A mask given as a tensor: True where F.scaled_dot_product_attention and transformers attend, or what they add, 0 and -inf.
+    """Convert a mask tensor of F.scaled_dot_product_attention or transformers: bool, True if a query attends, or 0 and -inf.
 
-    given: [Lq, Lk], [B, Lq, Lk] or [B, 1, Lq, Lk]; 1 in the place of B is all rows. Below a quarter of the dtype's lowest number
-    is -inf, as transformers writes it. Causal where it is, which takes a look at all pairs.
+    given: [Lq, Lk], [B, Lq, Lk] or [B, 1, Lq, Lk]; a batch of 1 serves all rows. Numbers below a quarter of the dtype's lowest
+    count as -inf, as transformers writes it. A causal tensor becomes Causal(), which needs a check of all pairs.
 
     Raises:
-        ValueError: It has another shape, is of each head its own, or adds numbers.
+        ValueError: It has another shape, differs between heads, or adds numbers other than 0 and -inf.
     """
     shape = f"bool [{rows}, {keys}] or [{batch}, 1, {rows}, {keys}], for all heads"
     seen = given[:, None] if given.dim() == 3 else given

@@ -1,4 +1,4 @@
-"""The specification: dense, readable, in float32 or wider, on any device. Every other backend must equal it."""
+"""Reference attention, the specification of all backends: dense, readable, in float32 or wider, on any device."""
 
 import math
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
 
 
 def with_sink_column(scores: Tensor, r: Request) -> Tensor:
-    """Scores [B, H, Lq, n] with those of a key more, which is not there: one logit per head. As they are without sinks."""
+    """Append the attention sink to scores [B, H, Lq, n]: a column with a logit per head. Unchanged without sinks."""
     if r.sinks is None:
         return scores
     column = r.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
@@ -58,7 +58,7 @@ def with_sink_column(scores: Tensor, r: Request) -> Tensor:
 
 
 def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Tensor:
-    """What a term adds to the scores, [..., heads, Lq, Lk]."""
+    """Additive bias of a term for the scores, [..., heads, Lq, Lk]."""
     match term:
         case OffsetBias(at):
             bias = at(offsets(r))
@@ -78,7 +78,7 @@ def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Te
 
 
 def transported(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tensor:
-    """q_i . H_i ... H_(j+1) k_j, one token t at a time: every key before t is reflected by it, [B, H, Lq, Lk]."""
+    """Scores q_i . H_i ... H_(j+1) k_j [B, H, Lq, Lk], token by token: token t reflects all earlier keys."""
     w, b = (per_query_head(x.to(q.dtype), r.heads) for x in (terms[0].w, terms[0].b))
     first = terms[0].first  # keys before it are carried to it already
     scores: list[Tensor] = []
@@ -96,7 +96,7 @@ def transported(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Ten
 
 
 def relative_key_scores(q: Tensor, keys: Callable[[Tensor], Tensor], r: Request) -> Tensor:
-    """Each query times the vector of each offset, [B, H, Lq, Lk]."""
+    """Products of queries and vectors of offsets, [B, H, Lq, Lk]."""
     if not r.contiguous:
         vectors = keys(offsets(r)).to(q.dtype)
         return torch.einsum(f"bhid,{_lead(vectors, r)}ijd->bhij", q, vectors)
@@ -106,7 +106,7 @@ def relative_key_scores(q: Tensor, keys: Callable[[Tensor], Tensor], r: Request)
 
 
 def relative_value_sum(weights: Tensor, values: Callable[[Tensor], Tensor], r: Request) -> Tensor:
-    """The vectors of offsets, summed by weight, [B, H, Lq, D]."""
+    """Sums of the vectors of offsets, weighted by attention, [B, H, Lq, D]."""
     if not r.contiguous:
         vectors = values(offsets(r)).to(weights.dtype)
         return torch.einsum(f"bhij,{_lead(vectors, r)}ijd->bhid", weights, vectors)
@@ -116,14 +116,14 @@ def relative_value_sum(weights: Tensor, values: Callable[[Tensor], Tensor], r: R
 
 
 def descending(r: Request) -> Tensor:
-    """The offsets of contiguous positions, each once: from the last query's to the first key down to one below the lowest."""
+    """Offsets of contiguous positions, once each, [Lq + Lk]: from last query minus first key down to one below the lowest."""
     assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
     top = r.q_positions + r.rows - 1 - r.k_positions
     return top - torch.arange(r.rows + r.length, device=r.q.device)
 
 
 def _lead(vectors: Tensor, r: Request) -> str:
-    """The axes that vectors have in front of [Lq, Lk, D]: heads, and rows of the batch where positions have them."""
+    """Leading axes of vectors before [Lq, Lk, D], as einsum letters: heads, and batch if positions have one."""
     i, j = r.places()
     batch = "b" if max(i.dim(), j.dim()) == 2 else ""
     return ("h" if vectors.dim() > 3 + len(batch) else "") + batch

@@ -1,4 +1,4 @@
-"""Where an encoding moves queries and keys by pairs: attention over each of its regions, merged by their logsumexp."""
+"""Attention in regions, for encodings whose positions differ by pair: regions are merged by their logsumexp."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _dense(r: Request) -> list[Box]:
 
 
 def _boxes(r: Request, box: Box, region: Region, q_positions: Positions, k_positions: Positions) -> list[Box]:
-    """What a region may hold of a box: bands and blocks where positions count up, any pairs elsewhere."""
+    """Parts of a box that a region may cover: bands and blocks if positions count up, else arbitrary pairs."""
     i, j = as_int(part_of(q_positions, box.batch, box.rows)), as_int(part_of(k_positions, box.batch, box.keys))
     q_first, k_first = r.q_order + box.rows.start, r.k_order + box.keys.start
     if isinstance(i, int) and isinstance(j, int) and region.block > 1:

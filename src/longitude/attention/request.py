@@ -36,11 +36,11 @@ class Options(TypedDict, total=False):
 
 
 class AllowedPairs:
-    """The pairs of queries and keys that a mask allows, as backends read them.
+    """Pairs of queries and keys that a mask allows, in the form that backends read.
 
-    Layers of one forward share it, so that spans are found once.
-    band: reach of the mask's parts that are nothing but their reach, which are causality and windows by plain order. beyond_band:
-    the other parts, spans (documents, padding) and free predicates. q_order, k_order: order of the first query and key.
+    Layers of a forward share it, so that spans are computed once.
+    band: reach of the mask's band parts, which are causality and windows in default order. beyond_band: the other parts: spans
+    (documents, padding) and arbitrary predicates. q_order, k_order: order of the first query and key.
     """
 
     def __init__(self, mask: Mask, batch: int, rows: int, keys: int, q_order: int, k_order: int = 0):
@@ -57,7 +57,7 @@ class AllowedPairs:
         self.visible: Tensor | None = None  # keys per query, where something asked for them
 
     def fit(self, r: Request) -> bool:
-        """Whether they are the request's."""
+        """Whether they have the batch, lengths, orders and mask of a request."""
         (batch, _, rows, _), keys = r.q.shape, r.k.shape[2]
         same = self.batch == batch and self.rows == rows and self.keys == keys
         return same and self.mask is r.mask and self.q_order == r.q_order and self.k_order == r.k_order
@@ -77,10 +77,10 @@ class AllowedPairs:
 
 @dataclass(eq=False)  # frozen ones take longer to make than a short decoding step allows; they are never changed
 class Request:
-    """Queries and keys are transformed already when a backend gets them; it adds the terms, softmaxes, and sums values.
+    """A call of attention as backends receive it: q and k are already transformed; terms, softmax and values remain.
 
-    It may be a part of a larger one: `q_order` and `k_order` are the order of its first query and key in the stream, and
-    per-token columns inside terms and masks always cover the whole stream.
+    A request may be a part of a larger one. `q_order` and `k_order` are the order of its first query and key in the sequence.
+    Per-token columns inside terms and masks always cover the whole sequence.
     """
 
     q: Float[Tensor, "B H Lq D"]
@@ -123,7 +123,7 @@ class Request:
         return other
 
     def once(self, name: str, make: Callable[[Request], Any]) -> Any:
-        """What a backend makes of everything but q, k and v: by the first layer of a decoding step, for all."""
+        """Return `make(self)`, which may not depend on q, k, v: the first layer of a decoding step computes it for all."""
         if self.made is None:
             return make(self)
         if name not in self.made:
@@ -229,12 +229,12 @@ def _of_batch(term: Term, batch: slice | list[int]) -> Term:
 
 
 def is_band(mask: Mask) -> bool:
-    """Whether it is nothing but its reach in plain order."""
+    """Whether a mask is fully described by its reach (a band of offsets in default order)."""
     return isinstance(mask, Band | Ago) or (isinstance(mask, Causal | Window) and mask.order is None)
 
 
 def band_of(mask: Mask) -> AllOf:
-    """The parts of a mask that are nothing but their reach."""
+    """Band parts of a mask, joined."""
     return AllOf(tuple(m for m in mask.parts() if is_band(m)))
 
 
@@ -334,7 +334,7 @@ def as_int(positions: Positions) -> Positions:
 def places(
     q: Tensor, k: Tensor, q_positions: Positions | None, k_positions: Positions | None, axes: int = 1
 ) -> tuple[Positions, Positions]:
-    """Positions of queries and keys, by default those of a stream whose last Lq of Lk tokens are the queries."""
+    """Positions of queries and keys. By default keys count from 0, and the queries are the last Lq of the Lk tokens."""
     batch, rows, keys = q.shape[0], q.shape[2], k.shape[2]
     if q_positions is not None:
         q_positions = canonical("q_positions", q_positions, batch, rows, axes)

@@ -22,14 +22,14 @@ from longitude.positions.base import OffsetBias, OffsetVectors, PairBias
 
 
 def ring(name: str) -> Backend:
-    """The backend of a slice of a sequence, whose parts are run by the backend of this name, or each by the cheapest."""
+    """Return the backend of a SequenceSlice; its parts run on the backend `name`, or with "auto" on the cheapest."""
     return Backend(
         "ring", lambda r: attended(r, name)[0], lambda r: 0, lambda r: 1.0, partial=lambda r: attended(r, name)
     )
 
 
 def attended(r: Request, name: str) -> tuple[Tensor, Tensor]:
-    """Output [B, H, own, Dv] and logsumexp [B, H, own] of this process's queries over the keys of all."""
+    """Output [B, H, Lq, Dv] and logsumexp [B, H, Lq] of this process's queries over the keys of all processes."""
     share = r.pairs.shared
     assert share is not None
     for term in r.terms:
@@ -51,7 +51,7 @@ def attended(r: Request, name: str) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """What is asked: a request without q, k and v, the slice, the mask of the whole sequence, and the backend's name."""
+    """A call: its request without q, k and v, the slice, the mask of the whole sequence, and the backend's name."""
 
     r: Request
     share: SequenceSlice
@@ -59,7 +59,7 @@ class _Call:
     name: str
 
     def parts(self, owner: int, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, slice, Request]]:
-        """Rows of the own queries, keys of those of `owner`, and their request, where the mask may let them meet."""
+        """Yield slices of local queries, slices of keys of process `owner`, and their request, if the mask allows any pair."""
         share, (low, high) = self.share, self.mask.reach
         everything = slice(None)
         for rows, i in _placed(share.parts_of(share.rank)):
@@ -96,7 +96,7 @@ class _Call:
             return nan_where_attended(chosen, part, partial)
 
     def around(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Whose keys and values, and these: first the own ones, then those of each process before, as they come round."""
+        """Yield the rank of a process and its keys and values: local ones first, then those of each preceding rank."""
         share, packed = self.share, torch.cat([k, v], -1)
         for step in range(share.processes):
             owner = (share.rank - step) % share.processes
@@ -132,9 +132,9 @@ class _Passed:
 
 
 class _Ring(torch.autograd.Function):
-    """out = sum_p e^(lse_p - lse) out_p over all parts p, whose outputs are made again in backward.
+    """out = sum_p e^(lse_p - lse) out_p over all parts p. Backward recomputes the outputs of parts.
 
-    With w_p = e^(lse_p - lse), those of a part are  w_p dout  for out_p,  w_p (dout.out_p - dout.out + dlse)  for lse_p.
+    With w_p = e^(lse_p - lse), gradients of a part are  w_p dout  for out_p,  w_p (dout.out_p - dout.out + dlse)  for lse_p.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What several backends need of the terms: one head of keys per head of queries, offsets, and the level of all drifts."""
+"""Functions of terms that several backends use: repeated key heads, offsets, and the sum of drift levels."""
 
 from __future__ import annotations
 

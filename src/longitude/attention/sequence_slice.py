@@ -31,18 +31,18 @@ from longitude.positions.coordinates import Positions, require_positions
 
 @dataclass(frozen=True, eq=False)
 class SequenceSlice(Mask):
-    """The tokens of a call are this process's slice of one sequence, and its queries attend to keys of all the others, too.
+    """Ring attention: the tokens of a call are this process's slice of a sequence, and attend to keys of all processes.
 
-    Joined by & to Causal(), NoMask(), Window, Band or Dilated, which then hold by order in the whole sequence. The sequence is
-    cut into 2n parts for n processes; process r has the parts r and 2n-1-r, so that causality gives all of them the same work.
-    Keys and values go round the processes, O(length / n) of them are in each at a time; what attention adds to scores is added
-    as in one process, and gradients of keys and values go round, too. Every process makes the same calls.
+    Join it by & to Causal(), NoMask(), Window, Band or Dilated, which then apply by order in the whole sequence. The sequence
+    is cut into 2n parts for n processes. Process r has the parts r and 2n-1-r, so that all have equal work under causality.
+    Keys, values and their gradients are passed around a ring of processes, O(length / n) per process at a time. Position biases
+    are those of a single process. Every process must make the same calls.
 
     Args:
         length: Tokens of the whole sequence, two for each process or more.
         group: A torch.distributed process group; None for all processes.
-        documents: A number per token of the whole sequence, [length] or [B, length]. A run of one number is a document, tokens
-            attend to their own document only, and a negative number is padding.
+        documents: A number per token of the whole sequence, [length] or [B, length]. A run of equal numbers is a document,
+        tokens attend within their document only, and a negative number is padding.
         positions: Integers of the whole sequence, [length] or [B, length]; None: 0, 1, 2, ...
 
     Raises:
@@ -84,7 +84,7 @@ class SequenceSlice(Mask):
     # ---- who has what ------------------------------------------------------------------------------------------------
     @cached_property
     def rank(self) -> int:
-        """Of this process in the group."""
+        """Rank of this process in the group."""
         return torch.distributed.get_rank(self.group)
 
     @cached_property
@@ -124,7 +124,7 @@ class SequenceSlice(Mask):
     __mul__ = __rmul__ = __add__ = __radd__ = unsqueeze = sum = all = any = bool = __getitem__
 
     def cut(self, x: Tensor, dim: int = 1) -> Tensor:
-        """This process's tokens of a tensor of the whole sequence, [..., length, ...] -> [..., own, ...].
+        """Cut this process's tokens out of a tensor of the whole sequence, [..., length, ...] -> [..., local length, ...].
 
         Args:
             x: The whole sequence.
@@ -141,7 +141,7 @@ class SequenceSlice(Mask):
         return torch.cat([x.narrow(dim, p.start, p.stop - p.start) for p in self.parts_of(self.rank)], dim)
 
     def own_positions(self, device: Any = None) -> Tensor:
-        """Positions of this process's tokens, [own] or [B, own]."""
+        """Positions of this process's tokens, [local length] or [B, local length]."""
         if self.positions is not None:
             return self.cut(self.positions, -1).to(device)
         return self.cut(torch.arange(self.length, device=device), 0)
@@ -193,7 +193,7 @@ def slice_of(mask: Mask) -> SequenceSlice | None:
 def slice_positions(
     mask: Mask, device: Any, q_positions: Positions | None, k_positions: Positions | None
 ) -> tuple[Positions | None, Positions | None]:
-    """Positions of a call: as given, or those of the slice in its mask; ValueError for both."""
+    """Positions of a call: its arguments, or those of the slice in its mask; ValueError if both exist."""
     if (share := slice_of(mask)) is None:
         return q_positions, k_positions
     if q_positions is not None or k_positions is not None:

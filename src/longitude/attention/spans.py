@@ -77,7 +77,7 @@ def assembled(
 
 
 def with_wide_values(r: Request) -> Request:
-    """The request with zeros behind its values, as wide as keys: fused loops want that, and zeros change nothing."""
+    """Pad values with zeros to the width of keys, which fused kernels require; the result is unchanged."""
     return replace(r, v=F.pad(r.v, (0, r.k.shape[3] - r.v.shape[3])))
 
 

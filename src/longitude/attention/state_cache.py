@@ -17,15 +17,15 @@ from longitude.positions.coordinates import Positions
 
 
 class StateLayer(CropsTogether, CacheLayerMixin):
-    """What a mixer carries from token to token.
+    """Cache of a recurrent mixer: its state after the last token.
 
     Attributes:
-        state: None before the first token, then what the mixer made: a tuple (or dict) of tensors with the batch in front.
+        state: None before the first token, then the mixer's tuple (or dict) of tensors, batch first.
         seen: Tokens so far, the same for every row.
-        newest: Position of the last one that is no padding, on several axes the largest of its document: int, [1] or [B, 1].
-        owner: Name of the class that made the state; another one's is a ValueError.
-        last: The token before the next one, [B, 1, dim], where a channel mix behind the mixer reads it.
-        in_place: Without gradients the mixer writes into the state that it reads.
+        newest: Position of the last token that is no padding, on several axes the largest of its document: int, [1] or [B, 1].
+        owner: Name of the class that made the state; reading it from another class raises ValueError.
+        last: The last token, [B, 1, dim], if a channel mix after the mixer reads it.
+        in_place: Whether the mixer overwrites the state that it reads, if gradients are off.
     """
 
     kind: CacheKind = "state"

@@ -1,4 +1,4 @@
-"""Mixers whose past is a state instead of keys and values: one forward that checks its arguments and carries the state."""
+"""Base class of recurrent mixers: a forward that checks its arguments and carries a state instead of keys and values."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class StateInputs(NamedTuple):
 
 
 class StateMixer(Mixer):
-    """A mixer whose past is a state: a class implements `mix`. One with an attribute `encoding` applies it by default."""
+    """Recurrent mixer. Subclasses implement `mix`; a subclass with an attribute `encoding` applies it by default."""
 
     dim: int
 
     def mix(self, x: Float[Tensor, "B L dim"], state: Any, inputs: StateInputs) -> tuple[Tensor, Any]:
-        """-> [B, L, dim] and the state after the tokens.
+        """Return the output [B, L, dim] and the state after the tokens.
 
-        state: after the tokens before these, None at the beginning: tensors with the batch in front, float32 or wider.
+        state: the state after the previous tokens, None at the beginning: tensors, batch first, float32 or wider.
         """
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class StateMixer(Mixer):
         return StateLayer()
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
-        """As Mixer.forward, through `mix`; a cache keeps the state after this call's tokens."""
+        """Mix tokens as Mixer.forward does, through `mix`; a cache keeps the state after this call's tokens."""
         name, cache, encoding = type(self).__name__, inputs.cache, inputs.encoding
         require_tokens(x, self.dim)
         require_no_weights(self, inputs.return_weights, inputs.memory)

@@ -1,4 +1,4 @@
-"""What `explain` finds of a backend, and how it is said."""
+"""The verdict of `explain` on a backend, and its rendering as text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from longitude.attention.request import Request
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a backend would do with a request.
+    """Verdict of `explain` on a backend: whether it supports a request, its cost, and whether it runs.
 
     Attributes:
-        backend: Its name.
-        refusal: Why it does not take it; None: it does.
+        backend: Name of the backend.
+        refusal: Reason why it does not support the request; None: it does.
         memory: Bytes beyond inputs and output.
-        price: Time over that of plain causal attention.
-        chosen: Whether it runs.
-        passed_over: Why it does not run, though it takes it.
+        price: Estimated time relative to causal attention without bias.
+        chosen: Whether the backend runs.
+        passed_over: Reason why it does not run though it supports the request.
     """
 
     backend: str

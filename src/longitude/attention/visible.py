@@ -14,16 +14,16 @@ from longitude.attention.request import AllowedPairs
 from longitude.derivatives import exporting
 
 FEW = 16
-"""Queries whose dense mask costs no more than sorting the documents of the keys."""
+"""Number of queries up to which a dense mask costs no more than sorting the documents of the keys."""
 BLOCK = 2**24
 """Pairs of a dense mask that are counted at once."""
 
 
 def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
-    """Keys of each query, int64 [1 or B, Lq]; pairs: of a whole call, whose keys have orders from 0 on.
+    """Number of visible keys of each query, int64 [1 or B, Lq]; pairs: those of a whole call, with key orders from 0 on.
 
-    O(L) for causality, windows and padding, O(L log L) with documents; any other mask is summed, in blocks of queries. Layers of
-    one forward share the answer.
+    O(L) for causality, windows and padding, O(L log L) with documents. Any other mask is summed in blocks of queries. Layers of
+    a forward share the result.
     """
     if pairs.visible is not None:
         return pairs.visible.to(device)

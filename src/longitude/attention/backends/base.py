@@ -1,4 +1,4 @@
-"""What a backend declares, the registry of backends, and the one function that gives the reason of a refusal."""
+"""The declaration of a backend, the registry of backends, and the function that returns why a backend does not apply."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ TIED = "an exported graph with its operator would run only where longitude is im
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to compute attention: what it takes, what it costs, and the function that runs it.
+    """An implementation of attention: what it supports, its estimated cost, and the function that runs it.
 
-    `refuses` compares a request with these declarations; `limits` adds what they cannot express. Every backend equals
-    `reference`, and the laws of `lg.testing` are run over all that are registered.
+    `refuses` compares a request with these declarations; `limits` adds conditions that they cannot express. Every backend must
+    equal `reference`, and the laws of `lg.testing` run over all registered backends.
 
     Args:
-        name: what users pass as `backend=`.
-        run: the output [B, H, Lq, Dv] of a Request, in the dtype of q. Queries and keys are rotated already.
+        name: the name that users pass as `backend=`.
+        run: function from a Request to the output [B, H, Lq, Dv], in the dtype of q. Queries and keys are already rotated.
         memory: bytes beyond inputs and output that forward takes, estimated from shapes.
-        price: time over that of plain causal attention, roughly; "auto" takes the lowest. math.inf: only by name.
+        price: estimated time relative to causal attention without bias; "auto" takes the lowest. math.inf: only by name.
         terms: the kinds of terms (lg.terms.OffsetBias, lg.terms.PairBias, lg.terms.Drift, ...) that it adds to the scores.
-        any_mask: every mask. Otherwise causality, windows, and padding and documents as `spans` cuts them.
-        dtypes: of q, k and v.
-        devices: types of devices, such as ("cuda",); None: all.
+        any_mask: whether it supports every mask. Otherwise: causality, windows, and padding and documents as cut by `spans`.
+        dtypes: supported dtypes of q, k and v.
+        devices: supported device types, such as ("cuda",); None: all.
         table_gradients: whether parameters of the encoding get gradients; q, k and v always do.
-        dropout: whether it drops weights.
+        dropout: whether it supports dropout of the weights.
         weights: whether it returns the weights.
-        limits: the reason why it does not take a request; None where it does. Like price, it is called once for calls that
-            differ in numbers alone.
-        partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse, and sinks.
-        sinks: whether it applies the sinks of a request itself; otherwise they are made of what `partial` returns.
-        transforms: whether torch.func takes gradients through it, and derivatives are carried forward; autograd always does.
-        by_weight: of a backend with any_mask: whether it hides this request's keys by weights of 0 instead of leaving them out.
-            Then it gets finite numbers only, because 0 * NaN is NaN.
+        limits: function that returns why it does not support a request; None if it does. Like price, it is called once for
+        calls that differ only in tensor values.
+        partial: function that returns the output and the logsumexp of each query's scores [B, H, Lq]; None: it supports neither
+        return_lse nor sinks.
+        sinks: whether it applies the sinks of a request itself; otherwise they are applied to the result of `partial`.
+        transforms: whether it supports torch.func gradients and forward-mode derivatives; autograd always works.
+        by_weight: for a backend with any_mask: whether it hides keys of this request by weights of 0 instead of leaving them
+        out. It then gets finite numbers only, because 0 * NaN is NaN.
     """
 
     name: str
@@ -70,16 +71,16 @@ BACKENDS: dict[str, Backend] = {}
 
 
 def register_backend(backend: Backend) -> Backend:
-    """Make a backend known to `lg.attend`, `lg.explain` and the laws, by its name.
+    """Register a backend by its name for `lg.attend`, `lg.explain` and the laws.
 
     Args:
-        backend: what it declares and how it runs.
+        backend: the backend to register.
 
     Returns:
         The backend.
 
     Raises:
-        ValueError: the name is "auto" or that of another backend.
+        ValueError: the name is "auto", or another backend has it.
     """
     runs = [(b.run.__module__, b.run.__qualname__) for b in (backend, BACKENDS.get(backend.name, backend))]
     if backend.name == "auto" or runs[0] != runs[1]:  # a notebook may define the same one again
@@ -138,7 +139,7 @@ def dense_bytes(r: Request) -> int:
 
 
 def terms_bytes(r: Request) -> int:
-    """What the term that needs most holds while it makes its bias, beyond some [B, H, Lq, Lk]."""
+    """Bytes that the largest term holds while it computes its bias, beyond a few [B, H, Lq, Lk]."""
     pairs = r.rows * r.length * (1 if r.contiguous else r.q.shape[0])
     numbers = 0
     for term in r.terms:

@@ -1,4 +1,4 @@
-"""A block of queries whose bias is made for each pair: torch's fused function forward, five products backward."""
+"""Attention of a block of queries with a dense bias: torch's fused function forward, five products backward."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which loop computes attention without a bias on a CPU, ours in C or torch's: a committed table says, nothing is timed here.
+"""Choice between our C kernel and torch's function for attention without a bias on a CPU, by a committed table.
 
-routes.json, made by `benchmarks/routes.py`, has for each type of processor, pass, dtype and mask the shortest sequences that our
-loop takes, by threads and head_dim: both are rounded up or down to a measured one, so that an unmeasured one is never guessed
-better. A row without a mask was measured with all pairs and with causality, and holds for both.
-LONGITUDE_ROUTES=0 in the environment leaves all of it to torch.
+Nothing is timed here. `benchmarks/routes.py` writes routes.json: the shortest sequences for which our kernel runs, for each
+type of processor, pass, dtype and mask, by threads and head_dim. Threads and head_dim are rounded to a measured value, in the
+direction that never overestimates our kernel. A row without a mask was measured with and without causality, and holds for both.
+The environment variable LONGITUDE_ROUTES=0 leaves all calls to torch.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _repeated: Routes | None = None
 
 @lru_cache
 def processor() -> str:
-    """Its type in the table: the instructions of torch's kernels, and whether it multiplies matrices of bfloat16 itself."""
+    """Type of this processor in the table: the instruction set of torch's kernels, and whether it has AMX for bfloat16."""
     vectors, cpuinfo = torch.backends.cpu.get_cpu_capability().lower(), Path("/proc/cpuinfo")
     matrices = vectors == "avx512" and cpuinfo.is_file() and "amx_bf16" in cpuinfo.read_text()
     return "avx512 amx" if matrices else vectors
 
 
 def is_on() -> bool:
-    """Whether our loop is compiled, and not switched off."""
+    """Whether our C kernel is compiled, and not switched off."""
     return os.environ.get("LONGITUDE_ROUTES") != "0" and band.available(torch.float32)
 
 
 @lru_cache
 def routes_of(processor: str, threads: int) -> Routes:
-    """Of the table; none where it is switched off, where there is no compiler, or where nothing was measured."""
+    """Routes of the table for a processor and a number of threads; empty if switched off, not compiled, or not measured."""
     if not is_on():
         return {}
     table = json.loads(Path(__file__).with_name("routes.json").read_text())
@@ -55,7 +55,7 @@ def routes_of(processor: str, threads: int) -> Routes:
 
 
 def routes() -> Routes:
-    """Those of this process, or those that `repeated` asks for."""
+    """Routes for this process, or those set by `repeated`."""
     return routes_of(processor(), torch.get_num_threads()) if _repeated is None else _repeated
 
 

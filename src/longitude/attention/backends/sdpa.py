@@ -22,7 +22,7 @@ SHORT_BYTES = 2**26
 
 
 def sdpa_is_plain(r: Request) -> bool:
-    """No terms, and nothing but causality as torch's is_causal (a query attends to keys up to its index), or no mask."""
+    """Whether a request has no terms, and no mask or only torch's is_causal (a query attends to keys up to its index)."""
     return len(r.terms) == 0 and (r.sees_all or r.square)
 
 
@@ -33,10 +33,10 @@ def sdpa(r: Request) -> Tensor:
 
 
 class Added(NamedTuple):
-    """What torch's function gets besides q, k and v.
+    """Arguments of torch's scaled_dot_product_attention besides q, k and v.
 
-    bias: added to the scores, or a mask, [B or 1, H or 1, Lq, Lk], with `folded` heads of queries as rows; causal: instead of a
-    mask; some: which queries attend to any key, None: all.
+    bias: additive bias or mask, [B or 1, H or 1, Lq, Lk]. causal: is_causal, instead of a mask. some: queries that attend to
+    any key; None: all. grouped: whether query heads share keys. folded: whether the query heads that share keys become rows.
     """
 
     bias: Tensor | None
@@ -73,10 +73,10 @@ def fused(r: Request) -> Tensor:
 
 
 def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Tensor:
-    """NaN where torch's CPU kernel made zeros of a query whose scores are all -inf, or all NaN.
+    """Set NaN for queries with scores that are all -inf or all NaN, for which torch's CPU kernel returns zeros.
 
-    It does the latter where they are fewer than its vectors hold. Zeros alone prove nothing: values may be zero, and dropout
-    may leave no weight. some: which queries have keys by the mask; None: all.
+    It returns zeros for all-NaN scores if they are fewer than its vectors hold. Zeros alone prove nothing: values may be zero,
+    and dropout may leave no weight. some: queries with keys by the mask; None: all.
     """
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
@@ -110,7 +110,7 @@ def by_key_head(x: Tensor, r: Request) -> Tensor:
 
 
 def dense_bias(r: Request) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores, or a mask, [B or 1, H or 1, Lq, Lk]; and which queries attend to any key."""
+    """Additive bias or bool mask [B or 1, H or 1, Lq, Lk], and the queries that attend to any key; None: no bias, all."""
     added = []
     for term in r.terms:
         if isinstance(term, OffsetBias):

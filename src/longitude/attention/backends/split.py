@@ -182,7 +182,7 @@ def lengths(prefix: Prefix, batch: int) -> list[tuple[slice | list[int], int]]:
 
 # ---- Dilated: `step` interleaved streams, each with a plain window ---------------------------------------------------------
 def streams(r: Request, step: int) -> Cut:
-    """Tokens whose orders leave the same rest are a stream of their own."""
+    """Cut a dilated mask into `step` streams: tokens whose order has the same remainder modulo `step`."""
     low, high = r.mask.reach
     assert low is not None and high is not None
     of_offset = any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
@@ -221,7 +221,7 @@ def streams(r: Request, step: int) -> Cut:
 
 
 def of_steps(term: Term, rest: int, step: int, gap: int | None) -> Term:
-    """A term of one stream, whose offsets are counted in steps where positions count up (gap: what they differ from order)."""
+    """Restrict a term to a stream; its offsets are counted in steps if positions count up (gap: position minus order)."""
     if isinstance(term, Drift):
         return replace(term, level=term.level[:, :, rest::step])
     if gap is None or not isinstance(term, OffsetBias | OffsetVectors):
@@ -254,7 +254,7 @@ def split_limits(r: Request) -> str | None:
 
 
 def split_memory(r: Request) -> int:
-    """Of its largest region, and the scores of global keys."""
+    """Bytes that a call needs: those of its largest region, and the scores of global keys."""
     if split_limits(r) is not None:
         return 0
     region, found, far = largest(r), pattern(r), 0

@@ -1,4 +1,4 @@
-"""What the call of an attention layer takes about its tokens, checked once for all layers of a forward that take the same."""
+"""Checked arguments of an attention layer's call, shared by all layers of a forward that get equal arguments."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from longitude.positions.coordinates import Positions, canonical
 
 
 class Chosen(NamedTuple):
-    """What the first layer of a forward found for a request, for all layers that request the same.
+    """Backend that the first layer of a forward chose, reused by all layers with an equal request.
 
-    first: its request without q, k and v, where those of other layers differ in nothing else.
+    first: the first layer's request without q, k and v, if the requests of other layers differ only in these.
     """
 
     backend: Backend
@@ -35,12 +35,18 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """A checked call: what `Mixer.forward` was given, with defaults filled in.
+    """Checked arguments of `Mixer.forward`, with defaults filled in.
 
-    mask: with documents and padding in it; positions of x, and of its queries alone; past: tokens in the cache; length: of x;
-    remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone; padding
-    [B, L, 1] of x, None: none; kept: whether layers share what they find, which a compiler's free lengths do not allow; alike:
-    whether their requests differ in nothing but q, k and v, so that without gradients the first layer's serves all.
+    Attributes:
+        mask: The mask, with documents and padding joined.
+        positions, q_positions: Positions of x, and of its queries.
+        past: Tokens in the cache.
+        length: Tokens of x, memory included.
+        remembered: Tokens at the start of x that are memory and have no queries.
+        documents: Document numbers of x [B, L].
+        padding: Padding of x [B, L, 1]; None: no padding.
+        kept: Whether layers share results; False in a compiler, because of its symbolic lengths.
+        alike: Whether the requests of layers differ only in q, k and v. Without gradients the first layer's then serves all.
     """
 
     mask: Mask
@@ -62,7 +68,7 @@ class Call:
         return self.past + self.length
 
     def pairs(self, batch: int, rows: int, keys: int) -> AllowedPairs:
-        """What the mask allows the last `rows` of `keys` keys, which are fewer than all where a cache dropped some."""
+        """Pairs that the mask allows between the last `rows` tokens and `keys` keys, fewer than all if a cache dropped some."""
         which = batch, rows, keys
         if self.kept and which in self.found:
             return self.found[which]
@@ -105,7 +111,7 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
 def _checked(
     x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs, past: int, remembered: int
 ) -> Call:
-    """What layers of one forward share of a call."""
+    """Validate the arguments of a call and build the `Call` that layers of a forward share."""
     require_tokens(x, dim)
     batch, length = x.shape[:2]
     keys, documents, positions = past + length, inputs.documents, inputs.positions
@@ -153,7 +159,7 @@ def attended(
     scale: float | None,
     weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of a layer's queries over the keys of cache and call -> [B, H, L, Dv], and the weights if requested."""
+    """Attend from a layer's queries to the keys of cache and call: [B, H, L, Dv], and the weights if requested."""
     q, k, v = qkv
     name, grad, dropout = layer.backend, torch.is_grad_enabled(), layer.dropout if layer.training else 0.0
     key, known = None, None

@@ -14,10 +14,10 @@ from longitude.positions.base import Encoding
 
 @register_mixer("chunks")
 class ChunkAttention(WindowAttention):
-    """Attention to the tokens of the same chunk, the token itself included: every `size` tokens a text begins again.
+    """Chunked attention: tokens attend to themselves and to earlier tokens in the same chunk of `size` tokens.
 
-    x [B, L, dim] -> [B, L, dim] in O(L size) time. Chunks are counted in each document, and from its first token behind padding,
-    as Llama 4 does in its layers with rotation. Its cache layer keeps the last size - 1 tokens.
+    x [B, L, dim] -> [B, L, dim] in O(L size) time. Chunks are counted in each document, from its first token that is no
+    padding, as in Llama 4's layers with rotation. Its cache layer keeps the last size - 1 tokens.
 
     Args:
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
@@ -25,7 +25,7 @@ class ChunkAttention(WindowAttention):
         head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
 
     Raises:
-        ValueError: As MultiHeadAttention, and for a size below 1.
+        ValueError: As in MultiHeadAttention, and for a size below 1.
 
     Source:
         Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/

@@ -30,7 +30,7 @@ ROUTES = ("auto", "expanded", "absorbed")
 
 @register_mixer("latent")
 class LatentAttention(Mixer):
-    """Multi-head attention whose keys and values come from a latent of kv_rank numbers (MLA).
+    """Multi-head latent attention (MLA): keys and values are projected from a latent of kv_rank numbers per token.
 
         c_t = norm(W_DKV x_t),  r_t = rotate_t(W_KR x_t);   [k_th; v_th] = W_UKV,h c_t
         [q_th; s_th] = W_UQ,h norm(W_DQ x_t),  s rotated;  score_h(t, j) = scale (q_th . k_jh + s_th . r_j)
@@ -38,27 +38,28 @@ class LatentAttention(Mixer):
     norm is RMSNorm. Heads share the rotary key r, which is not normalised; only s and r, rope_dim numbers each,
     depend on positions. A cache holds c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
 
-    Two routes give the same result. "expanded": keys and values of all heads are made of the latents. "absorbed": since
-    q . W_UK c = (W_UK^T q) . c, queries are projected into the latent space instead, all heads share one key [c; r], and W_UV
-    acts on the sum of latents.
+    Two routes give the same result. "expanded": keys and values of all heads are computed from the latents. "absorbed": since
+    q . W_UK c = (W_UK^T q) . c, queries are projected into the latent space. All heads then share one key [c; r], and W_UV acts
+    on the sum of latents.
 
     Args:
         dim, num_heads: As in MultiHeadAttention.
-        encoding: It rotates heads of rope_dim numbers, and one head of keys; what it adds to the scores is added.
-        head_dim: Only sets the defaults below.
+        encoding: Rotation of the rope_dim rotary numbers of queries and of the single rotary key; biases are added to scores.
+        head_dim: Default of nope_dim, value_dim and rope_dim.
         kv_rank: Width of the latent; None for dim/4, at most 512.
         q_rank: Width of the queries' latent; None for one full matrix W_Q without norm.
-        nope_dim, value_dim: Of a head's key without position, and of its value; head_dim where None.
+        nope_dim, value_dim: Width of a head's key without rotation, and of its value; None: head_dim.
         rope_dim: Width of the rotary part; None for half of head_dim, made even; 0 for layers without rotation.
         eps: Epsilon of the norms.
         bias: Whether W_DQ, W_DKV, W_KR and W_O have a bias.
         dropout, backend: As in MultiHeadAttention.
-        scale: None is (nope_dim + rope_dim)**-0.5 times the encoding's softmax_factor, the square of DeepSeek's second mscale.
-        route: "auto" is "absorbed" where a call has few queries for its keys, as in decoding (see `cheaper_absorbed`).
+        scale: Factor of scores; None: (nope_dim + rope_dim)**-0.5 times the encoding's softmax_factor, the square of DeepSeek's
+            second mscale.
+        route: "auto" is "absorbed" if a call has few queries for its keys, as in decoding (see `cheaper_absorbed`).
 
     Raises:
-        ValueError: For sizes below 1, an odd or negative rope_dim, an unknown route, an encoding of other sizes, one that rotates
-            where rope_dim is 0, one that adds to values, and one that carries keys along where route is "expanded".
+        ValueError: For sizes below 1, an odd or negative rope_dim, an unknown route, or an encoding that has other sizes, rotates
+            with rope_dim 0, adds to values, or reflects keys (PaTH) with the route "expanded".
 
     Source:
         DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.

@@ -1,4 +1,4 @@
-"""Longformer's attention: a window to both sides, and global tokens with projections of their own."""
+"""Longformer attention: a window on both sides, and global tokens with separate projections."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from longitude.positions.coordinates import Positions, canonical, explicit
 
 
 class LongformerAttention(nn.Module):
-    """Self-attention to the `window` tokens on either side, itself, and all global tokens; global tokens attend to all.
+    """Longformer attention: tokens attend to `window` tokens on either side and to global tokens, global tokens to all.
 
         out_i = softmax over { j : |i-j| <= window or j global } of scale q_i.k_j, of v_j        where i is not global
         out_i = softmax over all j of scale q'_i.k'_j, of v'_j                                  where i is global
 
-    q, k, v and q', k', v' are six projections; a global key counts once. O(L (window + globals)) time and memory.
+    A token also attends to itself. q, k, v and q', k', v' are six projections; a global key counts once.
+    O(L (window + globals)) time and memory.
 
     Args:
         dim: width of x and of the output.
         num_heads: heads.
-        encoding: one that reads positions alone.
-        window: tokens on one side: transformers' attention_window is 2 window.
-        causal: whether both sets lose j > i.
+        encoding: an encoding that reads only positions.
+        window: tokens on either side: transformers' attention_window is 2 window.
+        causal: whether later tokens, j > i, are hidden from all queries.
         head_dim: width of a head; None: dim / num_heads.
         bias: whether the projections have biases.
-        dropout: of weights, in training.
-        scale: of scores; None: head_dim^-1/2.
+        dropout: dropout probability of the weights, in training.
+        scale: factor of the scores; None: head_dim^-1/2.
         backend: as in attend.
 
     Raises:
@@ -94,9 +95,9 @@ class LongformerAttention(nn.Module):
 
         Args:
             x: [B, L, dim].
-            tokens: the global ones, as lg.Global takes them: bool [L] or [B, L], or indices.
-            documents: a number per token [B, L]; a run of one number is a document, and tokens attend to their own document
-                only. A negative number is padding, which attends to no token and to which none attends.
+            tokens: global tokens in the format of lg.Global: bool [L] or [B, L], or indices.
+            documents: a number per token [B, L]; a run of equal numbers is a document, and tokens attend within their document
+            only. A negative number is padding, which attends to no token and to which none attends.
             positions: an int to count from, [L] or [B, L]; None: 0.
 
         Returns:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from longitude.attention.sparse_cache import SparseCacheLayer
 
 ROWS = 256
-"""Queries whose scores over all tokens exist at a time."""
+"""Queries in a block, for which scores over all tokens are held in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Rule:
 
 
 class Tokens(NamedTuple):
-    """Of a row so far: each token's document, -1 for padding, and its number in it, where padding does not count."""
+    """Document of each token so far, -1 for padding, and its index in the document, where padding does not count."""
 
     document: Int[Tensor, "#B N"]
     number: Int[Tensor, "#B N"]
@@ -62,7 +62,7 @@ class Tokens(NamedTuple):
         return cls(runs, before - first)
 
     def ends(self, rule: Rule) -> Bool[Tensor, "#B N"]:
-        """Which tokens are the last of a block that is summarised: one of `block` tokens of one document, every `stride`."""
+        """Tokens at the end of a summarised block: `block` tokens of a document, every `stride` tokens."""
         beyond = self.number - (rule.block - 1)
         return (self.document >= 0) & (beyond >= 0) & (beyond % rule.stride == 0)
 
@@ -105,10 +105,10 @@ def over_blocks(
     keys: Float[Tensor, "B Hkv N D"],
     values: Float[Tensor, "B Hkv N D"],
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B Hkv L J"]]:
-    """Attention to the summaries of blocks that have ended, and the weight that it gives to each block that may be chosen.
+    """Attention to the summaries of blocks that have ended, and its weight for each selectable block.
 
-    A chosen block j is the tokens j select_block .. (j + 1) select_block - 1 of a document. Its weight is that of every summary
-    of tokens in it, times how many strides they share, over the heads of queries that share keys (equations 9 and 10).
+    A selected block j is the tokens j select_block .. (j + 1) select_block - 1 of a document. Its weight is the sum of the
+    weights of overlapping summaries, times the strides they share, over the query heads that share keys (equations 9 and 10).
     """
     total, length = tokens.number.shape[1], q.shape[2]
     ends, size = tokens.ends(rule), rule.select_block
@@ -132,9 +132,9 @@ def over_blocks(
 
 
 def chosen(rule: Rule, tokens: Tokens, chances: Float[Tensor, "B Hkv L J"]) -> Bool[Tensor, "B Hkv L J"]:
-    """Which blocks each query attends to: the first, its own and the one before, and those of the most weight.
+    """Blocks that each query attends to: the first, its current and previous block, and those with the highest weights.
 
-    Of equal ones the earlier.
+    Ties go to the earlier block.
     """
     own = (tokens.number[:, -chances.shape[2] :] // rule.select_block)[:, None, :, None]
     block = torch.arange(chances.shape[3], device=chances.device)
@@ -172,9 +172,9 @@ def over_chosen(
 def finite(
     tokens: Tokens, q: Tensor, rotated: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Bool[Tensor, "B L"] | None]:
-    """Queries [B, H, L, D], keys and values [B, h, N, D], zeros for tokens that are not finite, which weights of 0 do not hide.
+    """Zero queries [B, H, L, D], keys and values [B, h, N, D] of tokens that are not finite: a weight of 0 hides no NaN.
 
-    And which queries are such tokens, or behind one in their document; None: all are finite.
+    Also return which queries are such tokens, or come after one in their document; None: all are finite.
     """
     if all_finite(q, k, v):
         return q, rotated, k, v, None
@@ -209,19 +209,19 @@ class Summary(nn.Module):
 
 @register_mixer("nsa")
 class NativeSparseAttention(Mixer):
-    """Native sparse attention: each query attends to summaries of blocks, to the tokens of blocks they point at, and to a window.
+    """Native sparse attention (NSA): queries attend to summaries of blocks, to the tokens of selected blocks, and to a window.
 
         out = W_o (g_c attention(q, summaries of blocks) + g_s attention(q, tokens of chosen blocks) + g_w attention(q, window))
         g = sigmoid(x W_g) for each head;   a summary = relu(flatten(k + places) A) B, of `block` tokens, every `stride` tokens
 
-    Each branch has keys and values of its own, and a softmax of its own. A query attends to the summaries of blocks that have
-    ended. What they weigh, over the heads that share keys, chooses blocks: `select_count` of `select_block` tokens, always the
-    first, its own and the one before it among them. The choice has no gradient. Queries and keys of chosen blocks and
-    of the window are rotated; summaries, in which places are learned, are not. Blocks are counted from the begin of a document,
-    and padding is in none.
+    Each branch has separate keys and values, and a separate softmax. A query attends to the summaries of blocks that have
+    ended. Their weights, summed over the heads that share keys, select `select_count` blocks of `select_block` tokens. The
+    first, the current and the previous block are always selected. The selection has no gradient. Queries and keys of selected
+    blocks and of the window are rotated. Summaries have learned positions instead. Blocks are counted from the start of a
+    document, without padding.
 
-    Exact, and at the speed of a toy: of chosen blocks the scores of all tokens are computed and masked. Its cache keeps all keys
-    and values, and the summaries.
+    The result is exact but not fast: for selected blocks the scores of all tokens are computed and masked. Its cache keeps all
+    keys and values, and the summaries.
 
     Args:
         dim: width of x and of the output.
@@ -229,16 +229,16 @@ class NativeSparseAttention(Mixer):
         num_kv_heads: heads of keys and values; None: num_heads.
         encoding: rotations.
         block: tokens of a summary, a multiple of stride.
-        stride: tokens from the begin of a summary to that of the next.
-        select_block: tokens of a block that is chosen, a multiple of stride, and at least a summary's.
-        select_count: blocks that are chosen, 3 or more.
-        window: tokens of the window, the query's own included.
+        stride: tokens between the starts of consecutive summaries.
+        select_block: tokens of a selected block, a multiple of stride, and at least `block`.
+        select_count: number of selected blocks, 3 or more.
+        window: tokens of the window, the query's token included.
         hidden: columns of A; None: 4 head_dim.
         head_dim: width of a head; None: dim / num_heads.
         bias: whether the projections have biases.
-        dropout: of weights, in training.
-        scale: of scores; None: head_dim^-1/2.
-        backend: of the window.
+        dropout: dropout probability of the weights, in training.
+        scale: factor of the scores; None: head_dim^-1/2.
+        backend: backend of the window branch, as in attend.
 
     Raises:
         ValueError: for sizes that do not fit, or an encoding that is no rotation.
@@ -324,7 +324,7 @@ class NativeSparseAttention(Mixer):
         return why
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
-        """That of the window."""
+        """Mask of the window branch: the mask of the call and the window."""
         require_mask(inputs.mask)
         if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
             raise UsageError(

@@ -86,14 +86,14 @@ class WindowAttention(MultiHeadAttention):
         return inputs.once((type(self), self.size, self.step), lambda: inputs.mask & self.joined_mask(inputs))
 
     def joined_mask(self, inputs: MixerInputs) -> Mask:
-        """What the layer joins to the mask of a call."""
+        """Mask that the layer joins to the mask of a call."""
         return self.window_mask
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
-        """As MultiHeadAttention's, and the cache drops what the window has left behind.
+        """Mix tokens as MultiHeadAttention does; the cache then drops tokens that left the window.
 
-        documents covers all tokens so far, [B, Lk]; weights are over the keys that the cache still holds. A LongitudeCacheLayer,
-        which drops nothing, serves as well.
+        `documents` covers all tokens so far, [B, Lk]; weights cover the keys that the cache still holds. A LongitudeCacheLayer,
+        which drops nothing, works too.
         """
         rolling = getattr(inputs.cache, "kind", None) == "rolling"
         if rolling and inputs.cache.keep < (need := (self.size - 1) * self.step):

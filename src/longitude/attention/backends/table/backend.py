@@ -1,19 +1,19 @@
-"""What offsets decide is a table of Lq + Lk - 1 entries, what tokens add is a number each: attention in linear memory.
+"""Attention with relative position biases in linear memory: a bias of the offset is a table of Lq + Lk - 1 entries.
 
-A bias of head and offset is one table of Lq + Lk - 1 numbers per head, and causality or a sliding window is -inf entries of
-it. With the queries reversed (i = Lq - 1 - a) query i and key b meet at diagonal i + b: their bias is a Hankel matrix, which
-is a *strided view* of the table (strides 1 and 1). A vector per offset is read by a block of queries in one product whose
-columns are diagonals, and its bias is a strided view of that (a row begins one further than the row above). A number per
-token (a forget gate's level) is constant along a column. Nothing of Lq x Lk elements is ever allocated.
+Each head has a table of Lq + Lk - 1 numbers; causality or a sliding window sets entries to -inf. With the queries reversed
+(i = Lq - 1 - a) the pair of query i and key b is at diagonal i + b. The bias is then a Hankel matrix, a *strided view* of the
+table (strides 1 and 1). Vectors of offsets take a product for each block of queries, with diagonals as columns. Their bias is
+a strided view of that product: each row begins one column after the row above. A number per token (a forget gate's level) is
+constant along a column. No tensor of Lq x Lk elements is ever allocated.
 
-    bias        what is added, where the band ends, and what is too small to count
+    bias        the bias, the ends of the band, and the keys with negligible weights
     tiles       a tile of scores
-    forward     block by block of queries, tile by tile of keys; rows are lowered by a running maximum only where `Bound`
-                cannot promise scores of ordinary size
-    backward    tile by tile; a tile of weights is built once and serves every gradient, those of tables (anti-diagonal sums
-                of the scores' gradient) and vectors (one product per tile) among them
-    band        what it takes; and both, where nothing but a table and vectors is added and there is a compiler: band.c in
-                one pass
+    forward     blocks of queries, tiles of keys. Rows are lowered by a running maximum only if `Bound` cannot rule out
+                overflow
+    backward    tiles. A tile of weights is computed once for all gradients, including those of tables (anti-diagonal sums
+                of the scores' gradient) and of vectors (a product per tile)
+    band        the operators' inputs. band.c computes forward and backward in one pass if only a table and vectors are
+                added and there is a compiler
 
 In all of these, i counts queries in reverse.
 """
@@ -73,19 +73,19 @@ def counting(r: Request) -> Request | None:
 
 
 def in_c(r: Request) -> bool:
-    """Whether the loop in C takes it: nothing but biases of the offset, or a formula that it knows, and a compiler at hand."""
+    """Whether the C kernel supports a request: only relative biases, or a formula it implements, and a compiler is present."""
     wide = torch.promote_types(r.q.dtype, torch.float32)
     return (formula(r) is not None or all(isinstance(term, OffsetBias) for term in r.terms)) and band.available(wide)
 
 
 def vectors_in_c(r: Request) -> bool:
-    """Whether the loop in C takes its vectors of offsets: with nothing but biases of the offset beside them."""
+    """Whether the C kernel supports a request's vectors of offsets: besides them only relative biases are added."""
     plain = all(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
     return plain and band.available(torch.promote_types(r.q.dtype, torch.float32))
 
 
 def formula(r: Request) -> Counted | NormalizedOffset | None:
-    """What counts keys by gates or measures offsets against the query's position, where nothing else is added."""
+    """Formula of a request with a single term: keys counted by gates (CoPE), or offsets normalized by position (FIRE)."""
     own = [getattr(term, "of" if isinstance(term, RowBias) else "at", None) for term in r.terms]
     return own[0] if len(own) == 1 and isinstance(own[0], Counted | NormalizedOffset) else None
 
@@ -116,15 +116,15 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
 
 
 def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
-    """Position of the first query minus that of the first key, by a span whose positions count up by one."""
+    """Position of the first query minus position of the first key, by a span with consecutive positions; None without any."""
     part = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
     return None if part is None else part.position_gap - q_from + k_from
 
 
 def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:  # noqa: C901
-    """Out [B, H, Lq, Dv] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not.
+    """Output [B, H, Lq, Dv] and logsumexp of the scores [B, H, Lq] of a request with a band mask, cut into spans or not.
 
-    q_positions: of the queries, where those of the request tell no more than offsets.
+    q_positions: positions of the queries, if the request's positions are valid only as offsets.
     """
     q_positions = r.q_positions if q_positions is None else q_positions
     r = counting(r) or r
@@ -250,10 +250,10 @@ def table_price(r: Request) -> float:
 
 
 def is_short(r: Request) -> bool:
-    """Whether it is a decoding step of few keys.
+    """Whether a request is a decoding step with few keys.
 
-    Measured with a bias made already and one thread, in us: 39 with 128 keys of 4 heads of 16, sdpa 9; 101 and 92 with 1024 of 8
-    of 64; 660 and 906 with 4096.
+    Measured in us (table backend, sdpa), with a cached bias and one thread: 39 and 9 with 128 keys of 4 heads of 16; 101 and 92
+    with 1024 keys of 8 heads of 64; 660 and 906 with 4096.
     """
     return r.rows == 1 and not torch.compiler.is_compiling() and r.k.numel() <= FEW_KEYS
 
@@ -290,23 +290,24 @@ def toeplitz_attention(
     high: int | None = None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, Dv] = weights v, and lse [B, H, Lq], the logsumexp of each row's scores, in O(Lq + Lk) memory.
+    """Output [B, H, Lq, Dv] = weights v, and logsumexp of each row's scores [B, H, Lq], in O(Lq + Lk) memory.
 
         scores[h, a, b] = scale q_a . k_b + table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n]
         out[h, a]       = sum over b of weights[h, a, b] (v_b + value_vectors[h, n]),          n = (Lq - 1 - a) + b
 
     q [B, H, Lq, D]; k [B, Hkv, Lk, D]; v [B, Hkv, Lk, Dv]; Hkv divides H; on the CPU. In float32 or wider: table
-    [H, Lq + Lk - 1], finite; levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D or Dv], those of the diagonals from
-    `near` on, up to the end of the band or further. Before `near` vectors and table are zero, and these keys cost what plain
-    attention costs.
-    Query row a has order Lk - Lq + a and key b has order b; the pair is allowed when low <= order_q - order_k <= high (None:
-    unbounded): causal is low=0, a window of w keys is low=0, high=w-1. spans, int64 [n, 5]: (row of the batch, first and last
-    + 1 of its queries, first and last + 1 of the keys that these attend to); no query and no key is in two of them; only where
-    `band.functions` are, and nothing but a table is added. logits [B, H, Lq, columns] are
-    those of `Counted`, with nothing else but spans. curves [H, 3, pieces] are those of `NormalizedOffset`, with rates [B, Lq],
-    and nothing else but spans: this adds a curve's value at table[h, n] rates[a], where the table falls along diagonals
-    up to one and rises behind it. A query without keys gives zeros, and an lse of -inf.
-    Everything gets gradients, through both results; double backward raises.
+    [H, Lq + Lk - 1], finite; levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D or Dv], for the diagonals from
+    `near` on, up to the end of the band or further. Before `near` vectors and table are zero, and these keys cost as much as
+    attention without bias.
+    Query row a has order Lk - Lq + a and key b has order b. The pair is allowed if low <= order_q - order_k <= high (None:
+    unbounded). Causal is low=0, a window of w keys is low=0, high=w-1.
+    spans, int64 [n, 5]: row of the batch, first and last + 1 of its queries, first and last + 1 of the keys that these attend
+    to. No query and no key is in two spans. They need `band.functions`, and only a table may be added.
+    logits [B, H, Lq, columns] are the logits of `Counted`, curves [H, 3, pieces] the curves of `NormalizedOffset`, with rates
+    [B, Lq]; either allows only spans besides. With curves a curve's value at table[h, n] rates[a] is added; the table falls
+    along diagonals up to the smallest distance and rises after it.
+    A query without keys gives zeros, and a logsumexp of -inf. All inputs get gradients, through both results; double backward
+    raises.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     assert q.dim() == 4 and k.dim() == 4 and k.shape[:3] == v.shape[:3] and q.dtype == k.dtype == v.dtype, (q, k, v)

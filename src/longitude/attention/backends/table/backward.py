@@ -14,7 +14,7 @@ from longitude.attention.backends.table.tiles import Tiles, batch_steps, folded,
 
 
 class Gradients(NamedTuple):
-    """Of the tensors of the same names; None where none is wanted."""
+    """Gradients of the tensors of the same names in `Inputs`; None if no gradient is needed."""
 
     q: Tensor
     k: Tensor
@@ -26,7 +26,7 @@ class Gradients(NamedTuple):
     value_vectors: Tensor | None
 
     def of_rows(self, some: slice) -> Gradients:
-        """For these rows of the batch; tables and vectors serve all."""
+        """Select rows of the batch; gradients of tables and vectors are shared by all rows."""
         q_level, k_level = (None if x is None else x[some] for x in (self.q_level, self.k_level))
         return self._replace(q=self.q[some], k=self.k[some], v=self.v[some], q_level=q_level, k_level=k_level)
 

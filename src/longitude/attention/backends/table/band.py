@@ -23,7 +23,7 @@ FEW = 4  # queries that are decoded: with more, copying keys into another layout
 
 
 class Inputs(NamedTuple):
-    """What the operators take; `toeplitz_attention` describes it."""
+    """Arguments of the operators; `toeplitz_attention` documents them."""
 
     q: Tensor
     k: Tensor
@@ -168,7 +168,7 @@ class In(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor, stored: torch.dtype) -> In:
-        """Of x [B, H, L, D] in the dtype that is read, the numbers of a row side by side."""
+        """Describe x [B, H, L, D] to C: address and strides, in the dtype that the C kernel reads, with contiguous rows."""
         x = x.to(stored)
         x = x if x.stride(3) == 1 else x.contiguous()
         batch, head, row, _ = x.stride()
@@ -317,7 +317,7 @@ def backward(
 
 
 def _stored(x: Inputs) -> torch.dtype:
-    """What the loops read and write: float16 is widened before."""
+    """Dtype that the C kernels read and write; other dtypes are widened before."""
     return x.q.dtype if x.q.dtype in OPTIONS and functions(x.q.dtype) is not None else x.wide
 
 

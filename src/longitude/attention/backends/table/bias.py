@@ -1,4 +1,4 @@
-"""What is added to scores and outputs along diagonals, and which keys are too small to count."""
+"""Biases of scores and outputs along diagonals, and the keys that are left out because their weights are negligible."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ LOG2E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Bias:
-    """What is added to the scores of query a and key b, and to the outputs, at the diagonal n = i + b, i = Lq - 1 - a.
+    """Bias of the score of query a and key b, and of the outputs, at the diagonal n = i + b, i = Lq - 1 - a.
 
         score[a, b]  = table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n - near]
         output_a    += sum over b of weight[a, b] value_vectors[h, n - near]
 
-    table [H, diagonals], with -inf where the band ends; one head where nothing but the band is in it. Levels [B, H, Lq] and
-    [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, up to the end of the band or less. Before `near` the
-    table and the vectors are zero. fall [H]: keys whose level is that much above the query's own are left out. starts: for
-    each head, the first diagonal that counts; empty where all do. strict: masked after the sum, because -inf and what is not
-    finite do not add up to -inf.
+    table [H, diagonals], with -inf outside the band; one head if it holds only the band. Levels [B, H, Lq] and [B, H, Lk].
+    vectors [H or 1, N, D], for the diagonals from `near` on, up to the end of the band or less. Before `near` the table and the
+    vectors are zero. fall [H]: keys with a level that much above the query's level are left out. starts: the first diagonal of
+    each head that counts; empty if all count. strict: mask after the sum, because -inf plus NaN or infinity is not -inf.
     """
 
     band: Band
@@ -49,7 +48,7 @@ class Bias:
 
     @property
     def is_table(self) -> bool:
-        """Nothing but a table, with an entry at every diagonal."""
+        """Whether the bias is only a table, with an entry at every diagonal."""
         return self.k_level is None and self.near == 0 and self.key_vectors is None and self.value_vectors is None
 
     def in_base_2(self) -> Bias:
@@ -57,7 +56,7 @@ class Bias:
         return replace(self, table=self.table * LOG2E)
 
     def own(self) -> Tensor | None:
-        """The table at the diagonal of each query's own key, [H or 1]; None where there is none."""
+        """Table entry at the diagonal where a query meets the key of its token, [H or 1]; None if it is outside the band."""
         band = self.band
         return self.table[:, band.last] if band.queries - 1 <= band.last < band.keys and band.width > 0 else None
 
@@ -66,7 +65,7 @@ class Bias:
         return next((h for h, start in enumerate(self.starts) if start <= tile.j + tile.e - 2), 0)
 
     def levels_only_fall(self) -> bool:
-        """No query has a higher level than a key that it attends to; its own key is one of them, at its own level."""
+        """Whether no query has a higher level than a key it attends to, and a token's query and key have equal levels."""
         if self.k_level is None or self.q_level is None:
             return True
         end = self.band.last + 1
@@ -86,7 +85,7 @@ class Bias:
         return first <= tile.b and tile.e <= last
 
     def keys_that_count(self, i: int, j: int) -> tuple[int, int]:
-        """The keys b .. e-1 of queries i .. j-1, without the first ones, whose weights are negligible for all of them."""
+        """Range (b, e) of the keys of queries i .. j-1, without first keys that have negligible weights for all of them."""
         b, e = self.band.live_keys(i, j)
         if self.fall is None or self.k_level is None:
             return b, e
@@ -117,7 +116,7 @@ class Bias:
         return some, slice(first, stop)
 
     def add_gradient(self, vectors: Tensor, start: int, gradient: Tensor) -> None:
-        """Adds gradient [count, n, D] of the diagonals from `start` on to that of the vectors [H or 1, n, D]."""
+        """Add the gradient [count, n, D] of the diagonals from `start` on to the gradient of the vectors [H or 1, n, D]."""
         vectors[:, start - self.near : start - self.near + gradient.shape[1]] += gradient.unflatten(
             0, (-1, len(vectors))
         ).sum(0)
@@ -176,11 +175,11 @@ class Bound:
         return not bool((lowest > math.log2(torch.finfo(bias.table.dtype).tiny)).all())
 
     def pruned(self, bias: Bias, *rows: Tensor) -> Bias:
-        """Without keys of negligible weight: at most e^(bias - bias at the query's own diagonal + 2 most).
+        """Leave out keys of negligible weight, at most e^(bias - bias at the diagonal of the query's token + 2 most).
 
-        rows: what weights are multiplied with, [..., D]; where some rows are far longer than usual, less is negligible. All
-        keys stay where a table is added to levels or vectors, where a row may not attend to its own diagonal, or where a number
-        is not finite.
+        rows: vectors that weights are multiplied with, [..., D]; if some are far longer than usual, fewer keys are negligible.
+        All keys stay if a table is added to levels or vectors, if a query may not attend to its token's key, or if a number is
+        not finite.
         """
         if not self.finite:
             return replace(bias, strict=True)

@@ -42,7 +42,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def block(tiles: Tiles, bound: Bound, i: int, j: int, cols: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries i .. j-1: sums of weighted values [n, rows, D], of weights [n, rows, 1], and the logsumexp [n, rows, 1]."""
+    """Sums of weighted values [n, rows, D], of weights [n, rows, 1], and logsumexp [n, rows, 1], for queries i .. j-1."""
     bias, groups, rows = tiles.bias, tiles.groups, j - i
     q = reversed_rows(tiles.q, i, j)
     values = q.new_zeros(len(tiles.k), groups * rows, tiles.v.shape[2])
@@ -89,7 +89,7 @@ def tile_shape(bias: Bias) -> tuple[int, int]:
 
 
 def key_tiles(bias: Bias, i: int, j: int, cols: int) -> Iterator[tuple[int, int]]:
-    """The keys that count for queries i .. j-1, unbiased ones in tiles of their own."""
+    """Yield tiles b, e of the keys that count for queries i .. j-1; unbiased keys get separate tiles."""
     start, stop = bias.keys_that_count(i, j)
     if bias.fall is not None:
         start -= start % cols  # few shapes

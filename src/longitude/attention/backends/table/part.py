@@ -22,9 +22,9 @@ def part_forward(x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def part_backward(x: Inputs, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Any, ...]:
-    """Gradients of the tensors of x, None of those that are not wanted.
+    """Gradients of the tensors of x, None for those that need no gradient.
 
-    out [B, H, Lq, D] and lse [B, H, Lq] are the result of all keys, of which x has some; grad is that of out.
+    out [B, H, Lq, D] and lse [B, H, Lq] are the result over all keys, of which x has a part; grad: gradient of out.
     """
     top = (lse * LOG2E).masked_fill(lse == -math.inf, math.inf)  # as band.c keeps a query without keys
     found = band.backward(x, grad, None, out, torch.stack([top, torch.zeros_like(top)]), learned=False)

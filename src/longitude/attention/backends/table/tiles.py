@@ -25,7 +25,7 @@ def hankel(table: Tensor, tile: Tile) -> Tensor:
 
 
 def skewed(by_diagonal: Tensor, keys: int) -> Tensor:
-    """[..., rows, keys] view of [..., rows, rows + keys - 1], contiguous, whose columns are diagonals: row r begins at r."""
+    """View [..., rows, keys] of contiguous [..., rows, rows + keys - 1] with diagonals as columns: row r begins at column r."""
     strides = (*by_diagonal.stride()[:-2], by_diagonal.shape[-1] + 1, 1)
     return by_diagonal.as_strided((*by_diagonal.shape[:-1], keys), strides, by_diagonal.storage_offset())
 
@@ -88,9 +88,9 @@ class Tiles:
         return self.buffers[name, rows, cols]
 
     def level(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """[n, rows, 1] and [n, 1, keys], whose sum is q_level - k_level, in base 2, in the dtype they came in.
+        """Levels of queries [n, rows, 1] and keys [n, 1, keys]: their sum is q_level - k_level in base 2, in the input dtype.
 
-        Measured from a query in the middle, so that near ones are small numbers.
+        Levels are relative to a query in the middle, so that those of nearby tokens are small numbers.
         """
         assert self.levels is not None
         q_level, k_level = self.levels

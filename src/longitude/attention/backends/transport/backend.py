@@ -1,16 +1,16 @@
-"""Products of reflections between keys and queries, a chunk of tokens at a time (Yang et al. 2025, arXiv:2505.16381).
+"""PaTH attention: products of reflections between keys and queries, in chunks of tokens (Yang et al. 2025, arXiv:2505.16381).
 
 Token t reflects all earlier keys by H_t = I - b_t w_t w_t'. The score of query i and key j is q_i . H_i H_(i-1) ... H_(j+1) k_j.
-The product over a chunk of tokens, whose w are the rows of W, has a closed form:
+The product over a chunk of tokens has a closed form; the rows of W are the w of the chunk:
 
     H_last ... H_first = I - W' M W,    M = (I + strictly_lower(b W W'))^-1 diag(b).
 
-M is lower triangular, and its corners give the products that begin or end inside the chunk. Chunks of any size give the same
-numbers; b = 0 leaves everything as it is.
+M is lower triangular, and its corners give the products that begin or end inside the chunk. The chunk size does not change
+the result; b = 0 is no reflection.
 
-Shapes: q [B, H, Lq, D] are the last Lq of the Lk keys k [B, H, Lk, D]; w [B, H, n, D] and b [B, H, n] are those of the last n
-tokens, Lq <= n <= Lk. Keys before these tokens are carried to their beginning already, as a cache keeps them. All is computed in
-float32 or wider, and differentiable.
+Shapes: q [B, H, Lq, D] are the queries of the last Lq tokens, k [B, H, Lk, D] the keys of all, w [B, H, n, D] and b [B, H, n]
+the reflections of the last n tokens, Lq <= n <= Lk. Earlier keys are already carried to the first of these n tokens, as a cache
+keeps them. All is computed in float32 or wider, and differentiable.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def carried(k: Tensor, w: Tensor, b: Tensor, chunk: int = 64) -> Tensor:
 
 
 def walk(k: Tensor, w: Tensor, b: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """Chunk by chunk, the oldest first -> the keys so far carried past it, and what made them.
+    """Yield, for each chunk from the oldest on, the keys so far carried past it, and the factors of that product.
 
-    These are the same keys before (the chunk's own, and older ones carried to its beginning) [.., J, D]; their products with
-    each of its tokens, k_j . w_t for t after j, [.., J, C]; the chunk's W [.., C, D] and M [.., C, C].
+    The factors are the keys before (those of the chunk, and older keys carried to its start) [.., J, D]; their products with
+    the chunk's tokens, k_j . w_t for t after j, [.., J, C]; the chunk's W [.., C, D] and M [.., C, C].
     """
     first = k.shape[2] - w.shape[2]
     moved = k[:, :, :first]
@@ -98,9 +98,9 @@ def _wide(*xs: Tensor) -> tuple[Tensor, ...]:
 
 # ---- attention in memory linear in the length ------------------------------------------------------------------------
 BLOCK = 32
-"""Tokens of a first block on the CPU. Fewer are more matrices [D, D], more are inverses of larger chunks."""
+"""Tokens of a first block on the CPU. Smaller blocks need more matrices [D, D], larger blocks inverses of larger chunks."""
 AT_ONCE = 1024
-"""Tokens whose first blocks are made at once, and again in backward."""
+"""Tokens for which first blocks are computed at a time, and recomputed in backward."""
 
 
 def transport_attention(
@@ -150,10 +150,10 @@ def split(x: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 def of_chunks(chunk: int, q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What chunks of C tokens make of their own queries and keys, [N, L, D].
+    """Chunk-local factors of queries and keys [N, L, D], in chunks of C tokens.
 
-    Queries, carried back to the beginning of their chunk [N, L, D]; their scores with its keys [N, n, C, C]; keys, carried to
-    its end [N, L, D]; and its reflections [N, n, D, D], what I - . multiplies a query that is carried over it.
+    Returns queries carried back to the start of their chunk [N, L, D]; scores within chunks [N, n, C, C]; keys carried to the
+    end of their chunk [N, L, D]; and matrices X [N, n, D, D]: carrying a query over a chunk multiplies it by I - X.
     """
     q, k, w, b = (x.unflatten(1, (-1, chunk)) for x in (q, k, w, b))
     m, of_keys = chunk_product(w, b), (k @ w.mT).triu(1)

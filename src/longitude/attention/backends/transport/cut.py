@@ -13,9 +13,9 @@ from longitude.attention.backends.table.band import Inputs
 
 
 class Cut(NamedTuple):
-    """Keys before the first block, tokens, tokens of a first block, the longest distance (None: any), keys that are left out.
+    """Cut of a call into blocks: keys before the first block, tokens, tokens of a first block, longest distance (None: any).
 
-    The keys that are left out are `visible` and those behind, but for zeros in the last block from `padded` on.
+    Keys from `visible` to `padded` - 1 are left out; from `padded` on the last block has zeros.
     """
 
     first: int
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Of the blocks that are neighbours, the smallest first."""
+        """Sizes of neighbouring blocks in tokens, the smallest first."""
         if self.high == 0:
             return []
         return [self.chunk << n for n in range((-(-self.tokens // self.chunk) - 1).bit_length())]
@@ -90,7 +90,7 @@ class Cut(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What of [N, L, ...] are its queries and its keys, [N, n, rows, ...]; the first query minus the first key."""
+    """Selectors of queries and of keys, [N, L, ...] -> [N, n, rows, ...]; apart: first query's index minus first key's."""
 
     rows: Callable[[Tensor], Tensor]
     keys: Callable[[Tensor], Tensor]
@@ -99,7 +99,7 @@ class Part(NamedTuple):
     def inputs(
         self, q: Tensor, k: Tensor, v: Tensor, row_level: Tensor | None, key_level: Tensor | None, high: int | None
     ) -> Inputs:
-        """Of `part_forward`: blocks are its heads."""
+        """Inputs of `part_forward`; blocks are its heads."""
         q, k, v = self.rows(q), self.keys(k), self.keys(v)
         levels: list[Tensor | None] = [None, None]
         if row_level is not None and key_level is not None:

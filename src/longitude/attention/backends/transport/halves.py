@@ -1,13 +1,13 @@
-"""Attention under reflections on the CPU: every two neighbouring blocks of tokens are one call of plain attention.
+"""PaTH attention on the CPU: each pair of neighbouring blocks of tokens is a call of attention without bias.
 
 A query i of the right block and a key j of the left one meet at the tokens' edge between them:
 
     q_i . H_i ... H_(j+1) k_j = (q_i carried back to the edge) . (k_j carried on to the edge).
 
-So the two blocks are attention without any mask, and the loop of `table` takes it. Blocks grow by doubling. After each size the
-right block's queries are carried over the left block, and the left block's keys over the right one, so both stand at the edges of
-a block twice as long: log2(L / chunk) products with a matrix [D, D] per token, instead of one for each chunk before the token.
-What is left are the pairs of a first block, whose scores are given.
+The two blocks are therefore attention without a mask, which the kernel of `table` computes. Blocks grow by doubling. After
+each size, queries of the right block are carried over the left block, and keys of the left block over the right one. Both are
+then at the edges of a block twice as long. A token needs log2(L / chunk) products with a matrix [D, D], instead of one for each
+earlier chunk. The scores of pairs within a first block are computed by `backend`.
 
 Shapes: q, ends, v, out, lse, level begin with [N, L], N sequences and heads; L is a multiple of the first block, C tokens.
 """
@@ -27,7 +27,7 @@ from longitude.attention.backends.transport.cut import Cut, Part
 
 
 def neighbours(x: Tensor, size: int, whole: int) -> list[tuple[Tensor, Tensor]]:
-    """Left and right blocks [N, n, size, ...] of x [N, L, ...]: `whole` ones, and one whose right block may be shorter."""
+    """Left and right blocks [N, n, size, ...] of x [N, L, ...]: `whole` pairs, and a last with a shorter right block."""
     edge = 2 * size * whole
     both = x[:, :edge].unflatten(1, (whole, 2, size))
     blocks = [(both[:, :, 0], both[:, :, 1])]
@@ -37,12 +37,12 @@ def neighbours(x: Tensor, size: int, whole: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def reflections(over: Tensor, whole: int) -> list[tuple[Tensor, Tensor]]:
-    """Of the left and the right blocks, [N, n, D, D]."""
+    """Products of reflections of the left and the right blocks, each [N, n, D, D]."""
     return [(left[:, :, 0], right[:, :, 0]) for left, right in neighbours(over, 1, whole)]
 
 
 def carry(size: int, q: Tensor, ends: Tensor, over: Tensor) -> None:
-    """Queries over the block before, keys over the block behind, in place."""
+    """Carry queries over the block before and keys over the block after, in place."""
     whole = q.shape[1] // (2 * size)
     blocks = (neighbours(x, size, whole) for x in (q, ends))
     for (before, behind), (_, rows), (keys, _) in zip(reflections(over, whole), *blocks, strict=True):
@@ -51,7 +51,7 @@ def carry(size: int, q: Tensor, ends: Tensor, over: Tensor) -> None:
 
 
 def uncarry(size: int, q: Tensor, ends: Tensor, over: Tensor, of_q: Tensor, of_ends: Tensor, of_over: Tensor) -> None:
-    """Gradients of what `carry` was given, in place; those of reflections are added."""
+    """Gradients of the inputs of `carry`, in place; gradients of reflections are accumulated."""
     whole = q.shape[1] // (2 * size)
     matrices = (reflections(x, whole) for x in (over, of_over))
     blocks = (neighbours(x, size, whole) for x in (q, ends, of_q, of_ends))
@@ -65,7 +65,7 @@ def uncarry(size: int, q: Tensor, ends: Tensor, over: Tensor, of_q: Tensor, of_e
 
 
 def doubled(over: Tensor) -> Tensor:
-    """What I - [N, n, D, D] multiplies a query that is carried over two blocks."""
+    """Combine matrices X [N, n, D, D] of neighbouring blocks: a query carried over both is multiplied by I - X."""
     even = over.shape[1] // 2 * 2
     before, behind = over[:, :even:2], over[:, 1::2]
     both = before + behind - behind @ before
@@ -73,7 +73,7 @@ def doubled(over: Tensor) -> Tensor:
 
 
 def of_doubled(over: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of what `doubled` was given."""
+    """Gradient of the input of `doubled`."""
     even = over.shape[1] // 2 * 2
     before, behind, of_over = over[:, :even:2], over[:, 1::2], torch.empty_like(over)
     of_both = grad[:, : even // 2]
@@ -84,14 +84,14 @@ def of_doubled(over: Tensor, grad: Tensor) -> Tensor:
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """`merge_attention` of two, in place in the first."""
+    """Merge a second attention output and logsumexp into the first, in place, as `merge_attention` does."""
     both = torch.logaddexp(lse, more_lse)
     out.mul_((lse - both).exp_()[..., None]).addcmul_(more, (more_lse - both).exp_()[..., None])
     lse.copy_(both)
 
 
 def first_scores(cut: Cut, own: Tensor, level: Tensor | None) -> Tensor:
-    """Of the first blocks [N, n, C, C], with the masks."""
+    """Scores within the first blocks [N, n, C, C], with levels added and masks applied."""
     scores, chunk = own.clone(), cut.chunk
     if level is not None:
         of_rows = level[:, cut.first :].unflatten(1, (-1, chunk))
@@ -106,7 +106,7 @@ def first_scores(cut: Cut, own: Tensor, level: Tensor | None) -> Tensor:
 
 
 class ByHalves(torch.autograd.Function):
-    """The output [N, L, Dv] of queries at the beginning of their first block, and keys at its end; `by_formula` says the same.
+    """Output [N, L, Dv] of queries at the start of their first block and keys at its end; `by_formula` computes the same.
 
     Backward carries queries and keys to each size again, the largest first: nothing is kept for each size.
     """

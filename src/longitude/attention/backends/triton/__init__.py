@@ -1,5 +1,5 @@
-"""Attention with a bias of the offset, or a forget gate, on a GPU at the speed of plain attention: kernels in Triton.
+"""Triton kernels for attention with a relative position bias or a forget gate, as fast as attention without bias.
 
-`kernels` are forward and backward, to be read first; `launch` calls them; `intervals` makes of a mask one interval of keys for
-each query; `backend` says what it takes, and gives torch the gradients.
+Read `kernels` first: forward and backward. `launch` calls them. `intervals` converts a mask to an interval of keys for each
+query. `backend` declares what is supported, and defines the gradients for torch.
 """

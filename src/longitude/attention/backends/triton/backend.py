@@ -1,4 +1,4 @@
-"""What the kernels in Triton take, and their gradients for torch."""
+"""The backend of the Triton kernels: its conditions, and its gradients for torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDEST = 128
 
 
 def inputs_of(r: Request) -> Inputs:
-    """What the kernels read of a request."""
+    """Inputs of the kernels for a request."""
     table = q_level = k_level = curves = rates = None
     biases, own = [term.at for term in r.terms if isinstance(term, OffsetBias)], normalized(r)
     nearest = 0
@@ -51,7 +51,7 @@ def inputs_of(r: Request) -> Inputs:
 
 
 def gap_of(r: Request) -> int:
-    """Position of the first query minus that of the first key."""
+    """Position of the first query minus position of the first key."""
     counting = steady(r)
     assert counting is not None
     return counting.position_gap
@@ -209,7 +209,7 @@ def memory(r: Request) -> int:
 
 
 def price(r: Request) -> float:
-    """Not measured yet: behind torch's own attention where that takes the call, before everything that adds a bias to it."""
+    """Relative time, not measured yet: above torch's attention if that supports the call, below all other biased backends."""
     return 1.2 if r.terms else 1.05 if r.beyond_band else 1.1
 
 

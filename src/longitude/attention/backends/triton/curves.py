@@ -1,10 +1,9 @@
-"""FIRE's bias in a block of scores, in Triton: a piecewise linear function of a distance times a number of the query's.
+"""FIRE's bias in a block of scores, in Triton: a piecewise linear function of distance times a rate of the query.
 
     bias[i, j] = slope_m t + level_m,  t = distance[i - j] rate_i,  m the piece that t is in: end_(m-1) < t <= end_m
 
-`NormalizedOffset` defines it. In a block of queries and keys t stays in a small range, so most blocks have one piece; at each end
-of a piece within the range the slope changes, and the function goes on without a jump. A curve is
-[3, pieces]: slopes, levels, ends.
+`NormalizedOffset` defines it. In a block of queries and keys t stays in a small range, so most blocks have one piece. At the
+end of a piece within the range the slope changes, and the function is continuous. A curve is [3, pieces]: slopes, levels, ends.
 """
 
 import triton
@@ -13,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def ends_of(curve, pieces, ENDS: tl.constexpr):
-    """The ends [ENDS] of all pieces but the last, which has none; infinite ones behind them."""
+    """Ends [ENDS] of all pieces except the last, which has none, padded with infinity."""
     m = tl.arange(0, ENDS if ENDS else 1)
     return tl.load(curve + 2 * pieces + m, mask=m < pieces - 1, other=float("inf")) if ENDS else m
 
@@ -21,9 +20,9 @@ def ends_of(curve, pieces, ENDS: tl.constexpr):
 @triton.jit
 def pieces_of(ends, distances, column, nearest, fast, slow, Q: tl.constexpr, K: tl.constexpr,
               ENDS: tl.constexpr):  # fmt: skip
-    """The first and the last piece of a block.
+    """Indices of the first and the last piece in a block of scores.
 
-    column: of the block's first query and key in the row of distances, which never fall away from the column `nearest`;
+    column: column of the block's first query and key in the row of distances, which never decrease away from `nearest`.
     fast, slow: the greatest and the smallest rate of the queries.
     """
     if ENDS:

@@ -19,15 +19,15 @@ from longitude.kernels import captured, stream_of
 
 
 class Intervals(NamedTuple):
-    """Query i attends to the keys lo[i] .. hi[i]-1; both never fall. One row where all sequences are alike."""
+    """Intervals of visible keys, lo[i] .. hi[i]-1 for query i; both never decrease. One row if all sequences agree."""
 
     lo: Int[Tensor, "B Lq"]
     hi: Int[Tensor, "B Lq"]
 
     def first_queries(self, keys: int, block: int) -> Int[Tensor, "B 4 blocks"]:
-        """Queries by block of keys: the first of some, the first of all, the first after these, the first after all of them.
+        """Bounds of queries for each block of keys: first of some, first of all, first after all, first after some.
 
-        "Some" attend to one of its keys or more; "all" to every one.
+        "some" queries attend to at least one key of the block; "all" queries attend to every key.
         """
         start = torch.arange(0, keys, block, device=self.lo.device, dtype=self.lo.dtype).expand(len(self.lo), -1)
         start, stop = start.contiguous(), (start + block).clamp(max=keys)
@@ -40,7 +40,7 @@ _KNOWN: WeakKeyDictionary[AllowedPairs, Intervals] = WeakKeyDictionary()
 
 
 def intervals_of(r: Request) -> Intervals:
-    """Of a request that `refusal` takes."""
+    """Intervals of a request that `refusal` accepts."""
     if not r.beyond_band:
         return _of_band(r, r.band)
     if (known := _KNOWN.get(r.pairs)) is None:
@@ -77,9 +77,9 @@ def _split(r: Request) -> tuple[list[Prefix], list[Mask], Reach]:
 
 
 def _of_band(r: Request, band: tuple[int | None, int | None]) -> Intervals:
-    """Kept for later calls on the same stream: on another they may not be there yet.
+    """Intervals of a band, cached for later calls on the same CUDA stream: on another they may not be computed yet.
 
-    What a CUDA graph makes is not there before it is replayed, so it makes its own.
+    In a CUDA graph tensors exist only once it is replayed, so intervals are computed inside the graph.
     """
     numbers = r.rows, r.length, r.order_gap, *band, r.q.device
     if needs_operator(r.q) or captured(r.q.device):
@@ -117,7 +117,7 @@ def _found(r: Request) -> Intervals:
 
 
 def _of_cuts(r: Request, band: Reach) -> tuple[Tensor, Tensor]:
-    """Of a band within documents and between padding; nothing is read by the host."""
+    """Interval ends lo and hi of a band within documents and between padding; the host reads no values."""
     runs, i = _runs_of(r), torch.arange(r.q_order, r.q_order + r.rows, device=r.q.device)
     lo, hi = (x.to(r.q.device) for x in (runs.lo, runs.hi))
     some = lo < hi
@@ -128,9 +128,9 @@ def _of_cuts(r: Request, band: Reach) -> tuple[Tensor, Tensor]:
 
 
 class Runs(NamedTuple):
-    """For each query the keys of its document without the padding at its ends, lo .. hi-1, by order in the stream.
+    """Keys of each query's document without padding at its ends, lo .. hi-1, by order in the sequence.
 
-    documents: whether each one's tokens are next to each other; padding: whether there is none between keys that are read.
+    documents: whether the tokens of each document are adjacent. padding: whether there is no padding between visible keys.
     """
 
     lo: Int[Tensor, "B Lq"]
@@ -153,7 +153,7 @@ def _runs_of(r: Request) -> Runs:
 
 
 def _runs(r: Request) -> Runs:
-    """Where the masks are: on the device, unless all of them are elsewhere."""
+    """Runs of a request, computed on the device of its masks if all are on one, else on the device of q."""
     _, cuts, _ = _split(r)
     columns = [x for part in cuts for x in vars(part).values() if isinstance(x, Tensor)]
     device = columns[0].device if len({x.device for x in columns}) == 1 else r.q.device

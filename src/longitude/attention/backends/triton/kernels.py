@@ -1,28 +1,28 @@
 # type: ignore  (a language of its own)
-"""Attention with a bias in Triton: one kernel forward, two backward; nothing of Lq x Lk numbers is ever stored.
+"""Attention with a bias in Triton: one kernel forward, two backward; no tensor of Lq x Lk numbers is ever stored.
 
     scores[i, j] = scale q_i . k_j + table[i - j] + q_level[i] - k_level[j]       for the keys j of query i, lo_i <= j < hi_i
 
-The keys of a query are one interval, whose ends never fall from query to query: causality, windows, prefixes, packed documents
-and padding are such. So a block of queries reads an interval of blocks of keys: masked at its ends, in full between them.
-Scores are counted in units of log 2, because 2^x is what the chip computes: `factor` is scale / log 2, and the table and
-the levels are divided by it too.
+The keys of a query are an interval, and its ends never decrease from query to query. This covers causality, windows, prefixes,
+packed documents and padding. A block of queries therefore reads an interval of blocks of keys, masked only at its ends.
+Scores are in units of log 2, because the chip computes 2^x: `factor` is scale / log 2, and the table and the levels are
+divided by log 2 too.
 
-Where `curves` are given (FIRE), the table holds distances, and a curve of theirs times the query's rate is added: see curves.py.
+With `curves` (FIRE), the table holds distances, and a curve of distance times the query's rate is added: see curves.py.
 
-There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are the
-same bit for bit from run to run. The gradient of the table is summed by programs that own a row of a workspace each.
+There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are
+bitwise reproducible. The gradient of the table is summed by programs that each write their row of a workspace.
 
     Q, K            queries and keys of a block
     D, DV           width of queries and keys, and of values
     WIDE_D, WIDE_DV the next powers of two
-    last            column of the table that has the first query and the first key
-    ENDS            of the pieces of a curve, up to the next power of two; 0 without curves
+    last            column of the table for the first query and the first key
+    ENDS            ends of the pieces of a curve, up to the next power of two; 0 without curves
     nearest         column of the table with the smallest distance
     group           heads of queries per head of keys
-    FAR             numbers of one sequence are 2^31 or more apart; of different sequences and heads they may be anyhow
+    FAR             whether offsets within a sequence need 64 bits; those between sequences and heads always have them
 
-What is written is laid out [B, L, heads, width]. `skip` sequences are those of other launches: the third dimension of
+Results are laid out as [B, L, heads, width]. `skip` sequences are computed by other launches, because the third dimension of
 a grid ends at 65535.
 """
 
@@ -40,7 +40,7 @@ SIZES = "last", "width", "nearest", "pieces", "batch", "rows", "keys", "heads", 
 # ---- parts -------------------------------------------------------------------------------------------------------------
 @triton.jit
 def _place(x, first, at, stride, FAR: tl.constexpr):
-    """Where the vectors x[first + at] are. Where offsets fit into 32 bits, these take fewer registers."""
+    """Addresses of the vectors x[first + at]. Offsets of 32 bits take fewer registers than those of 64."""
     if FAR:
         x += tl.cast(first, tl.int64) * stride
     else:
@@ -80,9 +80,9 @@ def _biases(corner, at_i, at_j):
 @triton.jit
 def _scores(products, j, lo, hi, q_level, k_level, corner, at_i, at_j, factor, masked, rate, curve, pieces, low, high,
             TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
-    """Of queries and keys, in units of log 2; -inf where a query does not attend, if any of the block is `masked`.
+    """Scores of queries and keys, in units of log 2; -inf for hidden keys if the block is `masked`.
 
-    What belongs to queries has one dimension of the products, what belongs to keys the other.
+    Tensors of queries have one dimension of the products, tensors of keys the other.
     """
     s = products * factor
     if ENDS:
@@ -98,7 +98,7 @@ def _scores(products, j, lo, hi, q_level, k_level, corner, at_i, at_j, factor, m
 
 @triton.jit
 def _rates(rates, first, i, real, rows, Q: tl.constexpr, ENDS: tl.constexpr):
-    """Of a block of queries: the greatest and the smallest, which are those at its ends, and all of them."""
+    """Rates of a block of queries: the greatest and the smallest, at the block's ends, and all of them."""
     if ENDS:
         newest = tl.minimum(first + Q, rows) - 1
         found = tl.load(rates + first), tl.load(rates + newest), tl.load(rates + i, mask=real, other=1.0)
@@ -218,9 +218,9 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
                      D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
                      K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
                      FAR: tl.constexpr, LEARNED: tl.constexpr):  # fmt: skip
-    """Blocks of queries of one head, one after the other: their gradients, and `delta` for `backward_keys`.
+    """Gradients of the blocks of queries of a head, in sequence, and `delta` for `backward_keys`.
 
-    delta_i = grad_i . out_i - grad_lse_i. What the table gets of them all is summed in a row of `of_table` of its own. Q is a
+    delta_i = grad_i . out_i - grad_lse_i. The program sums its part of the table's gradient in its row of `of_table`. Q is a
     multiple of K.
     """
     h = tl.program_id(1).to(tl.int64)

@@ -16,14 +16,14 @@ KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use:
 LOG2 = 0.6931471805599453
 MOST = 2**16 - 1
 PROGRAMS = 2
-"""That sum gradients of the table, for each multiprocessor; each owns a row of a workspace."""
+"""Programs per multiprocessor that sum gradients of the table; each writes its row of a workspace."""
 
 
 class Inputs(NamedTuple):
-    """What the kernels read. lo, hi: of `Intervals`. In float32: the table, by offset from 1 - Lk to Lq - 1, and levels.
+    """Inputs of the kernels. lo, hi: those of `Intervals`. table: by offset from 1 - Lk to Lq - 1; it and levels in float32.
 
-    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the least at `nearest`,
-    and adds curve(table[i - j] rate_i). Rates never rise from query to query.
+    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the smallest at `nearest`,
+    and curve(table[i - j] rate_i) is added. Rates never increase from query to query.
     """
 
     q: Float[Tensor, "B H Lq D"]
@@ -57,23 +57,23 @@ BLOCKS = {
     9: {64: (_WIDE, _WIDE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2))},
     10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1))},
 }
-"""For each generation of chips and width up to a limit, the blocks of `KERNELS`: of those tried the largest that spill no
-register and fit into the shared memory of all its chips. Those of `backward_queries` are squares on top of each other.
-`python benchmarks/gpu_kernels.py` prints what the assembler says."""
+"""Block sizes of `KERNELS` by generation of chips and largest width: the largest of those tried that spill no register and
+fit into the shared memory of all its chips. Blocks of `backward_queries` are stacked squares. `python
+benchmarks/gpu_kernels.py` prints registers and spills as reported by the assembler."""
 SEVERAL = {
     8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1))},
     9: {64: (_WIDE, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
     10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
 }
-"""Those where curves, or a table and levels, are added, which take more registers."""
+"""Block sizes in the format of `BLOCKS` for curves, or for a table and levels, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
-"""Chips that multiply as those of another generation do."""
+"""Generations of chips with the matrix instructions of another generation, by major compute capability."""
 
 
 def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, ...]:
-    """Of `KERNELS`, for chips of a compute capability and vectors up to a width; several: see `SEVERAL`.
+    """Block sizes of `KERNELS` for a major compute capability and a width of vectors; several: see `SEVERAL`.
 
-    Decided by these alone: nothing is timed, so that the same call rounds in the same way.
+    The choice depends only on these: nothing is timed, so that equal calls round equally.
     """
     blocks = SEVERAL if several else BLOCKS
     widths = blocks.get(GENERATIONS.get(major, major), blocks[8])
@@ -136,7 +136,7 @@ def side_by_side(x: Tensor) -> Tensor:
 
 
 def launches(batch: int) -> list[tuple[int, int]]:
-    """Sequences of other launches before each, and its own: as many as a grid may have in its third dimension."""
+    """Split a batch into launches, as (sequences before, sequences): a grid's third dimension is limited."""
     return [(skip, min(MOST, batch - skip)) for skip in range(0, batch, MOST)]
 
 

@@ -1,7 +1,7 @@
-"""Blocks of tokens: which of them cover a prefix, their keys, values and centres, and attention over them.
+"""Blocks of tokens: the blocks that cover a prefix, their keys, values and centres, and attention over them.
 
-A node (level, m) is the block of tokens m 2^level .. (m + 1) 2^level - 1. A prefix of a tokens is one block for each digit 1
-of a, largest first: the digit of `level` is the node m = (a >> level) - 1, which is even, a left child.
+A node (level, m) is the block of tokens m 2^level .. (m + 1) 2^level - 1. A prefix of `a` tokens is a block for each binary
+digit 1 of `a`, largest first. The digit of `level` is the node m = (a >> level) - 1, which is even: a left child.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def refusal(encoding: Encoding) -> str | None:
 
 # ---- centres of blocks: half way between the first and the last token, perhaps between two tokens -------------------------
 def tables_at(encoding: Composed, twice: Int[Tensor, "B n"], dtype: torch.dtype) -> Any:
-    """What encoding.prepare would compute for the positions twice / 2."""
+    """Tables of an encoding at the half-integer positions twice / 2, between those of encoding.prepare."""
     twice = twice[0] if len(twice) == 1 else twice  # one table for the batch
     neighbours = torch.cat([twice // 2, (twice + 1) // 2], -1)
     if encoding.axes > 1:  # the same number on all axes
@@ -279,10 +279,9 @@ def over_tabled_blocks(
     begins: Bool[Tensor, "B L"],
     encoding: Composed,
 ) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]]:
-    """`over_blocks` for every token of runs that begin at `begins`, for compilers: in a fixed sequence of operations.
+    """`over_blocks` for all tokens of documents that start at `begins`, in a fixed sequence of operations for compilers.
 
-    Computes the blocks of each size from each token on, of which a query picks those that its own run begins with. O(L log L)
-    memory.
+    Computes the blocks of each size from each token on. A query picks those at the start of its document. O(L log L) memory.
     """
     batch, length = q.shape[0], q.shape[2]
     dtype = torch.promote_types(q.dtype, torch.float32)

@@ -53,7 +53,7 @@ def hierarchical_attention(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "B H L Dv"]:
-    """Attention to the near tokens one by one, and to all before them in blocks that follow binary digits.
+    """Attention to the last `window` tokens individually, and to all earlier tokens in blocks of sizes 2^l.
 
     For each query t, with a = max(0, t - window + 1):
 
@@ -61,28 +61,28 @@ def hierarchical_attention(
         far  = softmax over the blocks of a (scale q.K + bias + ln size) V,    blocks: one for each binary digit 1 of a
         out  = g near + (1 - g) far,  g = gate (1 where a = 0);   or one softmax over both
 
-    A block of 2^l tokens begins at a multiple of 2^l, and is the merge of its two halves, down to the tokens' own keys and
-    values, before any rotation. All its tokens come before the window, so the result is causal. O(L (window + log L)) time,
-    O(L) memory. A block's centre is half way between its first and its last token: there it is rotated, after pooling; half way
-    between two offsets a bias is the mean of both. With size_term and "softmax", equal keys give full attention exactly, and so
-    does any input where window >= L.
+    A block of 2^l tokens begins at a multiple of 2^l. Its key and value are the merge of its two halves, down to the keys and
+    values of tokens before any rotation. All its tokens come before the window, so the result is causal. O(L (window + log L))
+    time, O(L) memory. A block is rotated after pooling, at its centre half way between its first and last token. Half way
+    between two offsets a bias is the mean of both. With size_term and "softmax" the result equals full attention if all keys
+    are equal, or if window >= L.
 
     Args:
         q: [B, H, L, D].
         k: [B, Hkv, L, D].
         v: [B, Hkv, L, Dv].
-        window: near tokens, the query's own included.
+        window: tokens attended individually, the query's token included.
         combine: "gate", or "softmax" over both parts.
         gate: [B, H, L] in [0, 1], with "gate" only.
         size_term: whether a block counts as its number of tokens.
         merge: "mean", or two functions (level, left, right) -> the merged [..., D], of keys and of values; level counts from 1.
-        encoding: rotations and biases of the offset.
+        encoding: rotations and relative position biases.
         positions: as in attend.
-        documents: a number per token [B, L]; each run of equal ones has a window and blocks of its own. Negative ones are
-            padding, whose outputs are zeros.
-        scale: of scores; None: D^-1/2.
-        dropout: of weights.
-        backend: of the near part.
+        documents: a number per token [B, L]; windows and blocks stay within a run of equal numbers. Negative numbers are
+        padding, with outputs of zeros.
+        scale: factor of the scores; None: D^-1/2.
+        dropout: dropout probability of the weights.
+        backend: backend of the near part, as in attend.
 
     Returns:
         [B, H, L, Dv].
@@ -133,7 +133,7 @@ def require_rule(who: str, window: int, combine: str, size_term: bool, merge: st
 def attend_tokens(
     rule: Rule, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, inputs: StateInputs, state: State | None = None
 ) -> tuple[Tensor, State | None]:
-    """The output for q, k, v as projected, and the state after these tokens where it is to be cached."""
+    """Output for projected q, k, v, and the state after these tokens if a cache keeps it."""
     batch, length = q.shape[0], q.shape[2]
     encoding, reset, valid = inputs.encoding, inputs.reset, inputs.valid
     compiling = in_a_compiler(inputs)
@@ -194,7 +194,7 @@ def traced(rule: Rule, tokens: Tokens, encoding: Composed, documents: Int[Tensor
 def attend_rows(
     rule: Rule, tokens: Tokens, encoding: Composed, before: Stream | None, counts: list[int] | None
 ) -> tuple[Tensor, State | None]:
-    """The output of rows that follow the same number of tokens, and, given counts, the state after counts[b] tokens of row b."""
+    """Output of rows with the same number of past tokens; with `counts` also the state after counts[b] tokens of row b."""
     q, k, rotated, v, gate, places = tokens
     stream = Stream(0, k, rotated, v, places)
     if before is not None:
@@ -239,7 +239,7 @@ class Group(NamedTuple):
         return self.beyond == 0
 
     def of(self, tokens: Tokens, rows: Tensor) -> Tokens:
-        """The runs as rows; behind the end of a run its last token is repeated, at the next positions."""
+        """Documents as rows; after a document's end its last token is repeated, at the next positions."""
         at = rows[:, None], self.tokens
         places = tokens.places.expand(len(tokens.q), -1)[at] + self.beyond
         picked: list[Any] = [None if x is None else x.transpose(1, 2)[at].transpose(1, 2) for x in tokens[:-1]]

@@ -48,31 +48,31 @@ class LearnedMerge(nn.Module):
 
 @register_mixer("hierarchical")
 class HierarchicalAttention(StateMixer):
-    """Attention over the last `window` tokens one by one, and over blocks of everything before them.
+    """Attention to the last `window` tokens individually, and to earlier tokens in blocks of sizes 2^l.
 
         near = attention over the last tokens,   far = softmax over the blocks (scale q.K + bias + ln size) V
         out  = g near + (1 - g) far,   g = sigmoid(W_g x + b_g);   or one softmax over both
 
-    Each binary digit 1 of the number of tokens before the window is a block of that power of two tokens, the merge of its halves
-    (`hierarchical_attention` has it in full). Its cache is a state of the window and about log2 L blocks.
+    Each binary digit 1 of the number of tokens before the window is a block of that power of two tokens, the merge of its
+    halves. `hierarchical_attention` has the definition. Its cache is a state of the window and about log2 L blocks.
 
     Args:
         dim: width of x and of the output.
         num_heads: heads of queries.
         num_kv_heads: heads of keys and values; None: num_heads.
-        encoding: rotations and biases of the offset.
-        window: near tokens, the query's own included.
+        encoding: rotations and relative position biases.
+        window: tokens attended individually, the query's token included.
         combine: "gate": g = sigmoid(W_g x + b_g) for each head, b_g = 2 at the start; or "softmax".
         size_term: whether a block counts as its number of tokens.
         merge: "mean", or "learned": a block is A_l [left; right] of its halves, the average at the start, with one matrix per
             level for keys and one for values.
-        merge_levels: levels with matrices, blocks of up to 2^merge_levels tokens; higher ones average. Those that training was
-            too short to use average, too, but for what other levels learned.
+        merge_levels: number of levels with learned matrices, for blocks of up to 2^merge_levels tokens. Higher levels average.
+        Levels that training sequences were too short to use average, too, except for the part that levels share.
         head_dim: width of a head; None: dim / num_heads.
         bias: whether the projections have biases.
-        dropout: of weights, in training.
-        scale: of scores; None: head_dim^-1/2.
-        backend: of the near part.
+        dropout: dropout probability of the weights, in training.
+        scale: factor of the scores; None: head_dim^-1/2.
+        backend: backend of the near part, as in attend.
 
     Raises:
         ValueError: for sizes that do not fit, unknown options, or an encoding that cannot be applied to blocks.
@@ -169,7 +169,7 @@ class HierarchicalAttention(StateMixer):
         return self.window
 
     def far_parameters(self) -> list[nn.Parameter]:
-        """What only sequences beyond the window use: the gate's and the merges' parameters."""
+        """Parameters that only sequences longer than the window use: those of the gate and the merges."""
         gate = [*self.gate_proj.parameters(), self.gate_bias] if self.gate_proj is not None else []
         merges = [merge.change for merge in (self.merge_keys, self.merge_values) if merge is not None]
         return [p for p in (*gate, *merges) if p is not None]

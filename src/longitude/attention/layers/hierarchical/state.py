@@ -1,4 +1,4 @@
-"""What hierarchical attention keeps of the past, the window as a ring and the blocks of a binary counter; and one more token."""
+"""State of hierarchical attention: the window as a ring, the blocks as a binary counter, and its update by one token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longitude.positions.composed import Composed
 
 
 class Tokens(NamedTuple):
-    """What is projected of the tokens of a call. q is rotated; rotated: the keys, too, None where nothing is."""
+    """Projections of the tokens of a call. q is rotated; k is not; rotated: rotated keys, None without rotation."""
 
     q: Float[Tensor, "B H L D"]
     k: Float[Tensor, "B Hkv L D"]
