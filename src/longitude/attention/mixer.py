@@ -110,11 +110,11 @@ class Mixer(nn.Module):
             mask: Which keys a query attends to, by order. Recurrent mixers support Causal() only.
             positions: Positions of x: an int to count from, [L] or [B, L]; None continues the cache.
             documents: A number per token, cached tokens included, [B, Lk]. A run of equal numbers is a document, and tokens
-            attend within their document only. A negative number is padding: no token attends to it, and its output is
-            zeros. NaN or infinity in a document, or at padding, never reaches outputs or gradients of other documents.
+                attend within their document only. A negative number is padding: no token attends to it, and its output is
+                zeros. NaN or infinity in a document, or at padding, never reaches outputs or gradients of other documents.
             cache: The layer that `cache_layer()` makes. It keeps this call's tokens, and x attends to earlier ones.
             memory: The layer's input at an earlier segment [B, M, dim], to which x attends and through which no gradient
-            flows (Dai et al. 2019). Positions and documents then cover the memory and x.
+                flows (Dai et al. 2019). Positions and documents then cover the memory and x.
             encoding: An encoding that a model shares among all its layers; it replaces the layer's encoding.
             tables: Return value of that encoding's `prepare` for these positions.
             return_weights: Return the weights, too.

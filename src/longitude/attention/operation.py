@@ -91,12 +91,12 @@ def attend(
         k: Keys [B, Hkv, Lk, D]; Hkv divides H.
         v: Values [B, Hkv, Lk, Dv].
         encoding: An Encoding, a list of them (composed), or None. Embeddings added to a model's input (embed) have no effect
-        here. A string of registered names joined by + builds an encoding for the heads of q, if it has no parameters and
-        needs no other arguments.
+            here. A string of registered names joined by + builds an encoding for the heads of q, if it has no parameters and
+            needs no other arguments.
         context: The columns of `encoding.context(x)` for all keys, if the encoding reads content.
         mask: Which keys a query attends to, by the order of tokens. Or a tensor for all heads, [Lq, Lk] or [B, 1, Lq, Lk], in
-        the format of F.scaled_dot_product_attention and transformers: True if a query attends, or 0 and -inf. A tensor is
-        slow: `explain` prints which backends support it.
+            the format of F.scaled_dot_product_attention and transformers: True if a query attends, or 0 and -inf. A tensor is
+            slow: `explain` prints which backends support it.
         q_positions: Integers [Lq] or [B, Lq], with several axes [Lq, axes] or [B, Lq, axes] too, or an int p for p, p+1, ...
             The encoding follows positions, causality follows order.
         k_positions: Positions of the keys, in the format of q_positions.
@@ -104,9 +104,9 @@ def attend(
         dropout: Dropout probability of the attention weights, 0 <= dropout < 1.
         return_weights: Also return the weights as applied.
         return_lse: Also return the logsumexp of each query's scores, with which `merge_attention` joins attention over parts
-        of the keys.
+            of the keys.
         backend: "auto" takes the cheapest backend that supports the call. A named backend never falls back. `explain` with the
-        same arguments prints what each backend would do.
+            same arguments prints what each backend would do.
 
     Returns:
         [B, H, Lq, Dv], zeros for a query without keys; with return_weights also [B, H, Lq, Lk]; with return_lse also

@@ -50,7 +50,7 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
 
 
 def with_sink_column(scores: Tensor, r: Request) -> Tensor:
-    """Append the attention sink to scores [B, H, Lq, n]: a column with a logit per head. Unchanged without sinks."""
+    """Append the column of sinks to scores [B, H, Lq, n]: a logit per head. Unchanged without sinks."""
     if r.sinks is None:
         return scores
     column = r.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)

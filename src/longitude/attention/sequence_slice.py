@@ -42,7 +42,7 @@ class SequenceSlice(Mask):
         length: Tokens of the whole sequence, two for each process or more.
         group: A torch.distributed process group; None for all processes.
         documents: A number per token of the whole sequence, [length] or [B, length]. A run of equal numbers is a document,
-        tokens attend within their document only, and a negative number is padding.
+            tokens attend within their document only, and a negative number is padding.
         positions: Integers of the whole sequence, [length] or [B, length]; None: 0, 1, 2, ...
 
     Raises:

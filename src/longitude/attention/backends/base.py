@@ -39,13 +39,13 @@ class Backend:
         dropout: whether it supports dropout of the weights.
         weights: whether it returns the weights.
         limits: function that returns why it does not support a request; None if it does. Like price, it is called once for
-        calls that differ only in tensor values.
+            calls that differ only in tensor values.
         partial: function that returns the output and the logsumexp of each query's scores [B, H, Lq]; None: it supports neither
-        return_lse nor sinks.
+            return_lse nor sinks.
         sinks: whether it applies the sinks of a request itself; otherwise they are applied to the result of `partial`.
         transforms: whether it supports torch.func gradients and forward-mode derivatives; autograd always works.
         by_weight: for a backend with any_mask: whether it hides keys of this request by weights of 0 instead of leaving them
-        out. It then gets finite numbers only, because 0 * NaN is NaN.
+            out. It then gets finite numbers only, because 0 * NaN is NaN.
     """
 
     name: str

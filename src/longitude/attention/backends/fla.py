@@ -25,7 +25,7 @@ WIDTHS = (16, 32, 64, 128)
 
 
 class Attention(torch.autograd.Function):
-    """PaTH attention of flash-linear-attention. Double backward raises, because its gradient would count as a constant."""
+    """Attention of flash-linear-attention. Double backward raises, because its gradient would count as a constant."""
 
     @staticmethod
     def forward(ctx: Any, scale: float, *inputs: Tensor | None) -> Tensor:

@@ -58,8 +58,8 @@ class LatentAttention(Mixer):
         route: "auto" is "absorbed" if a call has few queries for its keys, as in decoding (see `cheaper_absorbed`).
 
     Raises:
-        ValueError: For sizes below 1, an odd or negative rope_dim, an unknown route, or an encoding that has other sizes, rotates
-            with rope_dim 0, adds to values, or reflects keys (PaTH) with the route "expanded".
+        ValueError: For sizes below 1, an odd or negative rope_dim, an unknown route, or an encoding that has other sizes,
+            rotates with rope_dim 0, adds to values, or reflects keys with the route "expanded".
 
     Source:
         DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.

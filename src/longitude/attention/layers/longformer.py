@@ -97,7 +97,7 @@ class LongformerAttention(nn.Module):
             x: [B, L, dim].
             tokens: global tokens in the format of lg.Global: bool [L] or [B, L], or indices.
             documents: a number per token [B, L]; a run of equal numbers is a document, and tokens attend within their document
-            only. A negative number is padding, which attends to no token and to which none attends.
+                only. A negative number is padding, which attends to no token and to which none attends.
             positions: an int to count from, [L] or [B, L]; None: 0.
 
         Returns:

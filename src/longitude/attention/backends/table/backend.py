@@ -85,7 +85,7 @@ def vectors_in_c(r: Request) -> bool:
 
 
 def formula(r: Request) -> Counted | NormalizedOffset | None:
-    """Formula of a request with a single term: keys counted by gates (CoPE), or offsets normalized by position (FIRE)."""
+    """Formula of a request with a single term: keys counted by gates, or offsets normalized by the query's position."""
     own = [getattr(term, "of" if isinstance(term, RowBias) else "at", None) for term in r.terms]
     return own[0] if len(own) == 1 and isinstance(own[0], Counted | NormalizedOffset) else None
 

@@ -1,4 +1,4 @@
-"""PaTH attention: products of reflections between keys and queries, in chunks of tokens (Yang et al. 2025, arXiv:2505.16381).
+"""Products of reflections between keys and queries, in chunks of tokens (Yang et al. 2025, arXiv:2505.16381).
 
 Token t reflects all earlier keys by H_t = I - b_t w_t w_t'. The score of query i and key j is q_i . H_i H_(i-1) ... H_(j+1) k_j.
 The product over a chunk of tokens has a closed form; the rows of W are the w of the chunk:

@@ -1,4 +1,4 @@
-"""PaTH attention on the CPU: each pair of neighbouring blocks of tokens is a call of attention without bias.
+"""Attention under reflections on the CPU: each pair of neighbouring blocks of tokens is a call of attention without bias.
 
 A query i of the right block and a key j of the left one meet at the tokens' edge between them:
 

@@ -79,7 +79,7 @@ def hierarchical_attention(
         encoding: rotations and relative position biases.
         positions: as in attend.
         documents: a number per token [B, L]; windows and blocks stay within a run of equal numbers. Negative numbers are
-        padding, with outputs of zeros.
+            padding, with outputs of zeros.
         scale: factor of the scores; None: D^-1/2.
         dropout: dropout probability of the weights.
         backend: backend of the near part, as in attend.

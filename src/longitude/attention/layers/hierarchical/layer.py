@@ -67,7 +67,7 @@ class HierarchicalAttention(StateMixer):
         merge: "mean", or "learned": a block is A_l [left; right] of its halves, the average at the start, with one matrix per
             level for keys and one for values.
         merge_levels: number of levels with learned matrices, for blocks of up to 2^merge_levels tokens. Higher levels average.
-        Levels that training sequences were too short to use average, too, except for the part that levels share.
+            Levels that training sequences were too short to use average, too, except for the part that levels share.
         head_dim: width of a head; None: dim / num_heads.
         bias: whether the projections have biases.
         dropout: dropout probability of the weights, in training.
