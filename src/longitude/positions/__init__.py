@@ -1,4 +1,4 @@
-"""What position encodings are: formulas, parameters, tables, terms. Tensors only; independent of attention and models."""
+"""Position encodings: formulas, parameters, tables, terms. Tensors only; independent of attention and models."""
 
 from typing import TYPE_CHECKING
 

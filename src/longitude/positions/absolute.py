@@ -126,17 +126,17 @@ class Learned(AtInput):
         max_length: M, the rows of the table.
         dim: width of x.
         row_offset: the first rows of the table, which are unused (2 in BART).
-        beyond: what becomes of positions of M or more.
-            "error": they raise. No other answer is right without training, so it is the default.
+        beyond: what happens to positions of M or more.
+            "error": they raise. No other choice is correct without training, so it is the default.
             "clamp": they share the last row, P[M - 1], and cannot be distinguished.
-            "truncate": embed returns the first M tokens only; cut ids, masks and labels alike, with truncate().
+            "truncate": embed returns the first M tokens only; cut ids, masks and labels with truncate().
             "interpolate": the table is stretched to `length` positions by linear interpolation between neighbouring rows.
         length: with "interpolate", the number of positions. Every row but the first moves with it, so it is fixed beforehand:
             keys cached under another length would be stale.
         align: with "interpolate", position p reads row p (M-1)/(length-1) for "end" (the last position reads the last row),
             or p M/length, at most M-1, for "start".
-        embedding_scale: s, above 0. By what the model multiplies its token embeddings, which then multiplies P alike: rows
-            learn at the same pace as the embeddings that they are added to. None: as the model does; 1 without one.
+        embedding_scale: s, above 0: the factor by which the model multiplies its token embeddings. P gets the same factor, so
+            that its rows learn at the pace of the embeddings they are added to. None: the model's factor; 1 without a model.
 
     Source:
         Gehring et al. 2017, arXiv 1705.03122, https://arxiv.org/abs/1705.03122
@@ -193,7 +193,7 @@ class Learned(AtInput):
 
     @classmethod
     def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
-        """Of a table whose rows were all trained; rows that nothing trained cannot be interpolated."""
+        """Options of a table stretched to more positions; None if some rows were not trained and so cannot be interpolated."""
         whole = options["beyond"] == "error" and options["max_length"] == original
         return {**options, "beyond": "interpolate", "length": length} if isinstance(scheme, Linear) and whole else None
 
@@ -221,8 +221,8 @@ class Learned(AtInput):
         """Cut ids, masks, labels to the tokens that have positions.
 
         Args:
-            *tensors: [B, L, ...], all of one L.
-            side: keep the first max_length tokens, or the last, whose positions then count from 0 again.
+            *tensors: [B, L, ...], all with the same L.
+            side: "first" or "last": which max_length tokens stay. Positions then count from 0 again.
 
         Returns:
             The tensors [B, at most max_length, ...].

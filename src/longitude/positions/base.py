@@ -1,11 +1,11 @@
-"""What an encoding is: data about positions. It never touches attention, and attention never learns its name.
+"""The interface of position encodings. An encoding returns data about positions and is independent of attention.
 
-Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`, by the tables of
-`prepare`), or through the scores (`terms`). An `Encoding` overrides the one or two methods it needs; the others do nothing.
-What few encodings need besides stands in optional.py.
+Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`, with the tables of
+`prepare`), or through the scores (`terms`). An `Encoding` overrides the methods it needs; the others do nothing. Optional
+methods that few encodings need are in optional.py.
 
-Words. A *position* is an integer coordinate; *order* is a token's place in its sequence. An *offset* is always
-query position - key position. A bias is finite for negative offsets too: forbidding the future is the mask's job.
+Terms: a *position* is an integer coordinate; *order* is a token's index in its sequence. An *offset* is always
+query position - key position. A bias is finite for negative offsets too: the mask hides the future.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from longitude.registry import Factory, Registry, options_of, resolve_options
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
 class Encoding(nn.Module):
-    """Where position enters a transformer. Every method does nothing by default; a class overrides one or two.
+    """Base class of position encodings. Every method does nothing by default; a subclass overrides those it needs.
 
-    The class attributes are its declared properties; the laws of `longitude.testing` verify them.
+    The class attributes declare its properties; the laws of `longitude.testing` verify them.
     """
 
     relative: bool = True
-    """Adding one number to all positions changes nothing."""
+    """Whether adding a constant to all positions changes nothing."""
     learned: bool = False
-    """It has parameters."""
+    """Whether it has parameters."""
     causal_only: bool = False
-    """Its formula has no meaning for keys in the future: a mask must forbid them."""
+    """Whether its formula is undefined for keys in the future, so that a mask must hide them."""
     max_length: int | None = None
-    """Positions 0 .. max_length-1 exist; None: no bound."""
+    """Number of positions, 0 .. max_length-1; None: no bound."""
     axes: int = 1
-    """Coordinates per token."""
+    """Number of coordinates per token."""
     shared: bool = False
-    """One module serves all layers."""
+    """Whether a single module serves all layers."""
     stable_keys: bool = True
-    """A transformed key stays right while the sequence grows, so a cache may keep it."""
+    """Whether a transformed key stays valid as the sequence grows, so that a cache may keep it."""
     score_tables: tuple[str, ...] = ()
-    """Names of its parameters whose numbers are added to scores, or to queries and keys, as they are (lg.parameter_groups)."""
+    """Names of parameters that are added directly to scores, or to queries and keys (lg.parameter_groups)."""
     source: str | None = None
     """Its papers: authors and year with a link, joined by "; "."""
 
@@ -73,7 +73,7 @@ class Encoding(nn.Module):
         Args:
             positions: [L] or [B, L]; with several axes also [L, axes] or [B, L, axes].
             length: what `length_at` returned; None where it is unknown.
-            dtype: that of the activations.
+            dtype: dtype of the activations.
         """
         return None
 
@@ -86,7 +86,7 @@ class Encoding(nn.Module):
         return k
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        """What is added to or done to the scores, given the columns of all tokens."""
+        """Terms that attention adds or applies to the scores, from the columns of all tokens."""
         return ()
 
     @property
@@ -96,7 +96,7 @@ class Encoding(nn.Module):
 
     @property
     def reads_ids(self) -> bool:
-        """Whether it has positions of its own, made of the tokens' ids."""
+        """Whether it computes positions from the token ids."""
         return hasattr(type(self), "places")
 
     @property
@@ -181,7 +181,7 @@ class Encoding(nn.Module):
         return biases
 
     def overrides(self, *methods: str) -> bool:
-        """Whether its class has one of these methods of its own."""
+        """Whether its class overrides any of these methods."""
         return any(getattr(type(self), method) is not getattr(Encoding, method) for method in methods)
 
     def extra_repr(self) -> str:

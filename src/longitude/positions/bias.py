@@ -14,10 +14,10 @@ from longitude.positions.coordinates import constants, wide
 from longitude.positions.normalized import NormalizedOffset
 
 FORBIDDEN = -(2.0**12)
-"""The bias of a key on the other side of a one-sided head: finite, as every bias is, and the same number in every dtype,
-float16 included. Compared with the query's own token, whose bias is 0, its softmax weight is exactly 0 in float32 and bfloat16,
-where exp vanishes below -104. A far lower number would swallow the digits of the scores in a row that has only such keys (as
-where a query's own token is padding), and two ways to add them up would disagree."""
+"""Bias of a key on the other side of a one-sided head: finite, and exact in every dtype, float16 included. Relative to the
+query's token, with bias 0, its softmax weight is exactly 0 in float32 and bfloat16, because exp underflows below -104. A much
+lower number would absorb the digits of scores in a row that has only such keys (for example at padding), and two orders of
+summation would disagree."""
 
 Recipe = Literal["paper", "mpt"]
 Future = Literal["symmetric", "one-sided"]
@@ -25,10 +25,10 @@ Kernel = Literal["log", "power"]
 
 
 class FixedBias:
-    """A bias of the offset that nothing but its numbers decides: [...] -> [heads, ...].
+    """A relative position bias defined by constants: offsets [...] -> [heads, ...].
 
-    A subclass is a frozen dataclass of numbers and tuples of them. Two that are equal are then the same function, and
-    attention may make their table once.
+    A subclass is a frozen dataclass of numbers and tuples of numbers. Equal instances are the same function, so attention may
+    compute their table once.
     """
 
     def __call__(self, offset: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class ALiBi(Encoding):
 
 @dataclass(frozen=True)
 class LinearBias(FixedBias):
-    """-m_h |offset|, m_h from `slopes`, or from `future_slopes` below 0; FORBIDDEN where the sign is not that of sides_h."""
+    """ALiBi: -m_h |offset|, m_h from `slopes`, or `future_slopes` for offsets below 0; FORBIDDEN on the side not in sides_h."""
 
     slopes: tuple[float, ...]
     future_slopes: tuple[float, ...]
@@ -148,9 +148,9 @@ class Kerple(Encoding):
     kind "log":   score_h(i, j) += -p_h ln(1 + a_h |i - j|)     the paper's best
     kind "power": score_h(i, j) += -a_h |i - j|^p_h             p = 1 is ALiBi with learned slopes
 
-    a and p [num_heads] start uniform in (0, 1) and (0, 2), as in the authors' code, and act as numbers of at least 0.01, p of the
-    power also of at most 2. Beyond a bound the value stays at it and the gradient passes as if there were none, so that a
-    number can always come back. (The authors overwrite the parameter at each pass; a plain clamp would stop its gradient.)
+    a and p [num_heads] start uniform in (0, 1) and (0, 2), as in the authors' code. They are clamped to at least 0.01, the p of
+    "power" also to at most 2. The clamp passes gradients through, so that a parameter can come back from a bound. (The authors
+    overwrite the parameter at each pass; torch's clamp would stop its gradient.)
 
     Args:
         num_heads: heads of queries.
@@ -265,15 +265,15 @@ class CosineBias(FixedBias):
 class Fire(Encoding):
     """FIRE: score_h(i, j) += mlp(psi(i - j) / (psi(max(i, L)) + eps))_h, psi(x) = ln(|c x| + 1).
 
-    The argument of the mlp stays in [0, 1] however long the sequence (progressive interpolation): for i below the threshold
-    L the denominator is constant, beyond it the offset is measured against the query's own position, which must therefore be
+    The argument of the mlp stays in [0, 1] at any length (progressive interpolation). For i below the threshold L the
+    denominator is constant. Beyond it the offset is divided by a function of the query's position, which must therefore be
     absolute. For keys in the future psi measures |i - j|, and the argument may leave [0, 1]. L = |multiplier threshold|; c
     and the multiplier are learned; mlp is Linear(1, width), ReLU, Linear(width, num_heads).
 
     Args:
         num_heads: heads of queries.
-        width: of the mlp's hidden layer.
-        c: its initial value, above 0.
+        width: width of the mlp's hidden layer.
+        c: initial value of c, above 0.
         threshold: L at initialisation, in tokens.
         eps: added to the denominator.
         shared: one module serves all layers (FIRE-S in the paper); by default each layer has its own.
@@ -325,7 +325,7 @@ class Fire(Encoding):
             return psi(torch.maximum(i.to(dtype), (multiplier * self.threshold).abs())) + self.eps
 
         def through_layers(i: Tensor, j: Tensor) -> Tensor:
-            """What NormalizedOffset is, where something stands between the mlp's weights and what it gives."""
+            """Bias of NormalizedOffset, computed by calling the mlp: hooks or adapters may change its layers."""
             with torch.autocast(i.device.type, enabled=False):
                 share = psi(i - j) / scale_of(i)
                 return self.mlp(share[..., None]).to(dtype).movedim(-1, -3)

@@ -11,11 +11,11 @@ from longitude.positions.base import Columns, Encoding, OffsetBias, Term, regist
 
 
 def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False) -> Tensor:
-    """Offsets query - key [...] -> buckets [...], int64: one per distance at first, then logarithmically wider.
+    """T5 buckets [...], int64, of offsets query - key [...]: one per distance at first, then logarithmically wider.
 
     With n = the distance and exact = buckets/2:  n if n < exact, else
     exact + trunc( ln(n/exact) / ln(max_distance/exact) * (buckets - exact) ), at most buckets - 1.
-    Bidirectional: the lower half of the buckets for the past, the upper half for keys to the right. Otherwise keys to the
+    Bidirectional: the lower half of the buckets is for the past, the upper half for keys to the right. Otherwise keys to the
     right share bucket 0.
     """
     buckets = num_buckets // 2 if bidirectional else num_buckets
@@ -38,7 +38,7 @@ class T5Bias(Encoding):
         num_heads: heads of queries.
         num_buckets: rows of the table, 2 or more; 4 or more and even where bidirectional.
         max_distance: all distances of this many tokens or more share the last bucket.
-        bidirectional: True in encoders, where keys to the right have buckets of their own; False in decoders.
+        bidirectional: True in encoders: keys to the right have separate buckets; False in decoders.
         shared: one table serves all layers of a stack, as in T5.
 
     Source:

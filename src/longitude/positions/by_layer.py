@@ -1,4 +1,4 @@
-"""What single layers of a Hugging Face config do with position: which of them rotate, and what multiplies their queries."""
+"""Per-layer positions of a Hugging Face config: which layers rotate, and which temperature multiplies their queries."""
 
 from __future__ import annotations
 

@@ -11,24 +11,24 @@ from longitude.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Sc
 
 # ---- names at the top of a config ------------------------------------------------------------------------------------
 SCHEMAS = ("rope_parameters", "rope_scaling")
-"""Where rope parameters are: the first since transformers 5, the second before."""
+"""Keys that hold rope parameters: the first since transformers 5, the second before."""
 BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta")
-"""The base of layers with a window, before transformers 5."""
+"""Keys for the rotary base of layers with a window, before transformers 5."""
 SHARES = ("partial_rotary_factor", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
 LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
-"""What configurations call the length that a model takes."""
+"""Keys for the maximum length of a model, in tokens."""
 SIZES = (
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "sliding_window_pattern", "vocab_size",
     *LENGTHS,
 )  # fmt: skip
-"""Keys whose values are whole numbers of 1 or more, or null. (head_dim is 0 where nothing rotates: GLM-5-Next.)"""
+"""Keys with integer values of 1 or more, or null. (head_dim is 0 if nothing rotates: GLM-5-Next.)"""
 LAYERS = (
     "num_hidden_layers", "layer_types", "no_rope_layers", "no_rope_layer_interval", "sliding_window", "sliding_window_pattern",
     "attn_temperature_tuning", "attn_scale", "floor_scale",
 )  # fmt: skip
-"""What single layers do."""
+"""Keys that describe the positions of individual layers."""
 UNDERSTOOD = ("model_type", *LAYERS, *SCHEMAS, *BASES, *LOCAL_BASES, *SHARES, ORIGINAL, LENGTHS[0])
 OF_CLASSES = ("layer_rope_theta", "compress_rope_theta", "position_embedding_type")
 """Keys that decide which layers rotate, and by which base, in families that are asked themselves."""
@@ -48,7 +48,7 @@ FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "m
 
 # ---- names inside rope parameters ------------------------------------------------------------------------------------
 def same(keys: str) -> dict[str, str]:
-    """Keys that transformers and our schemes call alike."""
+    """Map keys to themselves: those with equal names in transformers and in our schemes."""
     return {key: key for key in keys.split()}
 
 

@@ -56,16 +56,16 @@ class CoPE(Encoding):
 class FoX(Encoding):
     """FoX, a forget gate per head: score(i, j) += G_i - G_j, G_t = sum_{l<=t} ln f_l, f_t = sigmoid(w_h . x_t + b_h).
 
-    Each head decays at a rate computed from the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G in
-    float64 where the device has it, because differences of long sums show their rounding; the carry is the last G, and the
-    number of its document.
+    Each head decays at a rate computed from the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G, in
+    float64 if the device has it, because differences of long sums expose rounding. The carry is the last G and its document's
+    number.
 
     Args:
         dim: width of the tokens.
         num_heads: heads of queries.
-        scale_gate: the difference is multiplied by the scale of the scores, as q.k is, as the authors of PaTH-FoX do, and those
-            of FoX do not.
-        decay_times: (first, last) in tokens: head h starts with the bias b_h for which f_h^T_h = 1/e where x is zero, so that it
+        scale_gate: whether the difference is multiplied by the scale of the scores, as q.k is. PaTH-FoX does this, FoX does
+            not.
+        decay_times: (first, last) in tokens: head h starts with the bias b_h for which f_h^T_h = 1/e at x = 0, so that it
             forgets over T_h tokens, spaced evenly in ln T: b = -ln(expm1(1/T)). None: b starts as in any linear layer.
 
     Source:
@@ -141,21 +141,21 @@ def sum_by_doubling(x: Tensor, documents: Tensor | None = None) -> Tensor:
 
 @register("path")
 class PaTH(Encoding):
-    """PaTH, positions accumulated by reflections: q_i . H_i H_(i-1) ... H_(j+1) k_j instead of q_i . k_j, H_t = I - b_t w_t w_t'.
+    """PaTH, positions from accumulated reflections: q_i . H_i ... H_(j+1) k_j instead of q_i . k_j, H_t = I - b_t w_t w_t'.
 
-    w = l2norm(silu(conv(up(down(x))))) per head of the keys, l2norm(y) = y / sqrt(|y|^2 + 1e-6) as in the authors' code, with a
-    causal depthwise convolution whose last weight multiplies the token itself, and b = 2 sigmoid(.) in (0, 2): 0 leaves a key
-    as it is, 1 projects, 2 reflects. The carry is the convolution's tail. Tokens of another document, and padding, count as
-    zeros for the convolution.
+    w = l2norm(silu(conv(up(down(x))))) per key head, l2norm(y) = y / sqrt(|y|^2 + 1e-6) as in the authors' code. The depthwise
+    convolution is causal; its last weight multiplies the token itself. b = 2 sigmoid(.) in (0, 2): 0 leaves a key unchanged,
+    1 projects, 2 reflects. The carry is the convolution's tail. Tokens of another document, and padding, count as zeros for the
+    convolution.
 
     Args:
         dim: width of the tokens.
         num_heads: heads of queries.
         head_dim: width of a head.
         num_kv_heads: heads of keys; None: num_heads.
-        rank: width between down and up; None is one full matrix, as the authors take where heads of keys are shared by queries.
-        kernel: tokens of the convolution.
-        chunk_size: tokens whose reflections are multiplied at once; every size gives the same result.
+        rank: width between down and up; None: a single full matrix, as the authors use with shared key heads.
+        kernel: size of the convolution in tokens.
+        chunk_size: tokens of a block of reflections; every size gives the same result.
 
     Source:
         Yang et al. 2025, arXiv 2505.16381, https://arxiv.org/abs/2505.16381

@@ -10,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Counted:
-    """What CoPE adds to scores: `factor` q . E[count] of its table E [head_dim, columns].
+    """Bias of CoPE: `factor` q . E[count], with a table E [head_dim, columns].
 
-    A class, so that a backend knows the formula and may count itself.
+    It is a class so that a backend can recognize the formula and count with a faster kernel.
     """
 
     table: Tensor
@@ -23,7 +23,7 @@ class Counted:
         return self.table.shape[1]
 
     def logits(self, q: Tensor) -> Tensor:
-        """What each query [B, H, L, head_dim] has for each column."""
+        """Biases [B, H, L, columns] of queries [B, H, L, head_dim] for each count."""
         return q @ self.table.to(q.dtype) * self.factor
 
     def __call__(self, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:

@@ -20,27 +20,28 @@ Zero = Literal["paper", "code"]
 
 @register("fope")
 class FoPE(Encoding):
-    """FoPE, Fourier position embedding: cos and sin of each pair are series of the frequencies that turn in a training text.
+    """FoPE, Fourier position embedding: cos and sin of each pair are Fourier series of frequencies seen within max_length.
 
         (x, y) -> (x c_m - y s_m, x s_m + y c_m),    c_m(p) = sum_j C_jm cos(p w_j),    s_m(p) = sum_j S_jm sin(p w_j)
 
     over w_j = base^(-2j/head_dim) above 2 pi / max_length, and as many m. Slower pairs have frequency zero: c = 1, s = 0. C and S
-    are fixed random numbers of each head of keys, I + normal ones, each column divided by its sum, so that c_m(0) = 1. Scores
-    depend on both positions, not on their offset alone, as far as C and S differ from I.
+    are fixed random matrices for each key head, I plus normal noise, with columns divided by their sums, so that c_m(0) = 1.
+    Scores depend on both positions, not only on their offset, to the extent that C and S differ from I.
 
     Args:
         head_dim: width of a head, even.
         num_heads: heads of queries.
         layout: which dimensions are a pair, as in Rotary.
         max_length: positions of training.
-        num_kv_heads: heads of keys, each with series of its own, which queries share; None: num_heads.
+        num_kv_heads: key heads, with separate series, which their queries share; None: num_heads.
         base: above 0.
-        deviation: of the normal numbers, times the root of how many frequencies turn. 0: RoPE, but for slow pairs.
-        zero: "paper"; or "code": slow pairs have c = s = 1, sqrt 2 times a rotation by 45 degrees, and count twice. This repeats
-            the padding of the published code, and nothing else of it: there, columns are not divided by their sums
-            (`fourier_norm` is false in all its configs), the normal numbers deviate by less (0.3 sqrt(2 / (m (M + heads))) for M
-            frequencies and m pairs), and at most head_dim / 4 pairs turn.
-        seed: of the random numbers.
+        deviation: standard deviation of the noise, times the square root of the number of frequencies. 0: RoPE except for slow
+            pairs.
+        zero: "paper"; or "code": slow pairs have c = s = 1, sqrt 2 times a rotation by 45 degrees, and count twice. Only this
+            padding follows the published code. There, columns are not divided by their sums (`fourier_norm` is false in all its
+            configs), the noise is smaller (0.3 sqrt(2 / (m (M + heads))) for M frequencies and m pairs), and at most head_dim /
+            4 pairs turn.
+        seed: seed of the random numbers.
 
     Raises:
         ValueError: an odd head_dim, a max_length within which nothing turns, positions that are negative or no integers.

@@ -135,11 +135,11 @@ def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
 def read_ropes(
     config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
 ) -> RopeConfig | dict[str, RopeConfig | None]:
-    """The rotary parameters that the keys of a config declare, whatever its family does with them.
+    """Read the rotary parameters that a config's keys declare, regardless of how its model family uses them.
 
-    yarn, longrope and llama3 without an original length take max_position_embeddings for it, and a config's own
-    original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
-    max_position_embeddings / original length; dynamic's original length is max_position_embeddings.
+    Defaults: the original length of yarn, longrope and llama3 is max_position_embeddings; the config's top-level
+    original_max_position_embeddings takes precedence over the one in flat parameters. The factor of yarn and longrope is
+    max_position_embeddings / original length. The original length of dynamic is max_position_embeddings.
 
     Raises:
         ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
@@ -225,7 +225,7 @@ def rope_of(
 
 
 def factor_of_phimoe(given: Mapping[str, Any]) -> dict[str, float]:
-    """The attention factor of Phi-MoE, whose files name it for lengths up to L and for those beyond."""
+    """Attention factor of Phi-MoE, which its configs declare twice: for lengths up to L, and beyond."""
     scales = [given[key] for key in EXTRA["longrope"] if key in given]
     if not scales:
         return {}
@@ -285,12 +285,11 @@ def scaling_of(
 def to_hugging_face(
     rope: RopeConfig | Mapping[str, RopeConfig | None], head_dim: int | None = None, style: Style = "rope_parameters"
 ) -> dict[str, Any]:
-    """Rotary parameters as the entries of a config of transformers, for config.update(...).
+    """Convert rotary parameters to entries of a transformers config, for config.update(...).
 
-    What follows the length follows the whole sequence in transformers, whatever `follow` is; max_position_embeddings is among
-    the entries where tables depend on it (dynamic, longrope). NTK has no type of its own: it becomes "default" with the larger
-    rope_theta; BaseChange likewise. NTKByParts becomes "yarn" with attention_factor 1, and with the paper's ramp "llama3",
-    the same formula.
+    Length-dependent schemes follow the whole sequence in transformers, regardless of `follow`. max_position_embeddings is
+    included if tables depend on it (dynamic, longrope). NTK and BaseChange have no rope_type: they become "default" with the
+    larger rope_theta. NTKByParts becomes "yarn" with attention_factor 1, and with the paper's ramp "llama3", the same formula.
 
     Args:
         rope: a RopeConfig, or one per layer type.
@@ -301,7 +300,7 @@ def to_hugging_face(
         Entries of config.json.
 
     Raises:
-        ValueError: what no rope_type exists for: YaRN with the paper's ramp, p-RoPE with a scaling other than Linear.
+        ValueError: for schemes without a rope_type: YaRN with the paper's ramp, p-RoPE with a scaling other than Linear.
     """
     check_choice("to_hugging_face", Style, style=style)
     if not isinstance(rope, RopeConfig):

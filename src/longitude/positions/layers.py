@@ -1,4 +1,4 @@
-"""What each layer of a Hugging Face config does with position: its rotation, its temperature, its window."""
+"""Positions of each layer of a Hugging Face config: its rotation, its temperature, its window."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.layouts import Layout
 
 WINDOWS_ON_FULL = ("minimax",)
-"""Model types whose layers of "full_attention" take the sliding_window: the others are linear."""
+"""Model types with sliding_window in their "full_attention" layers, because their other layers are linear attention."""
 
 
 class LayerPositions(NamedTuple):
-    """What one layer does with position.
+    """Positions of a layer: its encodings, and its window or chunks.
 
     Args:
-        encoding: its encodings, {"name": name, **options} each, as LongitudeConfig(encodings=[...]) and set_positions take them.
-        window: keys that a query attends to, itself included; None: all before it.
-        chunk: tokens of the chunks that attention does not leave (Llama 4), or None.
-        attends: whether it has attention; other layers have a recurrence or a convolution in its place.
+        encoding: list of encodings {"name": name, **options}, in the format of LongitudeConfig(encodings=[...]) and
+            set_positions.
+        window: keys visible to a query, itself included; None: all earlier keys.
+        chunk: chunk size in tokens for chunked attention (Llama 4), or None.
+        attends: whether the layer has attention; other layers have a recurrence or a convolution instead.
     """
 
     encoding: list[dict[str, Any]]
@@ -30,7 +31,7 @@ class LayerPositions(NamedTuple):
 
     @property
     def mixer(self) -> dict[str, Any]:
-        """As LongitudeConfig(mixers=[...]) takes it. ValueError for a layer without attention."""
+        """The layer's mixer in the format of LongitudeConfig(mixers=[...]). ValueError for a layer without attention."""
         if not self.attends:
             raise UsageError("", "a layer with attention", "one without, whose mixer no config here describes")
         if self.chunk is not None:
@@ -45,14 +46,14 @@ def layers_of(
     of_layer: Sequence[tuple[RopeConfig, int] | None] | None = None,
     attends: Sequence[bool] | None = None,
 ) -> list[LayerPositions]:
-    """What each layer of a config does with position.
+    """Positions of each layer of a config.
 
     Args:
-        config: its keys.
+        config: keys of the config.
         layout: which numbers of a head make a rotary pair.
-        ropes: its rotary parameters, of all layers or by layer type.
-        of_layer: for each layer its own of them and head_dim, None where it does not rotate; default: by layer type.
-        attends: for each layer whether it has attention; default: all have.
+        ropes: rotary parameters of all layers, or by layer type.
+        of_layer: rotary parameters and head_dim of each layer, None if it does not rotate; default: by layer type.
+        attends: whether each layer has attention; default: all do.
 
     Returns:
         LayerPositions, one per layer.

@@ -34,7 +34,7 @@ def pair_order(rotary_dim: int, to: str) -> Tensor:
 
 
 def convert_layout(weight: Tensor, head_dim: int, to: str, rotary_dim: int | None = None) -> Tensor:
-    """What makes queries or keys in one rotary layout -> the same for the other layout. Exactly a permutation.
+    """Convert a projection weight of queries or keys to the other rotary layout. Exactly a permutation of rows.
 
     Args:
         weight: a projection [heads * head_dim, in], its bias [heads * head_dim], or a norm inside heads [head_dim]; any number

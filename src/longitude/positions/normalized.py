@@ -12,13 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NormalizedOffset:
-    """What FIRE adds to scores: w2 relu(w1 t + b1) + b2, t = distances(i - j) / scale_of(i).
+    """Bias of FIRE: w2 relu(w1 t + b1) + b2, t = distances(i - j) / scale_of(i).
 
-    A class, so that a backend knows the formula and may use that it is piecewise linear in t.
+    It is a class so that a backend can recognize the formula and use that it is piecewise linear in t.
 
     Args:
-        distances: of offsets, a number that never falls as |offset| rises; float32 or wider.
-        scale_of: of positions of queries, a number above 0 that never falls as they rise.
+        distances: function of offsets that never decreases as |offset| increases; float32 or wider.
+        scale_of: function of query positions, above 0, that never decreases as they increase.
         w1: [width, 1]; b1 [width], w2 [heads, width], b2 [heads], in the dtype of distances.
     """
 
@@ -30,7 +30,7 @@ class NormalizedOffset:
     b2: Tensor
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
-        """Of positions i [..., Lq, 1] and j [..., 1, Lk]: [..., heads, Lq, Lk]."""
+        """Bias [..., heads, Lq, Lk] of query positions i [..., Lq, 1] and key positions j [..., 1, Lk]."""
         with torch.autocast(i.device.type, enabled=False):
             share = self.distances(i - j) / self.scale_of(i)
             hidden = F.linear(share[..., None], self.w1, self.b1).relu()

@@ -1,6 +1,6 @@
-"""What one or two encodings have besides the five methods of `Encoding`: define the method, and it is used.
+"""Optional methods of encodings besides the five of `Encoding`: an encoding that defines such a method gets it called.
 
-`Composed` has them all, so whatever calls an encoding composes it first.
+`Composed` has all of them, so callers compose an encoding first.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor
 from longitude.positions.terms import Term
 
 Columns = dict[str, Tensor]
-"""What content decides about position, per token: name -> [B, heads, tokens, ...]."""
+"""Content-dependent tensors of an encoding, per token: name -> [B, heads, tokens, ...]."""
 
 
 class ReadsContent(Protocol):
-    """Columns of numbers made of the tokens' content, which `terms` is given: FoX, PaTH."""
+    """Encodings that compute columns from the tokens' content, as input to `terms`: FoX, PaTH."""
 
     carries: bool = False
-    """Its context passes a state from token to token, so that a cache cannot be cropped."""
+    """Whether its context passes a state from token to token, so that a cache cannot be cropped."""
     passing_columns: frozenset[str] = frozenset()
-    """Columns of which only those of new tokens are needed: a cache does not keep them."""
+    """Names of columns needed only for new tokens: a cache does not keep them."""
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        """What the next tokens of a sequence decide by their content.
+        """Compute the columns of the next tokens of a sequence from their content.
 
         Args:
             x: [B, L, dim].
-            carry: what the call for the tokens before returned; None for the first tokens.
-            documents: [B, L]: tokens of different numbers are of different documents; padding counts as one of its own.
+            carry: the carry returned by the call for the previous tokens; None for the first tokens.
+            documents: document numbers [B, L]; padding counts as a separate document.
 
         Returns:
             Their columns, and the carry for the tokens after them.
@@ -40,23 +40,23 @@ class ReadsContent(Protocol):
         ...
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        """What is added to or done to the scores, given the columns of all tokens."""
+        """Terms that attention adds or applies to the scores, from the columns of all tokens."""
         ...
 
 
 class ReadsIds(Protocol):
-    """Positions of its own, made of the tokens' ids: Abacus, Coupled."""
+    """Encodings that compute positions from the token ids: Abacus, Coupled."""
 
     def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> Tensor:
-        """What `embed` gets instead of the model's positions.
+        """Compute the positions that `embed` gets instead of the model's.
 
         Args:
             ids: [B, L], from the first token of each row on.
-            documents: [B, L]: tokens of different numbers are of different documents; negative for padding.
-            random_start: as in training, where an encoding may draw where they begin.
+            documents: document numbers [B, L]; negative for padding.
+            random_start: whether an encoding may draw a random start, as in training.
 
         Returns:
-            Integers [B, L]; a token's are decided by it and those before it.
+            Integers [B, L]; a token's position depends only on it and earlier tokens.
         """
         ...
 
@@ -65,36 +65,36 @@ class FollowsLength(Protocol):
     """Tables that change while a sequence grows, as those of dynamic NTK do. Its stable_keys is False where they do."""
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        """The length that tables follow, for a query at position `query` whose newest key is at position `newest`.
+        """Return the length that tables depend on, for a query at position `query` and its newest key at position `newest`.
 
-        Queries of different lengths need different tables for the same key, so keys are kept untransformed, and both are
-        transformed by prepare(positions, length) once for each length.
+        Queries of different lengths need different tables for the same key. Keys are therefore cached untransformed, and
+        queries and keys are transformed by prepare(positions, length) once for each length.
 
         Args:
             query: int, or int64 tensor.
             newest: int, or int64 tensor of the same shape.
 
         Returns:
-            int or tensor alike; None: tables follow no length, one set serves every query and key.
+            An int or tensor, as the arguments; None: tables do not depend on length, one set serves every query and key.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Region:
-    """Pairs of a query and a key that an encoding moves alike: the query at position i to queries(i), the key at j to keys(j).
+    """Pairs of queries and keys for which an encoding uses the positions queries(i) for i, and keys(j) for j.
 
         first <= floor(i / block) - floor(j / block) <= last
 
-    The regions of an encoding are disjoint, and every pair that a causal mask allows is in one. Attention over each of them is
-    attention over parts of the keys, which are merged by their logsumexp.
+    The regions of an encoding are disjoint, and every pair that a causal mask allows is in one. Attention runs in each region,
+    over a part of the keys, and results are merged by their logsumexp.
 
     Args:
-        queries: maps positions [...] to those that queries are rotated to, integers or float64 [...].
-        keys: the same for keys.
+        queries: maps positions [...] to the positions used to rotate queries, integers or float64 [...].
+        keys: maps positions [...] to the positions used to rotate keys.
         first: smallest difference; None: unbounded.
         last: largest difference; None: unbounded.
-        block: positions that count as one; 1: the difference is the offset.
+        block: number of consecutive positions that share an index; 1: the difference is the offset.
     """
 
     queries: Callable[[Tensor], Tensor]
@@ -104,7 +104,7 @@ class Region:
     block: int = 1
 
     def holds(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether pairs of positions, broadcast against each other, are in it."""
+        """Whether pairs of positions, broadcast against each other, are in the region."""
         ago = i - j if self.block == 1 else _floor(i, self.block) - _floor(j, self.block)
         inside = torch.ones_like(ago, dtype=torch.bool) if self.first is None else ago >= self.first
         return inside if self.last is None else inside & (ago <= self.last)
@@ -118,7 +118,7 @@ class MovesPositions(Protocol):
     """Positions that depend on the pair of query and key, as ReRoPE's do. Its stable_keys is False."""
 
     def regions(self) -> tuple[Region, ...]:
-        """Where it puts queries and keys: `prepare` then gets a keyword `move`, the map of a region for positions.
+        """Return the regions; `prepare` then gets a keyword `move`, the map of positions of a region.
 
         Returns:
             Disjoint regions of all pairs.
@@ -127,10 +127,10 @@ class MovesPositions(Protocol):
 
 
 class Widens(Protocol):
-    """Queries and keys that leave wider than they came, as PoPE's do; the scale of the scores stays that of the first width."""
+    """Encodings that widen queries and keys, such as PoPE; the scale of the scores stays that of the original width."""
 
     widens: int
-    """How many times."""
+    """Factor by which the width grows."""
 
 
 class ScalesSoftmax(Protocol):
@@ -148,19 +148,19 @@ class Together(Protocol):
 
 
 class Extends(Protocol):
-    """Parameters that serve more positions without training. An encoding without it has no end of its own."""
+    """Encodings with a maximum length that can be extended without training. Others have no maximum."""
 
     @classmethod
     def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
         """Options of the same class for more positions.
 
         Args:
-            options: all of those that it was trained with.
-            scheme: of lg.scaling; Linear is position interpolation, for tables too.
-            original: positions of its training.
-            length: positions to serve.
+            options: all options of the trained encoding.
+            scheme: a scheme of lg.scaling; Linear is position interpolation, for tables too.
+            original: number of positions in training.
+            length: number of positions needed.
 
         Returns:
-            The options; the same where these have no end of their own; None where the scheme does not extend it.
+            The options; unchanged if they have no maximum length; None if the scheme does not extend the encoding.
         """
         ...

@@ -94,15 +94,15 @@ class Abacus(Places):
 
 @register("coupled")
 class Coupled(Places):
-    """Position coupling: digits of equal significance, in operands and answer, share a learned row.
+    """Position coupling: digits of equal significance, in operands and answer, share a learned embedding.
 
-    Numbers are written from the least digit on. + and = share the row before that of the least digits; all other tokens are at
-    place 0.
+    Numbers are written least significant digit first. + and = share the row before the row of the least digits; all other
+    tokens have place 0.
 
     Args:
         max_length: Digits of the longest number.
         dim: Width of x.
-        max_start: In training + and = are at a place of 1 .. max_start, one for each row.
+        max_start: In training + and = get a random place of 1 .. max_start, drawn for each row.
         digits: Token ids of digits; any run of them is a number.
         separators: Token ids of + and =.
 
@@ -139,7 +139,7 @@ def among(ids: Tensor, some: Sequence[int]) -> Tensor:
 
 
 def counted(digit: Tensor, documents: Tensor | None) -> Tensor:
-    """Of digits [B, L] each one's place in its run, from 1 on; 0 elsewhere. No run goes on in another document, or in padding."""
+    """Index of each digit [B, L] in its run, from 1 on; 0 for other tokens. Runs end at document boundaries and padding."""
     first = digit & ~F.pad(digit, (1, 0))[:, :-1]  # in this order no size is L - 1, which torch.export tells from 1
     if documents is not None:
         digit = digit & (documents >= 0)

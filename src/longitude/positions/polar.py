@@ -16,13 +16,13 @@ from longitude.positions.rotation import RotaryTable
 
 @register("pope")
 class PoPE(Encoding):
-    """PoPE, polar coordinates: what a token is sets magnitudes, where it is angles, and neither touches the other.
+    """PoPE, polar coordinates: a token's content sets magnitudes, its position sets angles, independently.
 
         score(i, j) = scale sum_{c<d} softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - b_hc),    theta_c = base^(-c/d)
 
-    Each number of a head has a frequency of its own. Queries and keys leave with twice the width, magnitudes times cos and
-    magnitudes times sin, so that the score is their product; a cache keeps keys of twice the width. The scale is that of d. The
-    phase b, zero at first, is read within [-2 pi, 0].
+    Each dimension of a head has a separate frequency. Queries and keys become twice as wide, magnitudes times cos and
+    magnitudes times sin, so that the score is their product; a cache keeps keys of twice the width. The scale is that of width
+    d. The phase b starts at zero and is clamped to [-2 pi, 0].
 
     Args:
         num_heads: heads of queries.

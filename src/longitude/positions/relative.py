@@ -13,7 +13,7 @@ from longitude.positions.coordinates import wide
 
 @register("shaw")
 class Shaw(Encoding):
-    """A vector per offset, for scores and outputs: score(i, j) += scale q_i . K[j - i], output_i += sum_j weight_ij V[j - i].
+    """Shaw's relative position vectors: score(i, j) += scale q_i . K[j - i], output_i += sum_j weight_ij V[j - i].
 
     key_table K and value_table V [2 max_distance + 1, head_dim] are shared by heads; j - i is clipped to max_distance, and rows
     are in the paper's order: row 0 is the far past.
@@ -22,7 +22,7 @@ class Shaw(Encoding):
         head_dim: width of a head.
         max_distance: offsets beyond it share the outermost rows.
         values: False leaves V out; the paper found K sufficient.
-        shared: one module serves all layers; the paper's layers have tables of their own.
+        shared: one module serves all layers; in the paper each layer has separate tables.
 
     Source:
         Shaw et al. 2018, arXiv 1803.02155, https://arxiv.org/abs/1803.02155
@@ -66,7 +66,7 @@ class TransformerXL(Encoding):
         head_dim: width of a head.
         dim: width of R, even.
         clamp_length: offsets are clipped to it; None: none is.
-        shared: one module serves all layers; in the authors' code u and v serve all, and each layer has a W of its own.
+        shared: one module serves all layers; in the authors' code all layers share u and v, and each has a separate W.
 
     Source:
         Dai et al. 2019, arXiv 1901.02860, https://arxiv.org/abs/1901.02860

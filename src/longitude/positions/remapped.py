@@ -1,4 +1,4 @@
-"""Rotations by another offset than that of the positions: far offsets clipped, slowed down, grouped, or folded into chunks."""
+"""Rotations by remapped offsets: distant offsets are clipped, slowed down, grouped, or folded into chunks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Variant = Literal["paper", "code"]
 
 
 class Remapped(Rotary):
-    """RoPE that rotates a query at i and a key at j by an offset m(i, j) of its own: the score is q . R(m theta) k.
+    """RoPE that rotates a query at i and a key at j by a remapped offset m(i, j): the score is q . R(m theta) k.
 
-    Subclasses give `regions`, in each of which query and key are rotated to positions whose difference is m. Attention runs in
-    each and merges, so that nothing of Lq x Lk is made, and a cache keeps raw keys. Rotated alone (`prepare`, `rotate`), a vector
-    is rotated to its own position.
+    Subclasses define `regions`, in which query and key are rotated to positions with difference m. Attention runs in each
+    region and merges, so that no tensor of Lq x Lk is needed. A cache keeps raw keys. `prepare` and `rotate` without a region
+    rotate a vector to its unmapped position.
     """
 
     causal_only = True
@@ -82,10 +82,10 @@ def _exact(positions: Tensor) -> Tensor:
 
 @register("rerope")
 class ReRoPE(Remapped):
-    """ReRoPE: RoPE whose offsets end at the window, m(o) = min(o, window).
+    """ReRoPE: RoPE with offsets clipped to the window, m(o) = min(o, window).
 
-    A pair at least `window` apart is rotated by `window`: the query as if at position `window`, the key as at 0. So no offset is
-    larger than those of the training. The authors also multiply queries by max(1, ln(i + 1) / ln N): compose log_n for that.
+    A pair at least `window` apart is rotated by `window`: the query as if at position `window`, the key as at 0. No offset then
+    exceeds those of training. The authors also multiply queries by max(1, ln(i + 1) / ln N): compose log_n for that.
 
     Args:
         head_dim: width of a head.
@@ -126,9 +126,9 @@ class ReRoPE(Remapped):
 
 @register("leaky_rerope")
 class LeakyReRoPE(Remapped):
-    """Leaky ReRoPE: RoPE whose offsets grow more slowly from the window on.
+    """Leaky ReRoPE: RoPE with offsets that grow more slowly from the window on.
 
-        m(o) = o  where  o < window,    window + (o - window) / slowdown  beyond
+        m(o) = o  if  o < window,    window + (o - window) / slowdown  beyond
 
     Args:
         head_dim: width of a head.
@@ -236,10 +236,10 @@ class DualChunk(Remapped):
 
     With C = chunk_size - local_size, a key at j is rotated to j mod C, and a query at i
 
-        to i mod C  for keys of its own chunk,  to min(i mod C + C, chunk_size - 1)  for those of the chunk before,
-        to chunk_size - 1  for those of earlier chunks
+        to i mod C  for keys of the query's chunk,  to min(i mod C + C, chunk_size - 1)  for keys of the chunk before,
+        to chunk_size - 1  for keys of earlier chunks
 
-    so keys at most local_size away have their exact offset in the chunk before, too.
+    so keys of the chunk before that are at most local_size away have their exact offset, too.
 
     Args:
         head_dim: width of a head.

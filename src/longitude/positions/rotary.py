@@ -94,7 +94,7 @@ class Rotary(Encoding):
         return self._frequencies_of(self.rotary_dim, length, device)
 
     def _frequencies_of(self, dim: int, length: int | None, device: torch.device | None) -> Frequencies:
-        """Of the pairs of this many dimensions."""
+        """Frequencies of the rotary pairs of `dim` dimensions."""
         given = self.head_dim, self.base, self.scaling, dim, length, self.proportion, device, self.registered_name
         frequencies = rope_frequencies(*given)
         if self.angle_dtype == "float32" and self.scaling is None:  # with the roundings of most ports, on a CPU
@@ -199,10 +199,10 @@ class AxialRotary(Rotary):
 
 @register("mrope")
 class MultimodalRotary(Rotary):
-    """M-RoPE: RoPE whose pairs read one of three coordinates: pair k is rotated by p_axis(k) theta_k.
+    """M-RoPE: RoPE over three coordinates: pair k is rotated by p_axis(k) theta_k.
 
     theta_k = base^(-2k/rotary_dim); the coordinates are time, height and width. Text has three equal coordinates, [L] or [B, L],
-    and is rotated as by rope; for positions [L, 3] or [B, L, 3] of text with images and videos see multimodal_positions.
+    and is rotated as by rope. `multimodal_positions` computes positions [L, 3] or [B, L, 3] of text with images and videos.
     Causality follows the order of tokens, not their coordinates.
 
     Args:
@@ -276,32 +276,32 @@ class ScaledRotaryTable(NamedTuple):
 
 
 class RotaryOfXPos(Rotary):
-    """Rotary whose errors name xpos."""
+    """Rotary with xpos as the name in its errors."""
 
     registered_name = "xpos"
 
 
 @register("xpos")
 class XPos(Encoding):
-    """xPos: rotation whose scores fall with the distance, by zeta_k^((n - m)/scale_base) for query position n and key position m.
+    """xPos: RoPE with scores that decay with distance, by zeta_k^((n - m)/scale_base) for query position n and key position m.
 
-    zeta_k = (2k/head_dim + gamma)/(1 + gamma), so slow pairs fall slower. The factor is a query's zeta^((n - c)/scale_base) times
-    a key's zeta^((c - m)/scale_base). Any centre c gives the same products, but the numbers grow without bound away from it. So
-    each block of query positions has its own, in its middle, where a query's magnitude is at most 16; keys are cached
-    untransformed and rotated again for each block. Keys after a block, which no query in it may attend to, take the magnitude
-    of its end. Without a length, as in rotate_queries, the centre is position 0.
+    zeta_k = (2k/head_dim + gamma)/(1 + gamma), so slow pairs decay more slowly. The factor is a query's zeta^((n -
+    c)/scale_base) times a key's zeta^((c - m)/scale_base). Any centre c gives the same products, but factors grow without bound
+    away from it. Each block of query positions therefore has its centre in its middle, where a query's magnitude is at most 16.
+    Keys are cached untransformed and rotated again for each block. Keys after a block, which no query in it may attend to, take
+    the magnitude of its end. Without a length, as in rotate_queries, the centre is position 0.
 
-    Causal only: beyond the query, scores would grow with the distance.
+    Causal only: for keys after the query, scores would grow with the distance.
 
     Args:
         head_dim: width of a head.
         layout: as of Rotary.
         base: as of Rotary.
-        scale_base: positions over which pair k falls by zeta_k, above 0.
+        scale_base: positions over which pair k decays by zeta_k, above 0.
         gamma: above 0.
 
     Raises:
-        ValueError: as Rotary; where no length is given, positions so far from 0 that the magnitudes do not fit the dtype.
+        ValueError: as Rotary; without a length, positions so far from 0 that the magnitudes overflow the dtype.
 
     Source:
         Sun et al. 2022, arXiv 2212.10554, https://arxiv.org/abs/2212.10554

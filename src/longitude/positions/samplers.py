@@ -1,7 +1,7 @@
-"""Where training positions come from: small rules that a training loop calls for each batch.
+"""Samplers of training positions, which a training loop calls for each batch.
 
-A model trained at one length may learn positions of a longer range, when the tokens of a window are given positions with gaps.
-Order and causality stay as they are; only positions change, for any encoding.
+A model trained on short sequences can learn positions of a longer range if its tokens get positions with gaps. Order and
+causality do not change; only positions do, for any encoding.
 """
 
 from __future__ import annotations

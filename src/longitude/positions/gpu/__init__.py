@@ -1,1 +1,1 @@
-"""What runs on a GPU, in Triton: imported on use."""
+"""Triton kernels for GPUs, imported on use."""

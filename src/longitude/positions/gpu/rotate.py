@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 TOKENS, HEADS = 16, 4
-"""Of a program: heads share what it reads of the table."""
+"""Tokens and heads per program: the heads of a program share its reads of the table."""
 ENOUGH = 2**12
 """Programs that keep a chip busy; with fewer, each takes one head."""
 

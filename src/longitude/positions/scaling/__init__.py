@@ -1,7 +1,8 @@
-"""How fast each rotary pair rotates, and the schemes that slow it down to make a trained context longer.
+"""RoPE frequencies, and RoPE scaling: schemes that lower them to extend a trained context.
 
-Notation of the papers: theta_k the frequencies of plain rotary encoding, L the trained length (original_max_length), s the
-factor by which it grows, d the dimensions that rotate (rotary_dim), r_k = L theta_k / 2 pi the rotations of pair k within L.
+Notation of the papers: theta_k are the frequencies of unscaled RoPE, L is the trained length (original_max_length), and s the
+factor by which it grows. d is the number of dimensions that rotate (rotary_dim). r_k = L theta_k / 2 pi is the number of
+rotations of pair k within L.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Frequencies(NamedTuple):
     Args:
         inverse: [rotary_dim/2], radians per position, float64.
         attention_factor: multiplies cos and sin.
-        softmax_factor: multiplies the scale of the scores, for attentions whose scores are only partly rotated (DeepSeek).
+        softmax_factor: multiplies the scale of the scores, for attention with partly rotated scores (DeepSeek).
     """
 
     inverse: Tensor
@@ -39,7 +39,7 @@ def plain(rotary_dim: int, base: float | Tensor, device: torch.device | None) ->
 
 
 def at_least(length: int | Tensor, least: int) -> Any:
-    """The greater of the two, for ints and tensors alike."""
+    """Maximum of a length and `least`; the length is an int or a tensor."""
     return length.clamp(min=least) if isinstance(length, Tensor) else max(length, least)
 
 
@@ -114,14 +114,14 @@ def register_scheme(name: str) -> Callable[[Scheme], Scheme]:
 
 
 class Follows(Scaling):
-    """A scheme whose frequencies depend on a length; `follow` decides on which.
+    """A scheme with frequencies that depend on a length; `follow` decides which length.
 
-    "declared": max_length, once and for all; rotated keys stay right. "row": each query's own, its position + 1; whole
-    passes, chunks and single steps agree exactly. "sequence": that of the whole sequence, the newest key's position + 1: the
-    published rule, which makes what was computed before wrong whenever the tables change. With it, documents packed into one
-    row all follow the row's newest position, so a document is not what it is alone; with the others it is.
+    "declared": max_length, fixed; rotated keys stay valid. "row": each query's position + 1; full forward passes, chunks and
+    single steps agree exactly. "sequence": the newest key's position + 1, as published; earlier results become wrong whenever
+    the tables change. With "sequence", documents packed into a row all depend on the row's newest position, so a packed
+    document differs from the same document alone. With the others it does not.
 
-    Where no length is given, max_length counts if given, else original_max_length; "declared" needs one: ValueError.
+    Without a length, max_length applies if set, else original_max_length. "declared" requires max_length: ValueError.
     """
 
     original_max_length: int
@@ -133,7 +133,7 @@ class Follows(Scaling):
         return self.max_length
 
     def followed(self, length: int | Tensor | None) -> int | Tensor:
-        """`length`, or its default where it is None."""
+        """`length`, or its default if it is None."""
         if length is not None:
             return length
         if self.follow != "declared":

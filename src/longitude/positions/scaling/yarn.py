@@ -43,9 +43,9 @@ class NTKByParts(Scaling):
         factor: s, of 1 or more.
         original_max_length: L, the trained length in tokens.
         beta_fast: pairs of at least this many rotations within L stay.
-        beta_slow: pairs of at most this many become theta_k/s. Where it equals beta_fast (Kimi K2) there is no ramp.
-        ramp: "dimensions", as in the published code and all checkpoints: gamma falls linearly with k from the pair of
-            beta_fast rotations to that of beta_slow. "rotations", as in the paper: gamma is linear in the rotations
+        beta_slow: pairs of at most this many rotations become theta_k/s. If it equals beta_fast (Kimi K2) there is no ramp.
+        ramp: "dimensions", as in the published code and all checkpoints: gamma decreases linearly with k from the pair with
+            beta_fast rotations to the pair with beta_slow. "rotations", as in the paper: gamma is linear in the rotations
             r_k = L theta_k / 2 pi, from beta_slow to beta_fast. The two differ by up to 0.37.
         truncate: with ramp="dimensions", the two pairs are rounded outwards to whole numbers.
 
@@ -117,8 +117,8 @@ class NTKByParts(Scaling):
 class YaRN(NTKByParts):
     """YaRN: NTK by parts, and cos and sin times 0.1 ln s + 1, which sharpens the softmax.
 
-    With g(m) = 0.1 m ln s + 1, attention_factor is g(1), or g(mscale)/g(mscale_all_dim) where both are given and not zero;
-    softmax_factor is g(mscale_all_dim)^2 where that is given and not zero, else 1.
+    With g(m) = 0.1 m ln s + 1, attention_factor is g(1), or g(mscale)/g(mscale_all_dim) if both are set and not zero.
+    softmax_factor is g(mscale_all_dim)^2 if mscale_all_dim is set and not zero, else 1.
 
     Args:
         factor: s, of 1 or more.
