@@ -1,4 +1,4 @@
-"""What all recurrent mixers share: their mode, and the initial values of their parameters."""
+"""Common parts of recurrent mixers: their mode, and the initial values of their parameters."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 
 class ChunkedMixer(StateMixer):
-    """A mixer with a state, whose formula has three modes. A class implements `mix`; see StateMixer."""
+    """A mixer with a state and three modes: parallel, chunked and recurrent. Subclasses implement `mix`; see StateMixer."""
 
     mode = "chunked"
     chunk_size = 64
     any_length = False
-    """Whether its parallel mode is one formula for every length, which a graph can hold: chunks and steps are counted."""
+    """Whether its parallel mode can be exported for any length. The number of chunks or steps depends on the length."""
 
     def set_mode(self, mode: str, chunk_size: int) -> None:
-        """ValueError for an unknown mode, or a chunk without tokens."""
+        """Set the mode and the chunk size. ValueError for an unknown mode, or a chunk without tokens."""
         require_mode(type(self).__name__, mode, chunk_size)
         self.mode, self.chunk_size = mode, chunk_size
 
     def options(self, inputs: StateInputs) -> dict[str, Any]:
-        """What every recurrence takes besides its tokens and its state."""
+        """Arguments of recurrences besides tokens and state."""
         mode = "parallel" if self.any_length and exporting() else self.mode
         return {"mode": mode, "chunk_size": self.chunk_size, "reset": inputs.reset, "valid": inputs.valid}
 
 
 class RecurrentMixer(ChunkedMixer):
-    """One whose state is of constant size."""
+    """A chunked mixer with a state of constant size."""
 
     growth = "O(1)"
 
@@ -57,8 +57,8 @@ class WideRMSNorm(nn.RMSNorm):
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), x itself above 20 as in torch.
 
-    While compiling, in operators whose gradients torch lays out correctly: for its own softplus it assumes another layout
-    than that of its input (torch 2.13).
+    In a compiled graph it uses other operators, because torch.compile assumes a wrong memory layout for the gradient of
+    softplus (torch 2.13).
     """
     if torch.compiler.is_compiling():
         return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())

@@ -94,7 +94,7 @@ class DeltaMixer(RecurrentMixer):
 
     undecayed = ("dt_bias", "A_log")
     decays: ClassVar[str]
-    """"head" or "channel": what has a decay of its own."""
+    """"head" or "channel": whether decays are per head or per channel."""
 
     def __init__(
         self,
@@ -140,11 +140,11 @@ class DeltaMixer(RecurrentMixer):
         return 3 * self.num_heads * self.head_dim * self.value_dim
 
     def step(self, x: Tensor) -> Tensor:
-        """What dt_bias is added to, [B, L, heads] or [B, L, heads head_dim]."""
+        """Raw step size, to which dt_bias is added, [B, L, heads] or [B, L, heads head_dim]."""
         raise NotImplementedError
 
     def gate(self, x: Tensor) -> Tensor:
-        """What multiplies the normed output, [B, L, heads value_dim]."""
+        """Gate that multiplies the normalized output, [B, L, heads value_dim]."""
         raise NotImplementedError
 
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -179,7 +179,7 @@ class GatedDeltaNet(DeltaMixer):
     Args:
         dim: width of x and of the output.
         num_heads: heads of values.
-        num_key_heads: heads of queries and keys, each for neighbouring heads of values; None: num_heads.
+        num_key_heads: heads of queries and keys, each shared by adjacent heads of values; None: num_heads.
         head_dim: width of a head of queries and keys; None: dim / num_heads.
         expand_v: a head of values has expand_v * head_dim dimensions.
         conv_kernel: tokens under the depthwise causal convolution.

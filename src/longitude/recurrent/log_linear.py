@@ -20,11 +20,11 @@ from longitude.recurrent.ops.decayed import decays_by_head
 
 
 class LogLinearState(NamedTuple):
-    """What log-linear attention holds behind a prefix of a document.
+    """State of log-linear attention after a prefix of a document.
 
     Args:
-        seen: Tokens so far.
-        states: A matrix for each binary digit of `seen`: the block of tokens where the digit is 1, zeros where it is 0.
+        seen: Number of tokens so far.
+        states: A matrix for each binary digit of `seen`: the sum over a block of tokens if the digit is 1, else zeros.
     """
 
     seen: Int[Tensor, " B"]
@@ -44,20 +44,20 @@ def log_linear(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], LogLinearState]:
-    """Linear attention with a decay, and with a weight of its own for each power of two of tokens.
+    """Linear attention with a decay, and a separate weight for each block of 2^n earlier tokens.
 
         o_t = sum_{s <= t} lambda_t[level(s, t)] exp(log_decay_{s+1} + ... + log_decay_t) (q_t . k_s) v_s
 
-    level(t, t) = 0; else 1 + the highest binary digit in which s and t, counted from 0 in their document, differ. So the tokens
-    before t are in blocks of 2^(level - 1), one for each binary digit 1 of t, whose sums are the state: O(log L) matrices. Scales
-    all 1 give the state space dual `ssd`.
+    level(t, t) = 0; else 1 + the highest binary digit in which s and t, counted from 0 in their document, differ. The tokens
+    before t are therefore in blocks of 2^(level - 1), one for each binary digit 1 of t. The state holds the sums of these
+    blocks: O(log L) matrices. With all scales 1 the result is that of the state space dual `ssd`.
 
     Args:
         q: [B, G, L, K].
         k: [B, G, L, K]; each of the G heads serves H / G neighbouring heads of values.
         v: [B, H, L, V].
         log_decay: at most 0, [B, H, L].
-        scales: lambda, [B, H, L, levels]; the last is that of all higher levels too.
+        scales: lambda, [B, H, L, levels]; the last scale applies to all higher levels too.
         mode: as in `retention`.
         chunk_size: as in `retention`.
         state: what an earlier call returned; None at the beginning.
@@ -170,7 +170,7 @@ def digits(x: Int[Tensor, ...], bits: int) -> Int[Tensor, ...]:
 
 @register_mixer("log_linear_mamba2")
 class LogLinearMamba2(Mamba2Block):
-    """Mamba-2 with log-linear attention in the place of its one state for each head.
+    """Mamba-2 with log-linear attention instead of a single state per head.
 
         z, xBC, dt, dl = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias);   lambda = softplus(L dl)
         y = log_linear(C, B, Delta x, -Delta exp(A_log), lambda) + D x;   out = rmsnorm(y * silu(z)) W_out
@@ -183,7 +183,7 @@ class LogLinearMamba2(Mamba2Block):
         expand: the inner width is expand * dim.
         state_size: size N of B and C.
         groups: B, C and the norm are by group of heads.
-        levels: lambdas of a token; the last is that of all blocks of 2^(levels - 2) tokens and more.
+        levels: number of lambdas per token; the last applies to all blocks of 2^(levels - 2) tokens and more.
         conv_kernel: tokens under the depthwise causal convolution.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections have biases.

@@ -1,4 +1,4 @@
-"""Mamba: the selective scan (S6), a diagonal state whose decay is read off each token, in its published block."""
+"""Mamba: the selective scan (S6), a diagonal state with a decay computed from each token, in its published block."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def ssd(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L P"], Float[Tensor, "B H N P"]]:
-    """The state space dual of Mamba-2: linear attention whose state decays per head and token.
+    """The state space dual of Mamba-2: linear attention with a decay per head and token.
 
         h_t = exp(log_decay_t) h_{t-1} + B_t^T x_t,    y_t = C_t h_t
 
@@ -63,9 +63,9 @@ def ssd(
 
 
 class Mamba2Block(ChunkedMixer):
-    """The block of Mamba-2 around a recurrence that a class adds; its state stands behind the last tokens before the convolution.
+    """Base class of Mamba-2 blocks; subclasses add the recurrence. The cache holds the convolution's tail, then its state.
 
-    more: numbers that each head reads off a token besides its step.
+    more: numbers computed from each token per head besides its step.
     """
 
     undecayed: tuple[str, ...] = ("dt_bias", "A_log", "D")

@@ -23,12 +23,12 @@ from longitude.recurrent.ops.short_conv import previous
 
 
 class Mamba3State(NamedTuple):
-    """What Mamba-3 holds behind the last token.
+    """State of Mamba-3 after the last token.
 
     Args:
         angle: Angle of each pair of key channels, in radians.
-        last: The token's rotated key and its value, which the trapezoid takes half of at the next token.
-        matrix: The sum over tokens of key and value, decayed.
+        last: The last token's rotated key and its value, which the trapezoid rule uses again at the next token.
+        matrix: The decayed sum over tokens of products of key and value.
     """
 
     angle: Float[Tensor, "B H R"]
@@ -51,7 +51,7 @@ def mamba3(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], Mamba3State]:
-    """The recurrence of Mamba-3: each token adds itself and once more the one before it, and turns all that come after.
+    """The recurrence of Mamba-3: each step adds a token and the token before it (trapezoid), with accumulated rotations.
 
         a_t = a_{t-1} + step_t speed_t;   q_t, k_t rotated by a_t, neighbouring pairs
         S_t = e^{log_decay_t} (S_{t-1} + (1 - share_t) step_t k_{t-1}^T v_{t-1}) + share_t step_t k_t^T v_t,    o_t = q_t S_t
@@ -64,8 +64,8 @@ def mamba3(
         v: [B, H, L, V].
         log_decay: at most 0, [B, H, L].
         step: above 0, [B, H, L].
-        share: of the token itself, in [0, 1], [B, H, L].
-        speed: radians of each of the first R pairs in a step of 1, [B, H, L, R].
+        share: weight of the token itself, in [0, 1], [B, H, L].
+        speed: angular speed of each of the first R pairs in radians per unit step, [B, H, L, R].
         mode: as in `retention`.
         chunk_size: as in `retention`.
         state: what an earlier call returned; None at the beginning.

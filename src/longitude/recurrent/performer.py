@@ -46,10 +46,10 @@ def performer(
         o_t = phi(q_t) S_t / (phi(q_t) . z_t),    S_t = sum over s <= t of phi(k_s)^T v_s,    z_t = sum of phi(k_s)
         phi(x) = m^-1/2 (exp(W x' - |x'|^2/2 - c) + epsilon),    x' = D^-1/4 x
 
-    phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. c keeps exp in range and cancels but
-    for epsilon. For a query it is its own largest exponent. For keys the published code takes the largest of all, which depends
-    on later tokens: here it is the largest up to token t, kept in the state, and where it grows, S and z shrink by the same
-    factor. So the output is causal, and every mode computes the same.
+    phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. c keeps exp in range and cancels
+    except in epsilon. For a query, c is its largest exponent. For keys the published code takes the largest of all, which
+    depends on later tokens. Here c is the largest up to token t, kept in the state; as it grows, S and z shrink by the same
+    factor. The output is therefore causal, and equal in all modes.
 
     Args:
         q: [B, H, L, D].
@@ -115,7 +115,7 @@ def exponents(x: Float[Tensor, "B H L D"], projection: Float[Tensor, "*H m D"]) 
 def running_max(
     x: Float[Tensor, "B H L"], before: Float[Tensor, "B H"], reset: Bool[Tensor, "B L"] | None
 ) -> Float[Tensor, "B H L"]:
-    """The largest so far in each token's own document; `before` is that of the tokens before these."""
+    """Running maximum [B, H, L] within each token's document; `before` [B, H] is the maximum over earlier tokens."""
     if reset is None:
         return torch.maximum(x.cummax(-1).values, before[..., None])
     document = torch.nn.functional.pad(reset.cumsum(-1), (1, 0))[:, None]

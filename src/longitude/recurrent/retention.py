@@ -34,7 +34,7 @@ def retention(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """Retention: linear attention whose state decays at a fixed rate per head.
+    """Retention: linear attention with a fixed decay per head.
 
         S_n = gamma_h S_{n-1} + k_n^T v_n,    o_n = q_n S_n = sum over m <= n of gamma_h^(n-m) (q_n . k_m) v_m
 
@@ -46,7 +46,7 @@ def retention(
         v: [B, H, L, V].
         decay: gamma of each head, above 0 and at most 1; None: 1 - 2^(-5-h), h = 0 .. H-1.
         mode: "parallel" computes all pairs at once, "chunked" pairs within chunk_size tokens and a state between chunks,
-            "recurrent" one token after the other; the results are equal.
+            "recurrent" token by token; the results are equal.
         chunk_size: tokens of a chunk.
         state: what an earlier call returned, [B, H, K, V]; None at the beginning.
         reset: True for tokens that begin a document: the state before them counts as zero, [B, L].

@@ -218,7 +218,7 @@ def _side_by_side(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
 class RWKV4(RecurrentMixer):
     """The time mix of RWKV-4, with the parameter names of its checkpoints.
 
-        r, k, v = W (mu x_t + (1 - mu) x_{t-1}), each with a mu and a W of its own;   out = W_o(sigmoid(r) * rwkv4(k, v))
+        r, k, v = W (mu x_t + (1 - mu) x_{t-1}), with separate mu and W for r, k, v;   out = W_o(sigmoid(r) * rwkv4(k, v))
 
     The state is the last token, [B, 1, dim], and numerator, denominator and max of the weighted mean, [B, inner] each.
 
@@ -280,7 +280,7 @@ class RWKV4(RecurrentMixer):
 class RWKVChannelMix(nn.Module):
     """The MLP of RWKV's published blocks: out = sigmoid(W_r x_r) * W_v relu(W_k x_k)^2.
 
-    x_r and x_k are mu x_t + (1 - mu) x_{t-1}, each with a mu of its own.
+    x_r and x_k are mu x_t + (1 - mu) x_{t-1}, with separate mu.
 
     Args:
         dim: width of x and of the output.

@@ -1,4 +1,4 @@
-"""RWKV-6 (Finch): a matrix state that each token decays, each channel at a rate of its own."""
+"""RWKV-6 (Finch): a matrix state with a decay per channel and token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rwkv6(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """The time mixing of RWKV-6: linear attention whose state decays per channel and token.
+    """The time mixing of RWKV-6: linear attention with a decay per channel and token.
 
         y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),    S_t = diag(exp(log_w_t)) S_{t-1} + k_t^T v_t
 
@@ -67,7 +67,7 @@ def rwkv6(
 
 
 MIXED = "wkvrg"
-"""What a token is mixed with the one before it for: decay, key, value, receptance and gate."""
+"""Letters of the token-shift mixes, in the authors' parameter names: decay, key, value, receptance and gate."""
 
 
 @register_mixer("rwkv6")
@@ -79,8 +79,8 @@ class RWKV6(RecurrentMixer):
         r, k, v = x_r W_r, x_k W_k, x_v W_v;   log w = -exp(w_0 + tanh(x_w A) B);   g = silu(x_g W_g)
         out = (g * groupnorm(rwkv6(r, k, v, log w, u))) W_o
 
-    The state is the last token and a matrix for each head. Where the authors' initial values depend on the layer's depth,
-    those of the middle layer are used.
+    The state is the last token and a matrix for each head. Initial values that depend on the layer's depth in the authors' code
+    are those of the middle layer.
 
     Args:
         dim: width of x and of the output.

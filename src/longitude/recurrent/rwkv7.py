@@ -38,16 +38,16 @@ def rwkv7(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """The time mixing of RWKV-7: a delta rule whose removal key has a rate for each channel, and is not the key of writing.
+    """The time mixing of RWKV-7: a delta rule with separate keys for removal and writing, and a removal rate per channel.
 
         S_t = (diag(exp(log_w_t)) - (a_t kappa_t)^T kappa_t) S_{t-1} + k_t^T v_t,    y_t = r_t S_t
 
     Args:
         r: [B, H, L, K].
         log_w: logarithm of each channel's decay at each token, at most 0, [B, H, L, K].
-        k: what is written under, [B, H, L, K].
+        k: keys for writing, [B, H, L, K].
         v: [B, H, L, V].
-        kappa: what is removed under, as given; the layer divides it by its norm, [B, H, L, K].
+        kappa: keys for removal, used as given; the layer divides them by their norm, [B, H, L, K].
         a: the share of each channel that is removed, in [0, 1], [B, H, L, K].
         mode: as in `retention`.
         chunk_size: as in `retention`.
@@ -79,7 +79,7 @@ def rwkv7(
 
 
 MIXED = "rwkvag"
-"""What a token is mixed with the one before it for: receptance, decay, key, value, rate and gate."""
+"""Letters of the token-shift mixes, in the authors' parameter names: receptance, decay, key, value, rate and gate."""
 
 
 @register_mixer("rwkv7")
@@ -91,9 +91,9 @@ class RWKV7(RecurrentMixer):
         log w = -e^{-1/2} sigmoid(w_0 + tanh(x_w D_1) D_2);   kappa = k * xi, of norm 1;   k = k * (1 + (a - 1) * alpha)
         out = (g * (groupnorm(rwkv7(r, log w, k, v, kappa, a)) + (r . (rho * k)) v)) W_o
 
-    Later layers of the authors' model blend their values with the first layer's; a mixer sees its own layer alone, so this is not
-    done. The state is the last token and a matrix for each head. Where the authors' initial values depend on the layer's
-    depth, those of the middle layer are used.
+    Later layers of the authors' model blend their values with the first layer's. This is not done here, because a mixer sees
+    only its layer. The state is the last token and a matrix for each head. Initial values that depend on the layer's depth in
+    the authors' code are those of the middle layer.
 
     Args:
         dim: width of x and of the output.

@@ -35,7 +35,7 @@ def s4d(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L"], Complex[Tensor, "B H N/2"]]:
-    """The diagonal state space of S4D, each channel a sequence of its own.
+    """The diagonal state space of S4D, applied to each channel independently.
 
         h_t = e^{dt A} h_{t-1} + (e^{dt A} - 1)/A u_t,    y_t = 2 Re(C h_t) + D u_t,    dt = exp(log_dt)
 
@@ -53,8 +53,8 @@ def s4d(
         chunk_size: tokens of a chunk.
         state: what an earlier call returned, [B, H, N/2]; None at the beginning.
         reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L]. A convolution has neither of the two: with one of
-            them "chunked" and "parallel" compute all states.
+        valid: False for padding, which leaves the state unchanged, [B, L]. A convolution supports neither `reset` nor `valid`:
+            with one of them "chunked" and "parallel" compute all states.
 
     Returns:
         y [B, H, L] in u's dtype, and the state after the last token [B, H, N/2], complex64, or complex128 where u is float64.
@@ -103,7 +103,7 @@ def s4d(
 
 
 def _phi(z: Tensor) -> Tensor:
-    """(e^z - 1) / z, 1 at 0: as its series where the difference, or that of its derivative, would cancel."""
+    """(e^z - 1) / z, 1 at 0; by its series near 0, where the difference, in it or its derivative, would cancel."""
     small = z.abs() < 0.25
     series = torch.ones_like(z)
     near = torch.where(small, z, 0)
@@ -209,14 +209,14 @@ def _whole_chunks(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, size: i
 
 @register_mixer("s4d")
 class S4D(RecurrentMixer):
-    """The block of S4D: out = glu(W gelu(s4d(x) + D x)), each channel of x a sequence of its own.
+    """The block of S4D: out = glu(W gelu(s4d(x) + D x)), with independent channels of x in s4d.
 
     A = -exp(log_A_real) + i A_imag. The state is [B, dim, N/2, 2], real and imaginary part.
 
     Args:
         dim: width of x and of the output.
         state_size: real numbers N that each channel carries, as N/2 complex ones.
-        init: of A_imag: "lin" is pi n, "inv" is N/pi (N/(2n+1) - 1), n = 0 .. N/2 - 1.
+        init: initial A_imag: "lin" is pi n, "inv" is N/pi (N/(2n+1) - 1), n = 0 .. N/2 - 1.
         bias: whether the projection has a bias.
         mode, chunk_size: as in `s4d`.
 

@@ -1,1 +1,1 @@
-"""What recurrent mixers share: decayed states, scans, short convolutions, and their loops in C."""
+"""Operations of recurrent mixers: decayed states, scans, short convolutions, and their C kernels."""

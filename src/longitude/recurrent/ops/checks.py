@@ -1,4 +1,4 @@
-"""What every recurrence checks of its arguments, and the dtype of its state."""
+"""Argument checks of recurrences, and the dtype of their states."""
 
 from __future__ import annotations
 

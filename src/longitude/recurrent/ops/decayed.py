@@ -1,4 +1,4 @@
-"""The one routine behind retention, RWKV-6, Mamba-2 and Performer: a matrix state that decays, in three forms.
+"""The recurrence of retention, RWKV-6, Mamba-2 and Performer: a matrix state with decay, in three forms.
 
     S_t = diag(w_t) S_{t-1} + k_t^T v_t,    o_t = q_t S_t,    or  o_t = q_t (S_{t-1} + diag(u) k_t^T v_t)  with a bonus u
 
@@ -24,7 +24,7 @@ from longitude.recurrent.ops.matrix_state import Result, run
 
 
 class Chunks(NamedTuple):
-    """What the tokens of n chunks contribute to each other and to the state, [B, G, R, n, ...]."""
+    """Contributions of the tokens of n chunks to each other and to the state, [B, G, R, n, ...]."""
 
     pairs: Tensor  # [.., C, C] the weight of one token's value in another token's output
     queries: Tensor  # [.., C, K] decayed since the chunk began: they read the state before it

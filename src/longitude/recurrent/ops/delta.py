@@ -1,17 +1,17 @@
-"""The delta rule with decay: a state that forgets, reads what it holds under one key, and writes under others; in three forms.
+"""The delta rule with decay: a state that decays, is read with one key and updated with others; in three forms.
 
     S_t = W_t S_{t-1} + k_t^T v_t - b_t^T x_t,    W_t = diag(w_t),    o_t = q_t S_t
-    x_t = r_t W_t S_{t-1},  or r_t S_{t-1} where the state is read before it decays
+    x_t = r_t W_t S_{t-1},  or r_t S_{t-1} if the state is read before it decays
 
-with rows q, k, r, b [1, K] and v [1, V]. Where b = k, one difference is written: k^T (v - x).
-In a chunk all that is read, X, is found at once. The state before it, S_0, gives each token what it reads of it, and its own
-tokens add pairs:
+with rows q, k, r, b [1, K] and v [1, V]. If b = k, a single difference is written: k^T (v - x).
+In a chunk all reads X are solved together, from the state S_0 before the chunk and from pairs of its tokens:
 
-    (I + pairs(r, b)) X = (r decayed) S_0 + pairs(r, k) V       pairs: of a token and those before it, without its own
+    (I + pairs(r, b)) X = (r decayed) S_0 + pairs(r, k) V       pairs: of a token and earlier tokens, without itself
     O = (q decayed) S_0 + pairs(q, k) V - pairs(q, b) X
 
-The triangle is solved for what comes from S_0 and from V alike, without S_0 (Yang et al. 2024, arXiv 2406.06484, section 3), so
-that only states go from chunk to chunk. Decays are products of w between two tokens, as in `decayed`: nothing overflows.
+The triangular system is solved for the coefficients of S_0 and of V, without S_0 (Yang et al. 2024, arXiv 2406.06484,
+section 3), so that only states pass from chunk to chunk. Decays are products of w between two tokens, as in `decayed`:
+nothing overflows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""CUDA kernels of flash-linear-attention, where that package is installed: the same numbers, faster.
+"""CUDA kernels of flash-linear-attention, if that package is installed: equal results, faster.
 
 It is optional (pip install flash-linear-attention; Yang and Zhang 2024). Its layout is [batch, length, heads, dim], its states
-[batch, heads, K, V] in float32. One of its kernels serves every decay by head, with constant decays as a case of
-its own; another is RWKV-6's; the delta rule has one for decays by head and one for decays by channel; and there is RWKV-7's.
+[batch, heads, K, V] in float32. It has a kernel for decays by head (with a special case for constant decays), kernels for
+RWKV-6 and RWKV-7, and kernels for the delta rule with decays by head and by channel.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def installed() -> bool:
 
 
 def serve(q: Tensor, v: Tensor, mode: str, reset: Tensor | None) -> bool:
-    """Whether a kernel takes the place of the chunked form for queries q and values v.
+    """Whether a kernel replaces the chunked form for queries q and values v.
 
-    Not where tokens begin documents (their decay of 0 has no logarithm); not for odd dimensions, or more than 256 of keys; not
-    where torch is to be deterministic, which the kernels do not promise of gradients; not
-    for float64, and for float32 only where torch's own products may be TF32 too (torch.set_float32_matmul_precision), for
-    that is how the kernels multiply.
+    It does not if tokens begin documents (a decay of 0 has no logarithm), or for odd dimensions or key dimensions above 256.
+    Nor does it with torch.use_deterministic_algorithms, which the kernels do not guarantee for gradients, or for float64. It
+    does for float32 only if torch's products may be TF32 too (torch.set_float32_matmul_precision), because the kernels use
+    TF32.
     """
     key_dim, value_dim = q.shape[-1], v.shape[-1]
     if not v.is_cuda or mode != "chunked" or reset is not None or v.shape[2] == 1 or not installed():

@@ -19,10 +19,10 @@ def needs_formula(*tensors: Tensor) -> bool:
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass whose gradients may be computed with, and raise where they are differentiated.
+    """Decorate a backward pass so that its gradients can be used in computations, but raise if they are differentiated.
 
-    torch's once_differentiable hangs its error on tensors of its own, so that another path to the same leaf hides it: of
-    beta * k the derivative of second order would be that of the product alone, a wrong number.
+    torch's once_differentiable attaches its error to new tensors, so another path to the same leaf hides it. The second
+    derivative of beta * k, for example, would silently be that of the product only, which is wrong.
     """
 
     @wraps(backward)

@@ -73,7 +73,7 @@ def convolved(
 
 
 class _Row:
-    """The tail, this call's tokens, and behind them its padding."""
+    """Input of the convolution: the tail of earlier tokens, then this call's tokens, with padding moved to the end."""
 
     def __init__(self, x: Tensor, kernel: int, tail: Tensor | None, reset: Tensor | None, valid: Tensor | None):
         batch, self.length, channels = x.shape
