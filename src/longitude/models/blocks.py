@@ -1,4 +1,4 @@
-"""What models are stacked from: norms, the MLP, and the block that adds a mixer, perhaps cross-attention, and the MLP."""
+"""Building blocks of models: norms, the MLP, and the block of a mixer, optional cross-attention, and the MLP."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from longitude.errors import UsageError
 
 OLD, NEW = "past_key_values", "cache"
 INSTALLED = NEW if NEW in CausalLMOutputWithPast.__dataclass_fields__ else OLD
-"""What the installed transformers calls a cache: in its models' arguments, in their outputs and in generate()."""
+"""Name of the cache in the installed transformers: in arguments and outputs of its models, and in generate()."""
 ATTENTION = (NEW, OLD)
-"""What its models of attention call theirs, in any version."""
+"""Names of the cache in attention models of any transformers version."""
 CACHES = (*ATTENTION, "cache_params", "state")
-"""What any of its models may call theirs, in any version."""
+"""Names of the cache in any model of any transformers version."""
 
 
 def named(cache: Cache | None) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def arguments_of(model: Any) -> set[str]:
 
 
 def cache_name(model: Any) -> str | None:
-    """What a model's forward, and its outputs, call the cache; None for a model that takes none."""
+    """Name of the cache in a model's forward and outputs; None for a model without a cache."""
     arguments = arguments_of(model)
     return next((name for name in CACHES if name in arguments), None)
 

@@ -144,19 +144,19 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
     # ---- generate() with documents, and with positions of several axes: transformers passes them as [axes, B, L] ----
     # (its mixin requires a protocol that its own models do not satisfy, by pyright)
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **options: Any) -> Any:
-        """As in transformers; documents and positions of several axes continue, too.
+        """Generate as in transformers; documents and positions of several axes continue, too.
 
         Args:
             arguments: As in transformers.
             position_ids: Positions of the prompt, [B, L] or [B, L, axes]; they continue as in forward.
-            options: As in transformers; the last of document_ids [B, L] continues, and a cache has either of its names.
+            options: As in transformers. The last value of document_ids [B, L] continues; both names of the cache are accepted.
 
         Returns:
             As in transformers.
 
         Raises:
-            ValueError: For an assistant whose cache cannot be cropped, a mask that is not of all tokens, and padding between
-                them.
+            ValueError: For an assistant model with a cache that cannot be cropped, a mask that does not cover all tokens, or
+                padding between tokens.
         """
         if position_ids is not None:
             options["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
@@ -172,7 +172,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         return inputs
 
     def _prepare_static_cache(self, cache_implementation: str, *arguments: Any, **named: Any) -> Cache:
-        """Where the state of every layer has a fixed size, our own cache is a static one; ValueError elsewhere."""
+        """Return our cache as the static one if the state of every layer has a fixed size; ValueError otherwise."""
         growing = sorted({type(mixer).__name__ for mixer in self.model.mixers if mixer.growth != "O(1)"})
         if growing or cache_implementation != "static":
             grows = f"what {', '.join(growing)} keeps grows with the text"

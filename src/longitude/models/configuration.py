@@ -31,9 +31,9 @@ MLPKind = Literal["dense", "rwkv", "none"]
 SHARED = {
     "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
 }  # fmt: skip
-"""Options of a mixer that the config sets for all layers, unless the mixer's own spec does."""
+"""Mixer options, with the config key that sets each for all layers, unless the mixer's spec sets it."""
 DEFAULTS = {"encoding": "auto", "encodings": None, "mixer": "attention", "mixers": None}
-"""What a label may set, as it is where it is left out."""
+"""Config keys that a label may set, with their defaults."""
 
 
 @strict
@@ -49,7 +49,7 @@ class LongitudeConfig(PreTrainedConfig):
         hidden_size (`int`, *optional*, defaults to 128):
             Width of the hidden states.
         num_hidden_layers (`int`, *optional*, defaults to 4):
-            Blocks of the decoder, or of the encoder where the model is an encoder alone.
+            Blocks of the decoder, or of the encoder of an encoder-only model.
         num_attention_heads (`int`, *optional*, defaults to 4):
             Heads of queries in each layer. Must divide `hidden_size` where a mixer's head_dim follows from the two.
         num_key_value_heads (`int`, *optional*):
@@ -58,8 +58,8 @@ class LongitudeConfig(PreTrainedConfig):
             Inner width of the MLP. Defaults to 8/3 `hidden_size`, rounded up to a multiple of 8, for "swiglu", and to
             4 `hidden_size` for the others. None where there is no MLP.
         mlp (`str`, *optional*, defaults to `"dense"`):
-            What stands behind the mixer in each block: "dense", an MLP of `hidden_act`; "rwkv", `RWKVChannelMix`, which reads the
-            token before each, too, behind mixers with a state; "none", as in Mamba.
+            The part after the mixer in each block: "dense", an MLP with `hidden_act`; "rwkv", `RWKVChannelMix`, which also
+            reads the previous token and needs mixers with a state; "none", as in Mamba.
         hidden_act (`str`, *optional*, defaults to `"swiglu"`):
             Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu".
         max_position_embeddings (`int` or `None`, *optional*, defaults to 2048):
@@ -81,8 +81,8 @@ class LongitudeConfig(PreTrainedConfig):
         num_encoder_layers (`int`, *optional*):
             Blocks of the encoder of an encoder-decoder. Defaults to `num_hidden_layers`.
         encoder_encoding (`str`, `dict` or `list`, *optional*):
-            The encoding of the encoder of an encoder-decoder. Defaults to the decoder's, or to "rope" where the decoder is of
-            recurrences and has none.
+            The encoding of the encoder of an encoder-decoder. Defaults to the decoder's, or to "rope" if the decoder is
+            recurrent and has none.
         norm (`str`, *optional*, defaults to `"rmsnorm"`):
             "rmsnorm" or "layernorm".
         norm_position (`str`, *optional*, defaults to `"pre"`):
@@ -249,7 +249,7 @@ class LongitudeConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """Of heads that divide the width; rounded down where no mixer has such heads."""
+        """Width of a head, hidden_size / num_attention_heads; rounded down if no mixer has such heads."""
         return self.hidden_size // self.num_attention_heads
 
     def _one_or_each(
@@ -360,7 +360,7 @@ def has_heads(spec: dict[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What config.json can hold: schemes as their name and every option, arrays and tuples as lists of plain numbers."""
+    """Convert a value for config.json: schemes to their name and all options, arrays and tuples to lists of numbers."""
     if isinstance(value, Scaling):
         return value.as_dict()
     if isinstance(value, list | tuple):

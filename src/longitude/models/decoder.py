@@ -41,22 +41,22 @@ class LongitudePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = [*ATTENTION]
     written_by = "LongitudeForCausalLM"
-    """The kind of model whose checkpoints hold the same stack, under the same mask."""
+    """Name of the model class with compatible checkpoints: the same layers under the same mask."""
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, **named: Any) -> Any:
-        """As in transformers, but a checkpoint of another kind of model is refused, and so is a pickle.
+        """Load a checkpoint as in transformers, except those of other kinds of models, and pickle files.
 
         Args:
             arguments: As in transformers.
             named: As in transformers; use_safetensors is True by default.
 
         Returns:
-            The model, and with output_loading_info=True that, too.
+            The model; with output_loading_info=True also the loading info.
 
         Raises:
-            ValueError: Where, for example, a decoder would load an encoder's weights.
-            OSError: Where there is no model.safetensors.
+            ValueError: If the checkpoint is of another kind of model, for example an encoder's for a decoder.
+            OSError: If there is no model.safetensors.
         """
         named.setdefault("use_safetensors", True)
         loaded = super().from_pretrained(*arguments, **named)
@@ -128,7 +128,7 @@ class Call(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What cross-attention attends to: states [B, S, D], which of them are no padding [B, S], and a cache of keys and values."""
+    """Source of cross-attention: states [B, S, D], valid [B, S], False for padding, and a cache of keys and values."""
 
     states: Tensor | None
     valid: Tensor | None
@@ -351,7 +351,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, list[Any]]:
         """The input of the first layer, [B, L, D], and the tables of each distinct encoding.
 
-        None stands for the tables of an encoding whose keys are not the same at every query.
+        Tables are None for an encoding with keys that depend on the query.
         """
         batch, length = x.shape[:2]
         places = explicit(call.positions, call.remembered + length, x.device)
@@ -435,7 +435,7 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     @property
     def mixers(self) -> list[Mixer]:
-        """Of each block."""
+        """Mixer of each block."""
         return [block.mixer for block in self.layers]  # type: ignore[misc]
 
     def require_weights(self) -> None:

@@ -1,4 +1,4 @@
-"""The encoder: blocks whose tokens attend to both sides; alone, with a head that fills in masked tokens."""
+"""The encoder, with bidirectional attention; also alone, with a head for masked language modeling."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
 
 
 def bidirectional(spec: Any) -> Any:
-    """A resolved encoding, or a list of them, with the option that gives the future parameters of its own."""
+    """Set `bidirectional` in a resolved encoding, or a list of them, so that future offsets have separate parameters."""
     if isinstance(spec, list):
         return [bidirectional(one) for one in spec]
     return {**spec, "bidirectional": True} if isinstance(spec, dict) and "bidirectional" in spec else spec

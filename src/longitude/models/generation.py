@@ -13,7 +13,7 @@ from longitude.models.streams import streams_of
 
 
 class CheckedGenerationMixin(GenerationMixin):
-    """transformers' generate(), with a cache by either name, for models whose padding is at one side of a sequence."""
+    """generate() of transformers, with a cache by either name, for models that need padding on one side of a sequence."""
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
         require_assistant(options.get("assistant_model"))
@@ -25,7 +25,7 @@ class CheckedGenerationMixin(GenerationMixin):
     def _prepare_attention_mask_for_generation(
         self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]
     ) -> Any:
-        """Transformers' guess: what equals pad_token_id is padding. ValueError where that is between tokens."""
+        """The mask that transformers infers from pad_token_id. ValueError if it has padding between tokens."""
         mask: Any = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
         batch, length = mask.shape
         try:

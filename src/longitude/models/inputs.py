@@ -1,4 +1,4 @@
-"""A model's inputs: known arguments, embeddings that fit, an assistant whose cache can be cropped, places of tokens."""
+"""Checks of a model's inputs: argument names, shapes of embeddings, croppable caches of assistants, places of tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | Non
 
 
 def require_assistant(assistant: Any) -> None:
-    """ValueError for an assistant whose cache cannot be cropped: transformers checks only the model itself."""
+    """Raise ValueError for an assistant with a cache that cannot be cropped: transformers checks only the model itself."""
     if getattr(assistant, "_is_stateful", False):
         raise UsageError(
             "assistant_model",
@@ -53,7 +53,7 @@ def require_assistant(assistant: Any) -> None:
 
 
 def ids_so_far(ids: Tensor, cache: Any, past: int) -> Tensor | None:
-    """Of all tokens [B, past + L], those in the cache first; None where it does not hold them."""
+    """Ids of all tokens [B, past + L], cached ones first; None if the cache does not hold them."""
     if not past:
         return ids
     before = None if cache is None else cache.layers[0].ids
@@ -73,7 +73,7 @@ def places_of(
     length: int,
     random_start: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Of each member that has them the places of the last `length` tokens, as given, or made of the ids of all tokens."""
+    """Places of the last `length` tokens for each member that reads ids, else None: as passed, or computed from all ids."""
     if given is not None:
         if not encoding.reads_ids:
             raise ValueError("place_ids: no encoding of this model has places of its own; leave them out")

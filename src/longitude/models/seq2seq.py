@@ -55,7 +55,7 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
 
 
 class LongitudeDecoder(LongitudeModel):
-    """A decoder whose blocks attend to an encoder's output; its tokens are embedded by the encoder's table."""
+    """A decoder with cross-attention to an encoder's output; it shares the encoder's token embedding."""
 
     cross = True
     written_by = "LongitudeForSeq2SeqLM"
@@ -66,10 +66,10 @@ class LongitudeDecoder(LongitudeModel):
 
 
 class LongitudeEncoderDecoder(LongitudePreTrainedModel):
-    """An encoder, and a decoder whose blocks attend to its output.
+    """An encoder, and a decoder with cross-attention to its output.
 
-    A source [B, S] and a target [B, L] of tokens -> the target's hidden states [B, L, hidden_size]. One matrix, the encoder's
-    embed_tokens, embeds both.
+    A source [B, S] and a target [B, L] of token ids -> the target's hidden states [B, L, hidden_size]. The encoder's
+    embed_tokens embeds both.
     """
 
     written_by = "LongitudeForSeq2SeqLM"

@@ -17,27 +17,27 @@ from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
 
 def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
-    """This process's slice of a batch whose sequences all processes of a group share: what to call a causal model with.
+    """Cut this process's slice of a batch for sequence parallelism: the arguments of a causal model.
 
         loss = model(**lg.models.cut_sequence(batch)).loss      # the sum over processes is the loss of the whole batch
         loss.backward()                                  # and the sum of their gradients is its gradient
 
-    The model is a LongitudeForCausalLM, or a model of transformers with attn_implementation="longitude". Every process passes the
-    same whole batch and gets 1/n of its tokens, with their positions in the sequence, the token after each (the next one may be
-    another process's), and a SequenceSlice as attention_mask, over which attention passes keys and values round.
-    DistributedDataParallel averages gradients: multiply the loss by the number of processes there. A model of transformers that
-    never reads attention_mask, such as its RWKV, takes its part for a whole sequence, and nothing here can tell:
-    `SequenceParallelTrainer` and `extend` refuse it.
+    The model is a LongitudeForCausalLM, or a Transformers model with attn_implementation="longitude". Every process passes the
+    same whole batch and gets 1/n of its tokens, with their positions in the sequence and shifted labels. The attention_mask is
+    a SequenceSlice, with which attention passes keys and values around the processes. DistributedDataParallel averages
+    gradients: multiply the loss by the number of processes there. A Transformers model that never reads attention_mask, such as
+    RWKV, treats its part as a whole sequence, which cannot be detected here; `SequenceParallelTrainer` and `extend` raise
+    ValueError for it.
 
     Args:
-        batch: input_ids [B, L]; of labels, position_ids, attention_mask of 0 and 1, document_ids, seq_idx [B, L] and
-            cu_seq_lens_q what there is, as LongitudeForCausalLM takes them; num_items_in_batch, by default the number of
-            predicted tokens in the whole batch.
+        batch: input_ids [B, L]; optionally labels, position_ids, attention_mask of 0 and 1, document_ids, seq_idx [B, L] and
+            cu_seq_lens_q, as in LongitudeForCausalLM; num_items_in_batch, by default the number of predicted tokens in the
+            whole batch.
         group: A torch.distributed process group; None for all processes.
 
     Returns:
-        input_ids, position_ids [B, own], attention_mask; with labels also labels and shift_labels [B, own], both shifted already,
-        and num_items_in_batch.
+        input_ids, position_ids [B, local length], attention_mask; with labels also labels and shift_labels [B, local length],
+        both already shifted, and num_items_in_batch.
 
     Raises:
         ValueError: For other arguments, fewer than two tokens per process, and marks of documents that contradict each other.

@@ -35,14 +35,14 @@ def documents_of(  # noqa: C901
     causal: bool = True,
     **packed: Any,
 ) -> Tensor | None:
-    """The documents of a call, however they were marked: a number per token, or None where nothing marks any.
+    """Document numbers of a call, from any of the inputs that mark documents; None if none does.
 
-    [B, Lk] as document_ids, else [B, L].
+    Shape [B, Lk] if they come from document_ids, else [B, L].
 
-    packed: as in Packed. position_ids [L] or [B, L] mark documents where they start over, which is where a position is not
-    larger than the one before it: in causal models, and where there is no attention_mask, as in transformers. (transformers
-    takes a step forward of more than one for a document, too; here positions may skip, as randomised ones do.) What position_ids
-    and Packed mark holds for the tokens of this call, so nothing may stand before them or be kept for later: alone.
+    packed: as in Packed. position_ids [L] or [B, L] mark the start of a document by a position that is not larger than the
+    previous one, in causal models without an attention_mask, as in transformers. (In transformers a step of more than one also
+    starts a document; here positions may skip, as randomised ones do.) Documents marked by position_ids and Packed cover only
+    this call's tokens. They therefore need `alone`: no cache and no memories.
 
     Errors: ValueError for marks that contradict each other, do not fit, or come with a cache or memories.
     """
@@ -159,7 +159,7 @@ def places_in(streams: Tensor) -> Tensor:
 
 
 def starts_of(streams: Tensor) -> Tensor:
-    """Where each token's own run of streams [B, L] begins -> [B, L]."""
+    """Index of the first token of each token's document, [B, L], from document numbers `streams` [B, L]."""
     order = torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
     first = torch.ones_like(streams, dtype=torch.bool)
     first[:, 1:] = streams[:, 1:] != streams[:, :-1]
