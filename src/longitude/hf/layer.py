@@ -39,9 +39,9 @@ def attach(attention: nn.Module, encoding: Composed) -> None:
 
 
 class PositionEmbeddings(tuple):
-    """What a model passes to all its layers as position embeddings, (cos, sin) of no rotation, with positions and tables.
+    """Position embeddings that a model passes to its layers: (cos, sin) of the identity rotation, with positions and tables.
 
-    positions: of the call's tokens; tables: each encoding's for these.
+    positions: positions of the call's tokens. tables: tables of each encoding for these positions.
     """
 
     positions: Positions
@@ -50,7 +50,7 @@ class PositionEmbeddings(tuple):
 
 @dataclass
 class LayerCall:
-    """What the encoding makes of one call's tokens; of all keys, once the cache has taken them in."""
+    """Positions, tables and columns of a call's tokens; those of all keys, after the cache has been updated."""
 
     encoding: Composed
     positions: Positions
@@ -61,7 +61,7 @@ class LayerCall:
     cached: bool = False
 
     def keys(self, key: Tensor) -> Tensor:
-        """Keys as a cache holds them: transformed where a transformed key stays right."""
+        """Keys as a cache holds them: transformed if a transformed key stays valid."""
         return self.encoding.keys(key, self.tables) if self.tables is not None else key
 
     def attend(

@@ -25,10 +25,11 @@ class NoTensorError(ValueError, AttributeError):
 
 @dataclass(frozen=True, eq=False)
 class StockMask:
-    """What the queries of one call may attend to. All layers of a type share this one object.
+    """Attention mask of a call. All layers of a type share the same object.
 
-    mask: over the first `keys` keys; those after them, up to `slots`, are empty slots of a static cache. streams [B, keys]: each
-    key's document, -1 for padding; None where all are one. dense: made of a tensor, which alone decides, windows included.
+    mask: the mask over the first `keys` keys; later keys, up to `slots`, are empty slots of a static cache. streams [B, keys]:
+    document of each key, -1 for padding; None for a single document. dense: whether it was made from a tensor, which then fully
+    decides, windows included.
     """
 
     mask: Mask
@@ -112,9 +113,9 @@ _DENSE: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
-    """A mask [B, 1, L, keys] that a user made: True or 0 where a query attends, False or the lowest number where not.
+    """Convert a user's mask tensor [B, 1, L, keys]: True or 0 if a query attends, else False or the dtype's lowest number.
 
-    ValueError for another form, one for each head, and one that adds other numbers to the scores.
+    ValueError for another shape, a mask per head, or other numbers than these.
     """
     if not isinstance(given, Tensor) or given.dim() != 4:
         raise not_a_mask(given)
@@ -157,7 +158,7 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
 
 
 def within(mask: Mask, ids: Tensor, padded: Tensor | None = None) -> Mask:
-    """The mask within documents, whose chunks are counted in each; padded: the documents where padding is -1."""
+    """Restrict a mask to documents, and count its chunks within each document; padded: document numbers with padding as -1."""
     places = places_of(ids if padded is None else padded)
     parts = (Chunks(part.size, places) if isinstance(part, Chunks) else part for part in mask.parts())
     return AllOf((*parts, Documents(ids)))
@@ -196,7 +197,7 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
 
 
 def not_a_mask(given: Any) -> ValueError:
-    """The error for a mask that a user or a model made in a form of its own."""
+    """The error for a mask of an unsupported form, made by a user or a model."""
     got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     return UsageError(
         "attn_implementation='longitude'",

@@ -1,4 +1,4 @@
-"""A stock model with any encoding instead of its own rotation, saved by save_pretrained and loaded again."""
+"""Unmodified Transformers models with any encoding instead of their rotation, with save_pretrained and from_pretrained."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ KEY = "longitude_positions"
 
 
 def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
-    """Give a stock transformers model another encoding, in place of its own rotation, in all layers.
+    """Replace the rotation of an unmodified Transformers model by another encoding, in all layers.
 
-    Learned parameters become the model's. save_pretrained saves all of it; `longitude.hf.from_pretrained` loads it again. Weights
-    learned with another rotation must be trained on.
+    Parameters of the encoding become parameters of the model. save_pretrained saves them; `longitude.hf.from_pretrained` loads
+    the model again. Weights that were trained with another rotation need further training.
 
     Args:
         model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and similar models).
-        encoding: a name, {"name": name, **options}, a label such as "t5:max_distance=32", an Encoding, or a list of them,
-            composed; options that are left out come from the model's shape. {"layers": [...]} has one such, without Encodings,
-            for each layer, or a pattern of fewer that is repeated, as a label "rope..rope..none" has; "none" is a layer without
-            position.
+        encoding: a name, {"name": name, **options}, a label such as "t5:max_distance=32", an Encoding, or a list of these,
+            which is composed. Missing options come from the model's shape. {"layers": [...]} has an entry for each layer,
+            without Encodings, or a pattern of fewer entries that is repeated, as does the label "rope..rope..none". "none" is a
+            layer without position.
 
     Raises:
         ValueError: a model or an encoding that does not fit, with the reason.
@@ -106,7 +106,7 @@ class IdentityRotary(nn.Module):
 
 # ---- which models, which encodings -----------------------------------------------------------------------------------
 def attentions(base: Any) -> list[nn.Module]:
-    """The attention of each layer, in order; ValueError for a model whose rotation cannot be replaced from outside."""
+    """Attention modules of the layers, in order; ValueError for a model with a rotation that cannot be replaced."""
     kind = type(base).__name__
     rotary = getattr(base, "rotary_emb", None)
     if not isinstance(rotary, nn.Module):
@@ -149,9 +149,9 @@ def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config
 def resolved(
     encoding: Spec, config: PreTrainedConfig, layer: int | None = None
 ) -> tuple[list[dict[str, Any]], list[Encoding] | None]:
-    """Every option written out, one dict for each composed encoding; and the encodings themselves, where they were given.
+    """Resolve an encoding: a dict with all options for each composed encoding, and the Encodings, if the caller passed them.
 
-    layer: whose own rotation is meant where options are left out; None: that of all layers.
+    layer: the layer with the rotation that supplies missing options; None: the rotation of all layers.
     """
     parts = list(encoding) if isinstance(encoding, Composed | list | tuple) else [encoding]
     if not parts or not all(isinstance(part, str | Mapping | Encoding) for part in parts):
@@ -337,7 +337,7 @@ def with_sentinel(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def no_rotation(config: PreTrainedConfig, *_: Any, **__: Any) -> tuple[Tensor, float]:
-    """What transformers computes for rope_type "longitude": frequencies of no rotation, for `from_pretrained` alone."""
+    """Frequencies for rope_type "longitude" in transformers: the identity rotation, only for `from_pretrained`."""
     if not loading.get():
         raise ValueError(
             f"this model's positions are Longitude's, {json.dumps(getattr(config, KEY, None))}: "
@@ -381,7 +381,7 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
 
 
 def class_of(path: Any, config: PreTrainedConfig) -> Any:
-    """The class whose from_pretrained loads such a model: the stock one, given its encoding as soon as it is made."""
+    """Subclass of the Transformers class, with a from_pretrained that loads such a model and sets its encoding on creation."""
     stock = getattr(transformers, (config.architectures or ["none"])[0], None)
     if stock is None:
         raise ValueError(f"{path}: config.json names no class of transformers, got {config.architectures}")

@@ -12,9 +12,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
-"""How a layer of transformers asks for the attention function that attn_implementation names."""
+"""Source text by which a Transformers layer looks up the attention function that attn_implementation names."""
 BY_CLASS = re.compile(r"_ATTENTION_CLASSES\[")
-"""How a layer looks its attention up among classes of its own instead."""
+"""Source text of layers that choose among attention classes of their model file instead."""
 LAYER = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
 
 

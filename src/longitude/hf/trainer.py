@@ -16,11 +16,11 @@ from longitude.training import SCORE_RATE, decayed_names, score_table_names
 
 
 class Trainer(transformers.Trainer):
-    """transformers' Trainer, whose parameter groups are those of `lg.parameter_groups`.
+    """transformers.Trainer with the parameter groups of `lg.parameter_groups`.
 
-    Theirs selects by name ("bias", "norm") and would decay the rates of recurrences and tables of positions. Tables of scores
-    learn at 10 times the learning rate. Its arguments are those of transformers.Trainer; an optimizer that is passed in stays
-    as it is.
+    transformers.Trainer selects parameters by name ("bias", "norm") and would apply weight decay to rates of recurrences and
+    position tables. Tables of scores get 10 times the learning rate. Its arguments are those of transformers.Trainer; an
+    optimizer that is passed in is not changed.
     """
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -41,18 +41,18 @@ class Trainer(transformers.Trainer):
 
 
 class SequenceParallelTrainer(Trainer):
-    """Trainer whose processes share every sequence: each has 1/n of its tokens, so that n processes take n times the length.
+    """Trainer with sequence parallelism: each of n processes has 1/n of the tokens of every sequence.
 
-    A step is that of one process with the same batch. Every process reads whole batches, which `cut_sequence` cuts; evaluation
-    is by whole sequences, each on one process. The model is a LongitudeForCausalLM of attention, or a model of transformers with
-    rotary attention in all layers and attn_implementation="longitude".
+    A step equals the step of a single process with the same batch. Every process reads whole batches, which `cut_sequence`
+    cuts. Evaluation uses whole sequences, each on a single process. The model is a LongitudeForCausalLM with attention, or a
+    Transformers model with rotary attention in all layers and attn_implementation="longitude".
 
     Args:
         arguments: As in transformers.Trainer.
         named: As in transformers.Trainer.
 
     Raises:
-        ValueError: For a model that cannot share a sequence, and options that read labels of whole sequences.
+        ValueError: For a model that does not support sequence parallelism, and options that read labels of whole sequences.
     """
 
     def __init__(self, *arguments: Any, **named: Any):
@@ -89,7 +89,7 @@ class SequenceParallelTrainer(Trainer):
 
 
 def require_shareable(model: Any) -> None:
-    """ValueError for a model of transformers whose layers are not all attention of ours; our own says so itself."""
+    """Raise ValueError for a Transformers model unless all its layers use our attention. Longitude models check themselves."""
     if isinstance(model, LongitudePreTrainedModel):
         return
     try:
