@@ -16,7 +16,7 @@ the reason. The first broken one raises LawBroken, an AssertionError with the la
 A law is a function under the decorator `law`, which gives its threshold; those of this package are in longitude/testing/battery.
 The one law that cannot be here is that the table equals the published one: numbers typed from the paper.
 
-Mixers have laws of their own, with the same verbs: testing.mixers.check("mamba").
+Mixers have separate laws with the same functions: testing.mixers.check("mamba").
 """
 
 from longitude.testing import mixers

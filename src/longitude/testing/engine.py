@@ -29,11 +29,11 @@ class DoesNotApply(Exception):
 
 
 class LawBroken(AssertionError):
-    """A law does not hold.
+    """Error of a law that does not hold.
 
     Args:
-        message: Where, and by how much.
-        measurement: The number and its threshold, where it is one that was measured.
+        message: Place and size of the deviation.
+        measurement: The measured number and its threshold, if there is one.
     """
 
     def __init__(self, message: str, measurement: Measurement | None = None):
@@ -46,12 +46,12 @@ class Measurement:
     """A number that a law measured, and the largest that it allows.
 
     Args:
-        measured: In the unit of the law; for most, the largest error relative to the largest number.
-        threshold: The law holds where `measured` is at most this.
-        note: A remark where it holds.
-        cause: What is wrong where it fails, why as far as an experiment shows it, and where it begins.
-        position: The first position at which the threshold is exceeded, where there is one.
-        whose: Whose a failure is, where the law knows.
+        measured: The number, in the law's unit; for most laws the largest error relative to the largest number.
+        threshold: The law holds if `measured` is at most this.
+        note: A remark for a law that holds.
+        cause: For a law that fails: the defect, its cause as far as an experiment shows it, and where it starts.
+        position: The first position at which the threshold is exceeded, if there is one.
+        whose: The part that causes a failure, if the law can tell; see Result.
     """
 
     measured: float
@@ -68,17 +68,18 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Result:
-    """What one law found on one subject.
+    """Result of a law for a subject.
 
     Args:
         law: The name of the law.
-        claim: What it claims, in a sentence.
+        claim: The claim of the law, in a sentence.
         status: "holds", "broken", "does not apply" or "could not run".
-        measured: The number nearest to its threshold; None where nothing was measured, or no finite number.
+        measured: The number nearest to its threshold; None if nothing was measured, or no finite number.
         threshold: The largest number that the law allows.
-        reason: Why it is broken, does not apply or could not run; what else was found where it holds.
-        position: The first position at which the threshold is exceeded, where there is one.
-        whose: Whose a failure is, where it is known; of a checkpoint "checkpoint", "config", "code (...)", "rule", "not known".
+        reason: Why it is broken, does not apply or could not run; remarks if it holds.
+        position: The first position at which the threshold is exceeded, if there is one.
+        whose: The part that causes a failure, if known. For a checkpoint: "checkpoint", "config", "code (...)", "rule" or "not
+            known".
     """
 
     law: str
@@ -94,17 +95,17 @@ class Result:
         return asdict(self)
 
     def require(self, subject: str = "the subject") -> Result:
-        """The result itself, unless the law is broken or could not run.
+        """Return the result, or raise if the law is broken or could not run.
 
         Args:
-            subject: Its name, for the message.
+            subject: Name of the subject, for the message.
 
         Returns:
             The result.
 
         Raises:
-            LawBroken: Where the law is broken.
-            RuntimeError: Where it could not run.
+            LawBroken: If the law is broken.
+            RuntimeError: If it could not run.
         """
         if self.status == "could not run":
             raise RuntimeError(f"{subject}: the law {self.law!r} could not run: {self.reason}")
@@ -115,16 +116,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Law:
-    """What everything of a kind must fulfil, and by how much it may fail to.
+    """An invariant test for all subjects of a kind, with its tolerance.
 
     Args:
-        name: As it is printed and chosen.
-        claim: What it claims, in a sentence.
-        test: A function of the subject. It compares with `close` or `measure`, or returns a Measurement; it raises LawBroken
-            where the law is broken and DoesNotApply where it claims nothing.
-        threshold: What `close` and `measure` allow in it; None where it compares no numbers, or returns its threshold.
-        needs: Packages without which it cannot be tried.
-        rests_on: Laws without which it cannot hold: where one is broken, its own failure is no finding of its own.
+        name: Name by which the law is printed and selected.
+        claim: The claim of the law, in a sentence.
+        test: A function of the subject. It compares with `close` or `measure`, or returns a Measurement. It raises LawBroken
+            if the law is broken and DoesNotApply if the law does not apply.
+        threshold: Largest number that `close` and `measure` allow in it; None if it compares no numbers, or returns its
+            threshold.
+        needs: Packages that the test requires.
+        rests_on: Laws that this law presupposes: if one of them is broken, a failure of this law is not reported.
     """
 
     name: str
@@ -138,7 +140,7 @@ class Law:
         """Try it.
 
         Args:
-            subject: What the test takes, such as an Example.
+            subject: Argument of the test, such as an Example.
             options: Options of the test, such as lengths.
 
         Returns:
@@ -188,15 +190,15 @@ _trial: ContextVar[_Trial | None] = ContextVar("trial", default=None)
 
 
 def measure(what: str, measured: float, threshold: float | None = None) -> None:
-    """Hold a number against the threshold of the law that is being tried.
+    """Compare a number with the threshold of the running law.
 
     Args:
-        what: What was measured, for the message.
+        what: Name of the measured quantity, for the message.
         measured: The number.
-        threshold: Where it is not that of the law.
+        threshold: Threshold, if it differs from the law's.
 
     Raises:
-        LawBroken: Where it is above the threshold.
+        LawBroken: If the number is above the threshold.
     """
     trial = _trial.get() or _Trial(None)
     threshold = trial.threshold if threshold is None else threshold
@@ -227,10 +229,10 @@ def in_words(error: BaseException) -> str:
 
 # ---- whose an error is -----------------------------------------------------------------------------------------------
 OUTSIDE = (OSError, UnicodeError, ImportError, SubprocessError)
-"""What the machine and its settings raise: files, the locale, packages, other programs."""
+"""Errors caused by the machine and its settings: files, the locale, packages, other programs."""
 NO_TOOL = re.compile(r"find C compiler|working C\+\+ compiler|active drivers")
 NO_MEMORY = re.compile(r"DefaultCPUAllocator|out of memory")
-"""Errors for which torch and Triton have no class of their own, or one that only their compiler has."""
+"""Messages of errors that have no class in torch and Triton, or only a class of their compiler."""
 STANDARD = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
 PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
 
@@ -275,8 +277,8 @@ class Battery:
     """The laws of one kind of subject, by name, in their order.
 
     Args:
-        noun: What the subject is called in messages.
-        modules: Names of modules that add laws when they are imported. Of a package, every module in it: a law is one file there.
+        noun: Name of the kind of subject in messages.
+        modules: Names of modules that add laws when imported. For a package, all modules in it: each file there is a law.
     """
 
     def __init__(self, noun: str, *modules: str):

@@ -1,4 +1,4 @@
-"""What laws are tried on: encodings and mixers at toy size, built fresh each time."""
+"""Subjects of laws: encodings and mixers at toy size, built fresh each time."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ class Example:
 
 @dataclass(frozen=True)
 class MixerExample(Example):
-    """Makes one kind of mixer at toy size: fresh, in float64, learned parameters filled with random numbers.
+    """Factory of a mixer at toy size: fresh, in float64, with parameters filled with random numbers.
 
     Args:
         factory: A class or a function that returns a mixer.
-        options: Its options; else those in SHAPES where it has no default, and those in SMALL; else defaults.
-        encoding: What the model around it brings: names, or an Example. None: rope where the mixer rotates, alibi where it has
-            scores.
+        options: Options of the mixer; others come from SHAPES if it has no default, from SMALL, or from defaults.
+        encoding: Encodings that the surrounding model supplies: names, or an Example. None: rope if the mixer rotates, alibi if
+            it has scores.
     """
 
     encoding: Sequence[str] | Example | None = None
@@ -120,7 +120,7 @@ class MixerExample(Example):
     std: ClassVar[float] = DIM**-0.5
 
     def forms(self, chunks: Sequence[int] = (1, 5, 16, 200), backends: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-        """Every way to the same numbers that it offers: words -> options. backends: to choose between, where it has any."""
+        """All options that must not change the result: description -> options. backends: names to try, if it has backends."""
         ways: list[dict[str, Any]] = [{}]
         for option, values in ({**FORMS, "backend": backends} if backends else FORMS).items():
             if self.has(option):
@@ -132,7 +132,7 @@ class MixerExample(Example):
         return {", ".join(f"{name} {value}" for name, value in way.items()): way for way in ways}
 
     def encodings(self, mixer: Mixer) -> Composed:
-        """What the model around it brings, at the sizes that it shows to encodings; filled."""
+        """Encodings that the surrounding model supplies, at the mixer's sizes, with parameters filled."""
         if isinstance(self.encoding, Example):
             return compose(self.encoding())
         names = self.encoding
@@ -185,10 +185,10 @@ def _example(kind: type[Example], given: Any, options: Mapping[str, Any]) -> Any
 
 @torch.no_grad()
 def fill(module: Module, seed: int = 0, std: float = 0.5) -> Module:
-    """Random numbers in every parameter, in place: what is zero at first shows no error. What starts above zero stays above.
+    """Fill every parameter with random numbers, in place, because zeros hide errors. Positive parameters stay positive.
 
     Args:
-        module: Whose parameters are filled.
+        module: The module with the parameters.
         seed: Seed for the random numbers.
         std: Their standard deviation.
 

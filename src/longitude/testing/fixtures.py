@@ -1,4 +1,4 @@
-"""What laws share: random tensors, the smallest model that shows errors of a cache, and how to compare."""
+"""Fixtures of laws: random tensors, the smallest model that exposes errors of a cache, and comparisons."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LayerStack(nn.Module):
         caches: Sequence[Any] | None = None,
         mask: Mask = Causal(),  # noqa: B008 (frozen)
     ) -> Tensor:
-        """X [B, L, dim]; documents [B, Lk], cached tokens included, -1 for padding; positions None: behind cached ones."""
+        """Run x [B, L, dim]. documents [B, Lk], cached tokens included, -1 for padding. positions None: after cached tokens."""
         if self.encoding.axes > 1 and isinstance(positions, Tensor) and positions.dim() == 2:
             positions = positions[..., None]  # [B, L] might be [L, axes]
         if self.encoding.at_input:
@@ -184,10 +184,10 @@ def close(what: str, got: Tensor | Named, want: Tensor | Named, threshold: float
     """Measure the error of tensors, or of each of named tensors, relative to the largest number (at least 1).
 
     Args:
-        what: What is compared, for the message.
+        what: Name of the compared quantity, for the message.
         got: A tensor, or tensors by name.
-        want: The same, as they should be.
-        threshold: Where it is not that of the law that is being tried.
+        want: The expected tensor or tensors.
+        threshold: Threshold, if it differs from the running law's.
 
     Raises:
         LawBroken: For another shape, or an error above the threshold.

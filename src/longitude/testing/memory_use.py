@@ -1,4 +1,4 @@
-"""What memory a call allocates, which torch's profiler counts; and what a cache holds."""
+"""Memory that a call allocates, from torch's profiler, and memory that a cache holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Memory(NamedTuple):
 
 
 def memory_of(call: Callable[[], Any]) -> Memory:
-    """What call() allocates on the CPU, inside custom operators and backward too."""
+    """Memory that call() allocates on the CPU, including custom operators and backward."""
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     profiler: Any = seen.profiler  # its stubs know no sizes
@@ -75,7 +75,7 @@ def tensors_held(cache: Any) -> list[Tensor]:
 
 
 def bytes_held(cache: Any) -> int:
-    """Bytes of the memory behind a cache, shared memory once: a view of a long tensor holds all of it.
+    """Bytes of the storage of a cache, with shared storage counted once: a view of a long tensor holds all of it.
 
     Args:
         cache: A layer of a cache, or any nest of such layers.

@@ -20,7 +20,7 @@ class PartBattery(Battery):
         self.example, self.registered = example, registered
 
     def examine(self, law: str | Law, part: Any, **options: Any) -> Result:
-        """Try one law on one encoding or mixer.
+        """Try a law on an encoding or mixer.
 
         Args:
             law: A Law, or its name.
@@ -31,7 +31,7 @@ class PartBattery(Battery):
             The Result: it holds, or does not apply.
 
         Raises:
-            LawBroken: Where it is broken, or where something else is raised than the law expects.
+            LawBroken: If the law is broken, or an unexpected error is raised.
             ValueError: For an unknown law, name or option.
         """
         law = self[law] if isinstance(law, str) else law

@@ -83,7 +83,7 @@ def backends(
 @ENCODING_LAWS.law(threshold=1e-9)
 @torch.no_grad()
 def masks_as_tensors(build: Example, kinds: tuple[str, ...] | None = ("dilated", "chunks that start over")) -> None:
-    """A mask and the tensor of its pairs give the same, on every backend: nothing but the pairs counts, nor is any left out.
+    """A mask and its bool tensor of pairs give equal results, on every backend.
 
     kinds: of masks; None: all.
     """
@@ -117,7 +117,7 @@ QUICK = ("no keys",)
 
 @ENCODING_LAWS.law()
 def autograd_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
-    """The output of every backend has a graph wherever that of `reference` has one, and reaches the same inputs.
+    """Every backend's output has an autograd graph exactly if the output of `reference` has one, with the same inputs.
 
     Whatever the mask, also where no query has a key; whichever input or parameter alone requires a gradient. kinds: of masks;
     None: all.

@@ -1,4 +1,4 @@
-"""Laws of one answer: whole and in chunks behind a cache, in every form, in any batch, in every mode of torch."""
+"""Laws of equal results: full forward passes and chunks with a cache, all forms, all batches, all modes of torch."""
 
 from __future__ import annotations
 
@@ -137,10 +137,10 @@ def gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> None:
 
 @shared_law(needs=CACHES)
 def unused_parameters(build: MixerExample) -> None:
-    """Every parameter that requires a gradient gets one, of zeros where it is not used, at any length.
+    """Every parameter that requires a gradient gets one, zeros if it is not used, at any length.
 
-    One token, a sequence inside every window, and documents as short; in every form and on every backend, whole and behind a
-    cache. Trainers that split a model over machines wait for each of them.
+    Tried with one token, a sequence inside every window, and equally short documents; in every form and on every backend, in
+    full passes and with a cache. Distributed trainers wait for the gradient of every parameter.
     """
     tried = 0
     for name, options in build.forms((5,), list(BACKENDS)).items():

@@ -53,9 +53,9 @@ def repeated_document_ids(build: MixerExample) -> None:
 def padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) -> None:
     """Padded on the left or right = not padded, whatever the padding holds, forward and gradients.
 
-    What padding gets is finite. With a cache, cut anywhere, with positions given to each call or to the first alone: decoding
-    behind left padding = decoding alone. A recurrence skips padding between tokens, too: padding on the right leaves the state
-    for what follows.
+    Outputs at padding are finite. With a cache, cut anywhere, with positions passed to each call or only to the first, decoding
+    after left padding = decoding without padding. A recurrence also skips padding between tokens: padding on the right leaves
+    the state unchanged for later tokens.
     """
     from longitude.attention.state_cache import StateLayer
 

@@ -37,8 +37,8 @@ MANY = 170  # sequences, to count how often each weight is dropped
 def dropout_of_weights(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
     """Every weight is 0 or w / (1 - p), each as often as it should be, whatever the mask, on every backend.
 
-    No call raises; a query without keys gives zeros; gradients are those of the weights that were left; the same seed gives the
-    same; without dropout no random number is drawn. kinds: of masks; None: all.
+    No call raises. A query without keys gives zeros. Gradients are those of the remaining weights. Equal seeds give equal
+    results. Without dropout no random number is drawn. kinds: kinds of masks; None: all.
     """
     encoding, tensors = build(), heads_and_tokens(KEYS, KEYS, batch=3)
     for rows in (KEYS, 5) if kinds is None else (KEYS,):

@@ -60,7 +60,7 @@ def dtypes_of_mixers(build: MixerExample) -> None:
 
 @torch.no_grad()
 def _moved(module: nn.Module, other: nn.Module, exactly: Callable[[nn.Module], Tensor]) -> None:
-    """other: built alike, with other numbers. exactly: the output of a copy in float64."""
+    """Require that all ways to change the dtype agree. other: equal structure, other numbers. exactly: output in float64."""
     want = exactly(module)
     for dtype, rounded in ROUNDED.items():
         first = None

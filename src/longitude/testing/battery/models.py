@@ -135,7 +135,7 @@ def _in_calls(
 
 @ENCODING_LAWS.law(threshold=EQUAL, needs=CACHES)
 def places(build: Example) -> None:
-    """Where it has places of its own, made of token ids: in a model, documents packed and rows padded = alone, cut anywhere."""
+    """If it computes places from token ids: in a model, packed documents and padded rows = alone, cut anywhere."""
     encoding = compose(build())
     if not encoding.reads_ids:
         raise DoesNotApply("it reads no token ids")
@@ -191,7 +191,7 @@ def _require_prompt_lookup(what: str, model: LongitudeForCausalLM) -> None:
 # ---- refused calls ---------------------------------------------------------------------------------------------------
 TOKENS, PAST = 13, 9
 Act = Callable[[Any], Any]
-"""What is done with a cache."""
+"""An operation on a cache."""
 
 
 @ENCODING_LAWS.law(name="refused_calls", threshold=EQUAL, needs=CACHES)

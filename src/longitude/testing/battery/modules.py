@@ -139,10 +139,10 @@ def _multiplied(layer: Any, given: Any, out: Any) -> Tensor:
 
 @shared_law(threshold=1e-9, needs=CACHES)
 def adapters(build: MixerExample) -> None:
-    """A product of low rank beside each linear layer, as adapters have it = the same added to its matrix.
+    """A low-rank product beside each linear layer, as in adapters (LoRA) = that product added to its matrix.
 
-    And a forward hook that multiplies what any layer gives = the layer's own numbers multiplied: the output, whole, with
-    documents and in chunks with a cache, and the gradient of the input.
+    And a forward hook that multiplies a layer's output = the layer's parameters multiplied. Compared are the output, in a full
+    pass, with documents and in chunks with a cache, and the gradient of the input.
     """
     x, documents = numbers(2, 13, DIM), two_documents(13)
     seen = (documents >= 0)[..., None].double()
@@ -207,9 +207,10 @@ def extreme_inputs(build: MixerExample) -> None:
 @MIXER_LAWS.law(threshold=1e-9, needs=CACHES)
 @torch.no_grad()
 def attention_weights(build: MixerExample) -> None:
-    """has_weights: return_weights gives, with the same output, weights [B, H, L, Lk] whose rows sum to 1.
+    """has_weights: return_weights gives, with the same output, weights [B, H, L, Lk] with rows that sum to 1.
 
-    With nothing on later keys, whole and with a cache; elsewhere it is a ValueError that names it and the mixer.
+    Weights of later keys are 0, in full passes and with a cache. Mixers without weights raise a ValueError that names
+    return_weights and the mixer.
     """
     mixer, x = build(), numbers(2, 9, DIM)
     call = partial(mixer, encoding=build.encodings(mixer))

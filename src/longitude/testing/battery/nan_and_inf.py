@@ -42,10 +42,10 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
     """A NaN shows in the output of every query that attends to it, on every backend, and in no other sequence.
 
-    In a query, key or value; an infinity leaves other sequences alone, too. Nor does it show where a mask of documents, padding
-    or any pairs hides it. (Causality and windows hide by a weight of 0, and 0 * NaN is NaN: what comes later in a document may
-    taint a query, as in torch's own attention.) A NaN in a token that context reads, or in a learned number, shows in every
-    output that depends on it. kinds: of masks; None: all.
+    The NaN is in a query, key or value; an infinity reaches no other sequence, too. Neither reaches a query from which a mask
+    of documents, padding or any pairs hides it. (Causality and windows hide by a weight of 0, and 0 * NaN is NaN: a later token
+    of a document may taint a query, as in torch's attention.) A NaN in a token that context reads, or in a parameter, shows in
+    every output that depends on it. kinds: kinds of masks; None: all.
     """
     encoding, tensors = build(), heads_and_tokens(LENGTH, LENGTH)
     token = torch.arange(LENGTH)
@@ -178,9 +178,9 @@ BEHIND = torch.tensor([[0] * 6 + [1] * 4 + [2] * 7 + [-1] * 2, [0] * 7 + [1] * 6
 def nan_in_documents(build: MixerExample) -> None:
     """NaN and infinities in one document, or at padding, reach no output and no gradient of any other document's tokens.
 
-    Whatever the loss makes of them, also where a gradient alone is not finite; and of padding no gradient of a parameter. In
-    every form, on every backend (of an encoding), with the loops in C and without; whole, and token by token with a cache.
-    In a recurrence the outputs that are lost are the same in all of these: that token's, and those behind it in its document.
+    This holds for any loss, also if only a gradient is not finite; padding reaches no gradient of a parameter. Tried in every
+    form, on every backend (for an encoding), with and without the C kernels, in full passes and token by token with a cache. A
+    recurrence loses the same outputs in all cases: those of the token, and of later tokens in its document.
     """
     of_encoding = isinstance(build.encoding, Example)
     backends = [*BACKENDS] if of_encoding else []
@@ -229,9 +229,9 @@ SINGLE = "token by token"
 
 
 def _everything(net: LayerStack, x: Tensor, documents: Tensor, lost: Tensor | None = None) -> Named:
-    """Outputs, gradients of a loss that is not linear, those of parameters where padding has no share in it; and with a cache.
+    """Outputs in a full pass and with a cache; gradients of a nonlinear loss, for parameters of a loss without padding.
 
-    lost: tokens whose share in the loss is NaN.
+    lost: tokens for which the loss is NaN.
     """
     positions = places_of(documents).clamp(min=0)
     direction, real = numbers(*x.shape, seed=9), (documents >= 0)[..., None]

@@ -23,9 +23,9 @@ SHIFTS = (1, 3, 1000, 100_000)
 
 @ENCODING_LAWS.law(threshold=1e-8)
 def shift(build: Example) -> None:
-    """Where `relative`: one number added to all positions changes nothing, neither the output nor a gradient.
+    """If `relative`: a constant added to all positions changes neither the output nor a gradient.
 
-    Where not: it does. Positions count up by one, or with gaps.
+    If not `relative`, it changes the output. Positions count up by one, or with gaps.
     """
     encoding, length = build(), 9
     stack = LayerStack(build.in_attention(), encoding=encoding)
@@ -65,9 +65,9 @@ def permutation(build: Example) -> None:
 
 @ENCODING_LAWS.law()
 def order(build: Example) -> None:
-    """Where `causal_only`, a mask that lets a query attend to the future is refused; elsewhere outputs and biases are finite.
+    """If `causal_only`, a mask that shows the future raises ValueError; otherwise outputs and biases are finite.
 
-    Forbidding the future is the mask's job.
+    The mask, not the encoding, hides the future.
     """
     encoding, tensors = build(), heads_and_tokens(7, 7)
     for mask in (NoMask(), Causal(order=torch.arange(7).flip(0))):
@@ -86,7 +86,7 @@ def order(build: Example) -> None:
 # ---- far positions ------------------------------------------------------------------------------------------------------
 FAR = (100_003, 131_071)
 IN_BFLOAT16 = {"embed, queries and keys": 2**-8, "attention": 0.03}
-"""What bfloat16 can show of them."""
+"""Relative errors allowed in bfloat16 at far positions."""
 
 
 @ENCODING_LAWS.law(threshold=1e-6)

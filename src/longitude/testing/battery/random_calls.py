@@ -102,7 +102,7 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
         return a & b if r.random() < 0.6 else a | b
 
     def spans() -> Mask:
-        """What the fused routes take span by span."""
+        """A random mask that fused backends compute span by span."""
         first, last = r.randint(0, keys), r.randint(0, keys)
         kinds = [Causal(), Window(r.randint(1, keys + 2)), NoMask(), Padding(token >= first), Padding(token < last)]
         if rows <= keys:

@@ -13,7 +13,7 @@ from longitude.testing.fixtures import LayerStack, Named, close, learned_of, num
 from longitude.testing.parts import shared_law
 
 SLOW_OR_OLD = "There is a performance drop|`torch.jit"
-"""torch's words where it maps an operator row by row, and of its own code that carries derivatives forward."""
+"""Warnings of torch when vmap runs an operator row by row, and from torch's forward-mode code."""
 
 
 @shared_law(threshold=1e-9)

@@ -22,7 +22,7 @@ from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 
 WRONG_NUMBERS = (0, -1, 1.5, "8", True)
 Wrong = dict[str, tuple[Callable[[], Any], *tuple[str, ...]]]
-"""What is wrong -> the call, and words that the refusal must have."""
+"""Description of a mistake -> the call, and words that its error message must contain."""
 
 
 @ENCODING_LAWS.law(name="wrong_input")
