@@ -1,1 +1,1 @@
-"""What an encoding, a mixer, a checkpoint or a study's models do with position, drawn by the classes that run."""
+"""Drawings of encodings, mixers, checkpoints and a study's models, computed by the classes that run."""

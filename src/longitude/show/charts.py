@@ -15,12 +15,12 @@ HEIGHT = 300
 
 
 def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], drawings: Sequence[Drawing]) -> None:
-    """All drawings in one file, by its suffix: SVG or PNG one below the other; HTML with the words, too.
+    """Write all drawings to a file, by its suffix: SVG or PNG, stacked; HTML includes the text.
 
     Args:
         out: The file.
-        parts: (title, its (head, text)) of what is drawn.
-        drawings: What to draw, at least one.
+        parts: (title, (head, text) pairs) of each subject.
+        drawings: The drawings, at least one.
     """
     if out.suffix == ".html":
         from longitude.report.page import write_page
@@ -56,7 +56,7 @@ def figure(drawing: Drawing) -> Figure:
 
 
 def alternative(drawing: Drawing) -> str:
-    """What the picture shows, for those who do not see it: its words, and where each curve begins and ends."""
+    """Alternative text of a drawing: its title and caption, and the first and last point of each curve."""
     if isinstance(drawing, Grid):
         return f"Heat map: {drawing.title}. {drawing.caption}"
     ends = []

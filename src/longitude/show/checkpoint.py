@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration says about positions, and what longer contexts would do to it: no weights are read."""
+"""Positions of a checkpoint by its configuration, and effects of longer contexts; no weights are read."""
 
 import copy
 import math
@@ -36,22 +36,22 @@ from longitude.show.rotations import PLAIN, grouped, schemes
 from longitude.show.shape import Shape
 
 FACTORS = (2, 4, 8)
-"""Of the trained length."""
+"""Lengths that are shown, in multiples of the trained length."""
 ALL = "all layers"
 NEW = 1e-9
 """By so much an angle must be above the trained ones, relatively, to be new."""
 
 
 class Stretched(NamedTuple):
-    """What a length does to the pairs of a rotation under a scheme.
+    """Effect of a length on the pairs of a rotation under a scheme.
 
     Attributes:
         factor: The length over the trained one.
-        scheme: Its name.
-        unseen: The share of the rotating pairs that meet angles they never met in training.
+        scheme: Name of the scheme.
+        unseen: The share of the rotating pairs that reach angles never seen in training.
         slowest: The longest wavelength, in positions.
-        fastest: How many times slower the fastest pair rotates: by so much neighbours come closer together.
-        temperature: What cos and sin are multiplied by.
+        fastest: Factor by which the fastest pair rotates more slowly, which brings adjacent tokens closer together.
+        temperature: Factor of cos and sin.
     """
 
     factor: int
@@ -87,7 +87,7 @@ class Rotation(NamedTuple):
         return (self.window or self.trained) * self.plain / (2 * math.pi)
 
     def stretched(self, factor: int) -> list[Stretched]:
-        """Under every scheme that a factor decides, and under none; of a window nothing, whose offsets stay."""
+        """Effects of every scheme defined by a factor, and of none; empty for a window, because its offsets do not grow."""
         if self.window is not None:
             return []
         every = {PLAIN: None, **schemes(factor, self.trained)}
@@ -107,7 +107,7 @@ def read(path: str) -> Any:
 
 
 def encodings(config: Any) -> dict[str, Encoding]:
-    """What it does in our classes where it does not rotate: ALiBi, T5's buckets, the encodings of a model of ours; by name."""
+    """Our encodings for a config without rotation: ALiBi, T5's buckets, or the encodings of a Longitude model; by name."""
     if config.model_type.startswith("longitude"):
         from longitude.positions.base import encoding
 
@@ -170,9 +170,9 @@ def _ropes(config: Any) -> tuple[dict[str | None, tuple[RopeConfig, int]], dict[
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Plain data: kind, lengths, layers, and of each rotation its pairs and what longer contexts do to them.
+    """Facts of a checkpoint as plain data: kind, lengths, layers, and the pairs of each rotation in longer contexts.
 
-    raw: config.json as it is written, whose contradictions are noted.
+    raw: config.json as it is written; its contradictions are noted.
     """
     (rotating, unknown), (theirs, why) = _rotations(config), _understood(config)
     kinds = [*encodings(config)] or ["rotary"] * bool(rotating)
@@ -212,7 +212,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
 
 
 def _understood(config: Any) -> tuple[Reading | None, str]:
-    """What its class does with position; or None, and why that is not known."""
+    """Reading of a config, confirmed by its class; or None, and the reason why it is not known."""
     if config.model_type.startswith("longitude"):
         return None, "its encodings are its own"
     try:

@@ -1,4 +1,4 @@
-"""What encodings that read tokens do, drawn for random tokens: gates, reflections, counted positions."""
+"""Drawings of content-dependent encodings, for random tokens: gates, reflections, counted positions."""
 
 import copy
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from longitude.show.drawing import Drawing, Grid, Lines, floor_of, heads, middle
 from longitude.show.shape import Shape
 
 SEEDS = 3
-"""Of random keys."""
+"""Number of seeds for random keys."""
 SHOWN = 128
 """Tokens of a path, at most."""
 UNTRAINED = "Random tokens and first weights, of seed 0."
 
 
 def gates(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """What gates forget."""
+    """Draw the decay of forget gates by offset."""
     if not encoding.reads_tokens:
         return
     offsets = np.arange(shape.length)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 POINTS = 160
-"""Of a curve over offsets, about."""
+"""Approximate number of points of a curve over offsets."""
 DENSE = 256  # offsets below this are all drawn: fast rotary pairs turn once in six of them
 FLOOR = -20.0
 """Below it a bias makes a weight less than 2e-9 of what it is with bias 0: drawings end here."""
@@ -25,18 +25,18 @@ class Lines:
     """Curves over one axis.
 
     Attributes:
-        name: Names its file and its place in a page.
-        title: What is drawn.
-        caption: What it means, in a sentence or two.
+        name: Name of its file and of its section in a page.
+        title: Title of the drawing.
+        caption: The meaning of the drawing, in a sentence or two.
         x: Title of the horizontal axis.
         y: Title of the vertical axis.
         lines: Name -> (x [n], y [n]); numbers that are not finite are left out.
-        log_x: Whether the horizontal axis is logarithmic; 0 has a place on it, and numbers below 0 mirror those above.
-        log_y: Likewise of the vertical axis, whose numbers are then above 0.
-        marks: Words -> a place on the horizontal axis that a line marks.
-        levels: Words -> a place on the vertical axis.
-        focus: The line that stands for all next to another encoding's; None: all do.
-        floor: Where the vertical axis begins, whatever is below it.
+        log_x: Whether the horizontal axis is logarithmic (symmetric: 0 is shown, and numbers below 0 mirror those above).
+        log_y: Whether the vertical axis is logarithmic; all numbers must be above 0.
+        marks: Label -> position of a vertical marker line on the horizontal axis.
+        levels: Label -> position of a horizontal marker line on the vertical axis.
+        focus: The line that represents the drawing in comparisons of encodings; None: all lines.
+        floor: Lower end of the vertical axis; smaller numbers are cut off.
     """
 
     name: str
@@ -62,18 +62,18 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Numbers of rows and columns, as shades.
+    """Heat map of numbers by row and column.
 
     Attributes:
-        name: Names its file and its place in a page.
-        title: What is drawn.
-        caption: What it means.
+        name: Name of its file and of its section in a page.
+        title: Title of the drawing.
+        caption: The meaning of the drawing.
         x: Title of the columns.
         y: Title of the rows.
-        values: [rows, columns]; what is not finite stays empty.
-        rows: Names of the rows, from above.
+        values: Numbers [rows, columns]; cells that are not finite stay empty.
+        rows: Names of the rows, from top to bottom.
         columns: Numbers of the columns, ascending.
-        floor: The number of the lightest shade, whatever is below it.
+        floor: The number of the lightest shade; smaller numbers have it too.
     """
 
     name: str
@@ -103,7 +103,7 @@ def floor_of(values: np.ndarray) -> float | None:
 
 
 def heads(values: np.ndarray, x: np.ndarray) -> dict[str, Line]:
-    """Lines [heads, n] by their names; one where all heads are alike."""
+    """Lines of heads [heads, n] by name; a single line if all heads are equal."""
     if len(values) > 1 and np.array_equal(values, np.broadcast_to(values[0], values.shape), equal_nan=True):
         return {"every head": (x, values[0])}
     return {f"head {head}": (x, line) for head, line in enumerate(values, 1)}
@@ -130,13 +130,13 @@ def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = 
 
 
 def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
-    """The drawings of several labels: curves of one kind share a picture, grids have one each.
+    """Combine the drawings of several labels: curves of a kind share a picture, grids have separate pictures.
 
     Args:
-        parts: Label -> its drawings; of a single label they stay as they are.
+        parts: Label -> its drawings; those of a single label stay unchanged.
 
     Returns:
-        Drawings with names of their own.
+        Drawings with distinct names.
     """
     if len(parts) == 1:
         return [*next(iter(parts.values()))]

@@ -1,4 +1,4 @@
-"""What an encoding does, drawn: each function takes a built encoding, and draws nothing where it does not apply.
+"""Drawings of encodings: each function takes a built encoding, and draws nothing if it does not apply.
 
 Every number comes from the methods that attention calls (`embed`, `rotate_queries`, `terms`, `lg.attend`), not from a
 formula here.
@@ -20,20 +20,20 @@ from longitude.show.rotations import scores, wavelengths
 from longitude.show.shape import Shape
 
 SEEDS = 3
-"""Of random queries."""
+"""Number of seeds for random queries."""
 UNTRAINED = " Its numbers are learned; these are from before training, seed 0."
 
 
 @torch.no_grad()
 def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
-    """All that is drawn of an encoding, its parts one after the other.
+    """All drawings of an encoding, in the order of its members.
 
     Args:
         encoding: Built for the shape, in float64.
         shape: Sizes of the attention that it is drawn in.
 
     Returns:
-        Drawings with names of their own.
+        Drawings with distinct names.
     """
     members = list(encoding) if isinstance(encoding, Composed) else [encoding]
     kinds = (table, wavelengths, scores, bias, slopes, buckets, vectors, temperature, gates, reflections, counted)
@@ -43,7 +43,7 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
 
 # ---- at the input ----------------------------------------------------------------------------------------------------
 def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """What is added to each token."""
+    """Draw the embeddings that are added to the tokens."""
     if not encoding.at_input:
         return
     length = min(shape.length, encoding.max_length or shape.length)
@@ -78,7 +78,7 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
 def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """What is added to scores, where positions alone decide it."""
+    """Draw the bias of scores, if it depends only on positions."""
     terms = [] if encoding.reads_tokens else encoding.terms({})
     if not terms or not all(isinstance(term, OffsetBias | PairBias) for term in terms):
         return
@@ -188,7 +188,7 @@ def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 
 def temperature(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """What multiplies queries."""
+    """Draw the temperature that multiplies queries."""
     terms = [] if encoding.reads_tokens else encoding.terms({})
     for term in terms:
         if not isinstance(term, Temperature):
@@ -211,7 +211,7 @@ def temperature(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 # ---- every encoding that reaches the scores -----------------------------------------------------------------------------
 def weights(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """Where the last query looks when content gives it no reason to look anywhere."""
+    """Draw the attention weights of the last query for equal keys: the prior of the encoding."""
     built = compose(encoding)
     acting = [member for member in built if member.overrides("queries", "keys", "terms")]
     random = all(

@@ -1,4 +1,4 @@
-"""What the models of a study learned, drawn: biases before and after, attention by distance, how far it reaches."""
+"""Drawings of a study's trained models: biases before and after training, attention by distance, and its reach."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,14 +24,14 @@ STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "dec
 
 
 def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialResult]]:
-    """A study, and of each label the first trial that is done.
+    """Open a study, and select the first completed trial of each label.
 
     Args:
-        path: Its folder.
+        path: Folder of the study.
         encoding: Labels; none: all.
 
     Raises:
-        ValueError: For a label that it does not have, or whose model is not there, with what is missing.
+        ValueError: For a label that the study does not have, or for a missing model.
     """
     run = read_run(path)
     for label in encoding:
@@ -75,7 +75,7 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def drawings(run: Run, trial: TrialResult, data: StudyData, length: int) -> list[Drawing]:
-    """Of one trained model: its biases, and where its heads look in held-out text of this length."""
+    """Drawings of a trained model: its biases, and the attention of its heads in held-out text of this length."""
     with quiet():
         model = run.task.model.from_pretrained(trial.folder).eval()
     return [*biases(run, trial), *attention(model, windows(run, data, length))]
@@ -175,7 +175,7 @@ def attention(model: Any, inputs: dict[str, Tensor]) -> Iterator[Drawing]:
 
 
 def crossing(layers: Sequence[Tensor]) -> Iterator[Grid]:
-    """Of each layer [B, H, L, S]: where in the source the tokens of the answer look. The two have no offset from each other."""
+    """Cross-attention of each layer [B, H, L, S], by place in answer and source; no offset is defined between the two."""
     for place, weights in enumerate(layers, 1):
         mean = weights.double().mean((0, 1)).numpy()
         yield Grid(

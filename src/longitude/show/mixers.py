@@ -1,4 +1,4 @@
-"""What a mixer does, drawn: the keys of a query, the blocks of hierarchical attention, how far a token reaches."""
+"""Drawings of mixers: the keys of a query, the blocks of hierarchical attention, the reach of a token."""
 
 from collections.abc import Iterator
 
@@ -14,9 +14,9 @@ from longitude.show.drawing import Drawing, Grid, Lines
 from longitude.show.shape import Shape
 
 QUERIES, KEYS = 36, 72
-"""Of a grid, about."""
+"""Approximate numbers of queries and keys in a grid."""
 LEAST = 1e-8
-"""Of the greatest influence; what is below is not drawn."""
+"""Smallest influence that is drawn, relative to the largest."""
 
 
 def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:

@@ -1,4 +1,4 @@
-"""What rotations do, drawn: wavelengths of the pairs, what schemes make of them, scores of a rotated query and key."""
+"""Drawings of rotations: wavelengths of the pairs, with and without scaling, and scores of a rotated query and key."""
 
 import math
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from longitude.show.drawing import Drawing, Line, Lines, offsets_of
 from longitude.show.shape import Shape
 
 SEEDS = 3
-"""Of random queries and keys."""
+"""Number of seeds for random queries and keys."""
 FACTOR = 4
-"""Of the schemes that are drawn next to plain rotations."""
+"""Extension factor of the scaling schemes that are drawn beside unscaled rotations."""
 PLAIN = "without a scheme"
 
 

@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def known(self) -> dict[str, Any]:
-        """What a model of this shape passes to an encoding."""
+        """Sizes that a model of this shape passes to an encoding."""
         return {"dim": self.dim, "num_heads": self.heads, "head_dim": self.head_dim, "max_length": self.length}
 
     def tokens(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What `longitude show` is given: labels, studies, checkpoints; each with its words and drawings."""
+"""Subjects of `longitude show`: labels, studies and checkpoints, with their text and drawings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from longitude.show.shape import Shape
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing that is shown.
+    """A subject of `longitude show`, with its facts and drawings.
 
     Attributes:
-        label: Its name.
-        about: Plain data.
-        words: (head, text) of each fact, for readers; a formula or a table has no head.
-        drawings: With names of their own.
+        label: Name of the subject.
+        about: Facts as plain data.
+        words: (head, text) of each fact, for readers; a formula or a table has an empty head.
+        drawings: Drawings with distinct names.
     """
 
     label: str

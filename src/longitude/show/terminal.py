@@ -11,9 +11,9 @@ from longitude.show.drawing import Drawing, Grid, Lines, number, ticks, valued
 
 SHADES = " ░▒▓█"
 CURVES = 8
-"""At most, in a terminal: of more, evenly chosen ones."""
+"""Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""
 ROWS, HEIGHT = 16, 12
-"""Of a grid, at most; of curves."""
+"""Maximum rows of a grid, and height of curves in lines."""
 COLOURS = (
     "bright_blue",
     "bright_red",
@@ -29,11 +29,11 @@ MARGIN = 9
 
 
 def drawn(drawing: Drawing, width: int = 80, colour: bool = False) -> str:
-    """The drawing as text.
+    """Render a drawing as text.
 
     Args:
-        drawing: What to draw.
-        width: Letters of a line.
+        drawing: The drawing.
+        width: Characters per line.
         colour: Whether the terminal shows colours.
     """
     lines = _curves(drawing, width, colour) if isinstance(drawing, Lines) else _shades(drawing, width)
@@ -103,7 +103,7 @@ def _logarithm(x: Any) -> Any:
 
 
 def _canvas(width: int, left: float, low: float, right: float, high: float) -> Canvas:
-    """One whose outermost dots are at the ends of the axes."""
+    """A canvas with its outermost dots at the ends of the axes."""
     right = right if right > left else left + 1
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
     across, up = 2 * width / (2 * width - 1), 4 * HEIGHT / (4 * HEIGHT - 1)
@@ -190,7 +190,7 @@ def _some(things: Sequence[Any], most: int) -> list[Any]:
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 def fact(head: str, text: str, width: int) -> Iterator[str]:
-    """A head and its text; without a head the paragraphs of a formula, whose indented lines stay as they are."""
+    """Lines of a head and its text; without a head the paragraphs of a formula, with indented lines unchanged."""
     if head:
         yield from wrapped(f"{head:10} {text}", width, " " * 11)
         return
