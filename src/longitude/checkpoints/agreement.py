@@ -46,14 +46,14 @@ class LayerRope(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a config says of positions, as its class confirms it.
+    """Positions that a config declares, confirmed by its class.
 
     Attributes:
-        ropes: Its rotary parameters, one for all layers that rotate or one per layer type; empty where nothing rotates.
-        layers: For each layer its rotation, None where it has none; None for a config without a class.
-        attends: For each layer whether attention of it was seen.
-        unexplained: Layer -> what of position reaches its attention otherwise, and no key explains.
-        notes: What a user must know that no single layer has.
+        ropes: Rotary parameters, one for all rotating layers or one per layer type; empty if nothing rotates.
+        layers: Rotation of each layer, None if it has none; None for a config without a class.
+        attends: Whether attention was seen in each layer.
+        unexplained: Layer -> position information that reaches its attention and that no key explains.
+        notes: Remarks for the user that concern the whole model.
     """
 
     ropes: Ropes
@@ -63,7 +63,7 @@ class Reading(NamedTuple):
     notes: list[str] = []
 
     def problems(self) -> list[str]:
-        """What is unexplained, in one line for all layers that share it."""
+        """Unexplained positions, a line for each distinct problem with the layers that have it."""
         each = dict.fromkeys(self.unexplained.values())
         which = {why: [layer for layer, own in self.unexplained.items() if own == why] for why in each}
         return [f"not understood: {why} ({which_layers(own, len(self.layers or []))})" for why, own in which.items()]
@@ -199,7 +199,7 @@ class Agreement:
 
     @staticmethod
     def of(own: list[int], layers: list[LayerRope | None], typed: list[int]) -> RopeConfig | None:
-        """The parameters that layers share, and which of all layers they are where not all of their type rotate."""
+        """Rotary parameters shared by the layers `own`, with `rotates` set if not all layers of their type rotate."""
         first = layers[own[0]]
         assert first is not None
         some = None if {*typed} <= {*own} else tuple(n in own for n in range(len(layers)))

@@ -1,4 +1,4 @@
-"""What reading and training a model take: FLOPs from its outline, time from a short run of a few of its layers here."""
+"""Costs of inference and training: FLOPs from a model without weights, time from a short run of some of its layers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
 PROTOCOL = "Time here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s."
 TRAINING = 3
-"""Forward passes that a training step is worth."""
+"""Cost of a training step in forward passes."""
 LARGEST = 250_000_000
-"""Numbers of a model that is run to see how fast this machine is; a larger one has fewer layers, and a smaller vocabulary."""
+"""Most parameters of a model that is timed on this machine; a larger one gets fewer layers and a smaller vocabulary."""
 WORDS, WIDEST = 8192, 1024
-"""That vocabulary, and tokens of the windows that are timed at most."""
+"""Size of the smaller vocabulary, and largest window that is timed, in tokens."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Of matrix products in a forward pass: for each token, and for each pair of a query and a key.
+    """FLOPs of matrix products in a forward pass, per token and per pair of query and key.
 
     Every layer counts as attending to all earlier tokens, those with a window too.
     """
@@ -37,12 +37,12 @@ class Flops:
     per_pair: float
 
     def of(self, length: int) -> float:
-        """Of one window."""
+        """FLOPs of a window of `length` tokens."""
         return self.per_token * length + self.per_pair * length * (length + 1) / 2
 
 
 def forward_flops(outline: Any) -> Flops:
-    """Of a model on the meta device, counted while it reads two lengths. ValueError for one that does not run there."""
+    """FLOPs of a model on the meta device, counted at two lengths. ValueError for a model that does not run there."""
 
     def count(length: int) -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), quiet():
@@ -67,10 +67,9 @@ def flops_per_second(
     training: bool = False,
     times: int = 5,
 ) -> float:
-    """What this machine does with such a model, as busy as it is now: windows of `length` tokens, random numbers.
+    """FLOP/s of this machine for a model under the current load, on windows of `length` random tokens.
 
-    Of a large model as many layers are made as LARGEST allows, and timed as many times. ValueError where its class makes none
-    of fewer layers.
+    A large model is built with as many layers as LARGEST allows. ValueError if its class cannot be built with fewer layers.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = smaller(outline)

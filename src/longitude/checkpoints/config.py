@@ -46,8 +46,8 @@ OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
 ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
-"""What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
-ROTARY."""
+"""Parts of the names of keys about positions. Published configs contain keys with WORDS that nothing reads, and flags and
+names with ROTARY."""
 LONGEST = 2**20
 """Tokens of the longest sequence in which visible keys are compared."""
 FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
@@ -58,27 +58,27 @@ FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 def from_hugging_face(
     config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
 ) -> Ropes:
-    """The rotary parameters of a config of transformers, read as the model's class there reads them.
+    """Read the rotary parameters of a Transformers config as the model's class reads them.
 
-    A config without a model_type, or of one that the installed transformers does not have, is read by its keys alone, as of a
-    model whose layers all rotate. yarn, longrope and llama3 without an original length take max_position_embeddings for it, and
-    a config's own original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
-    max_position_embeddings / original length; dynamic's original length is max_position_embeddings.
+    A config without a model_type, or with one that the installed transformers does not have, is read only by its keys, and all
+    its layers count as rotating. Defaults: the original length of yarn, longrope and llama3 is max_position_embeddings; the
+    config's top-level original_max_position_embeddings takes precedence over the one in flat parameters. The factor of yarn and
+    longrope is max_position_embeddings / original length. The original length of dynamic is max_position_embeddings.
 
     Args:
         config: a mapping, or an object with to_dict().
-        follow: the length that dynamic and longrope follow; default: "sequence", as in transformers.
+        follow: the length on which dynamic and longrope depend; default: "sequence", as in transformers.
         max_length: the length that they declare, in tokens; with follow="declared", longrope takes max_position_embeddings by
             default.
 
     Returns:
-        RopeConfig, or one per layer type (None: layers without rotation); empty for a model that rotates nothing. Which layers
-        of all rotate, and what multiplies queries, is in it, too. Warnings say what about position was not understood, and
-        which keys contradict each other.
+        RopeConfig, or one per layer type (None: layers without rotation); empty for a model that rotates nothing. It includes
+        the rotating layers, and the temperature of queries. Warnings name keys about positions that were not understood, and
+        keys that contradict each other.
 
     Raises:
         ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
-        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
+        NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
     found = read(config, follow, max_length)
     unread = not_understood(text_part(config), found.layers is not None)
@@ -91,7 +91,7 @@ def from_hugging_face(
 
 
 def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
-    """What each layer of a config of transformers does with position.
+    """Positions of each layer of a Transformers config.
 
     Example: LongitudeConfig(encodings=[one.encoding for one in layers], mixers=[one.mixer for one in layers], ...).
 
@@ -103,10 +103,10 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
         LayerPositions, one per layer. Scales, caps and sinks of scores are not in it.
 
     Raises:
-        ValueError: what from_hugging_face refuses, no number of layers, or parameters by layer type without layer_types.
-        NotUnderstood: a ValueError, where positions reach attention in a way that no key of the config explains.
-        UsageError: a ValueError, where a pass of the class does not show that queries attend to just the keys that these
-            show: they are chosen by content, compressed, added, or attention is not seen.
+        ValueError: as from_hugging_face; no number of layers, or parameters by layer type without layer_types.
+        NotUnderstood: a ValueError, if positions reach attention in a way that no key of the config explains.
+        UsageError: a ValueError, if a forward pass of the class does not confirm the visible keys: keys are selected by
+            content, compressed or added, or no attention is seen.
     """
     layers = positions_of_layers(config, layout)
     if (theirs := class_of(config)) is not None and (apart := attention_apart(theirs, layers)):
@@ -120,7 +120,7 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
 
 
 def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
-    """What a pass of a config's class shows of attention that is not that of these layers, in one line for all that share it."""
+    """Differences between these layers and attention in a pass of the config's class, a line for each distinct difference."""
     from longitude.checkpoints.trace import MANY, TOKENS, traced
 
     declared = declared_length(config) or MANY
@@ -135,7 +135,7 @@ def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
 
 
 def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
-    """What `layers_from_hugging_face` returns, for any attention: it may choose among the visible keys, or add some."""
+    """`layers_from_hugging_face` without its check of visible keys: attention may select among them, or add some."""
     check_choice("layers_from_hugging_face", Layout, layout=layout)
     found = read(config)
     keys = as_mapping(text_part(config) if found.layers is None else class_of(config))
@@ -159,9 +159,9 @@ def raw_config(path: str | Path) -> dict[str, Any]:
 
 
 def head_dim_of(config: Any, layer_type: str | None = None) -> int:
-    """Dimensions of a head; of latent attention, those that a rotation may rotate. The one place that decides it.
+    """Width of a head; for latent attention, the rotary width. All code gets the width here.
 
-    layer_type: whose heads are meant where they differ by type of layers (Gemma 4); ValueError without it.
+    layer_type: the type of layers, if heads differ by type (Gemma 4); ValueError without it.
     """
     try:
         layers = [one for one in read(config).layers or [] if one is not None]
@@ -220,7 +220,7 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
 
     Raises:
         ValueError: where nothing rotates, or the keys contradict one another.
-        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
+        NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
     if (reason := not_rotary(config)) is not None:
         raise ValueError(reason)
@@ -280,7 +280,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 
 def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
-    """Where a config's class does not do what its keys say, or its lengths contradict one another."""
+    """Contradictions between a config's keys and its class, or between its lengths."""
     try:
         read(config)
     except NotUnderstood as error:
@@ -297,7 +297,7 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Keys that this kind of config does not have, and whose names are a slip of one about positions that it has."""
+    """Unknown keys that look like misspelt keys about positions."""
     for key in _strangers(raw, keys_of(config)):
         if key not in LENGTH_KEYS and (near := _slip_of(key, config)):
             yield f"unknown key {key!r}: did you mean {near!r}?"
@@ -325,7 +325,7 @@ def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 
 def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
-    """What is no fault, and yet to be known: keys that nothing reads, a factor beyond the length, a class of another family."""
+    """Remarks that are no faults: keys that nothing reads, a factor beyond the length, a class of another family."""
     found = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
     found += _other_classes(raw)
     raw = text_part(raw)

@@ -1,15 +1,15 @@
-"""What a GGUF file, as llama.cpp reads it, believes about positions; through the package `gguf`.
+"""Position parameters of a GGUF file as llama.cpp interprets them, read with the package `gguf`.
 
-The angle of pair i at position p, with f the number of a tensor of factors (1 without one) and s `rope.scaling.factor`, is
+The angle of pair i at position p, with f the entry of a tensor of factors (1 without one) and s `rope.scaling.factor`, is
 
-* t = p base^(-2i/d) / f where the type of scaling is "none";
+* t = p base^(-2i/d) / f if the type of scaling is "none";
 * t / s for every other type, "longrope" included; a file without a type is "linear", and one without a factor has s = 1;
-* t (1 - r) / s + t r for "yarn", where the ramp r of pair i is that of the plain frequencies: f does not move it.
+* t (1 - r) / s + t r for "yarn", with the ramp r of pair i computed from unscaled frequencies: f does not affect it.
 
-`rope_freqs.weight` is taken at every length. Without it a context, and not a sequence, is long or short: all of its tokens take
-rope_factors_long if it was opened with more than the original length, else rope_factors_short, and none where that list is not
-there. Llama's files have the two for the type "longrope" alone. YaRN multiplies cos and sin by 0.1 ln(s) + 1 and by
-`rope.scaling.attn_factor`; `yarn_attn_factor` and `yarn_ext_factor` are Grok's alone.
+`rope_freqs.weight` applies at every length. Without it the size of the context decides, not the sequence: all tokens use
+rope_factors_long if the context was opened with more than the original length, else rope_factors_short, or no factors if that
+list is missing. Llama's files have both lists only for the type "longrope". YaRN multiplies cos and sin by 0.1 ln(s) + 1 and by
+`rope.scaling.attn_factor`. Only Grok has `yarn_attn_factor` and `yarn_ext_factor`.
 
 Source:
     llama.cpp in llama-cpp-python 0.3.36: rope_yarn and ggml_rope_cache_init (ggml/src/ggml-cpu/ops.cpp), load_hparams and
@@ -53,11 +53,11 @@ FACTORED = """
     llama llama-embed llama4 deci minicpm minicpm3 mistral3 arcee exaone exaone4 exaone-moe apertus granite granitemoe
     granitehybrid granite_swa nanbeige gemma4 phi3 phimoe
 """.split()
-"""Architectures that divide by a tensor of factors. Falcon-H1 has one and does not; files of others that have one are refused."""
+"""Architectures that divide by a tensor of factors. Falcon-H1 has one and ignores it; other files with one raise an error."""
 BETAS = ("grok", "mistral3")
 """Architectures for which YaRN's betas are read; for all others they are 32 and 1, whatever the file has."""
 WINDOW_BASES = {"gemma3": 10_000.0, "gemma3n": 10_000.0}
-"""Of the layers with windows, where the file has none: written into llama.cpp's code."""
+"""Rotary base of layers with windows for files without one, as hard-coded in llama.cpp."""
 
 
 class Divided(NamedTuple):
@@ -130,7 +130,7 @@ class GGUF:
         }
 
     def _attention_factor(self, kind: Any, factor: float) -> float | None:
-        """By which llama.cpp multiplies cos and sin, with YaRN by 0.1 ln(s) + 1 of its own; DeepSeek's is not read."""
+        """Factor of cos and sin in llama.cpp besides YaRN's built-in 0.1 ln(s) + 1; None for DeepSeek, which is not read."""
         of_yarn = 1.0
         if kind == "yarn":
             multiplier = self._own("rope.scaling.yarn_log_multiplier")

@@ -1,8 +1,8 @@
-"""Rotary keys of a config.json for transformers 4 and 5: read where they agree, and written with other parameters.
+"""Rotary keys of a config.json for transformers 4 and 5: read if they agree, and written with other parameters.
 
-`rope_parameters` is what transformers 5 writes and reads. For parameters that are the same in all layers its older keys stand
-next to it with the same content, `rope_theta` and `rope_scaling` (`rotary_emb_base` in GPT-NeoX), so that transformers 4
-rotates the same way. Parameters per layer type stay in the schema that the file had.
+transformers 5 writes and reads `rope_parameters`. If all layers have equal parameters, the older keys `rope_theta` and
+`rope_scaling` (`rotary_emb_base` in GPT-NeoX) are written beside it with equal content, so that transformers 4 rotates equally.
+Parameters per layer type stay in the schema of the file.
 """
 
 from __future__ import annotations

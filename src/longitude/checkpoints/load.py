@@ -37,11 +37,11 @@ INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 PICKLED = "pytorch_model*.bin"
 PARTS = ("*.incomplete", "*.part", "*.crdownload")
-"""What downloads that have not ended are called."""
+"""Patterns of the names of incomplete downloads."""
 DEEPEST = 32
 """Lists and dicts inside one another in a config.json, at most."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
-"""Kinds of numbers, as safetensors writes them, that weights have which are not quantized."""
+"""Dtypes of weights that are not quantized, in the notation of safetensors."""
 PACKED = (
     "aqlm", "auto-round", "awq", "bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "gptq", "higgs", "hqq",
     "mxfp4", "quanto", "spqr", "vptq",
@@ -56,11 +56,11 @@ class Checkpoint:
 
     Attributes:
         model: The causal model of transformers.
-        tokenizer: None only where `load` was called with tokenizer=False.
+        tokenizer: The tokenizer; None only if `load` was called with tokenizer=False.
         config: The model's configuration.
-        path: As the caller wrote it.
+        path: The name or path that was passed to `load`.
         unused: Names of weights in the files that the model has no parameter for, except those known to be harmless.
-        untied: (tensor, the one that config.json ties it to) where the files hold both, and they differ.
+        untied: (tensor, the tensor that config.json ties it to) for tied tensors that the files hold with different values.
     """
 
     model: Any
@@ -81,19 +81,18 @@ def load(
     tokenizer: bool = True,
     images: bool = False,
 ) -> Checkpoint:
-    """A causal model and its tokenizer, from a local folder or, by name, from the hub through transformers.
+    """Load a causal model and its tokenizer, from a local folder or, by name, from the hub through transformers.
 
     Code that comes with a checkpoint is never run.
 
     Args:
         name_or_path: A folder, or a name on the hub.
         dtype: Data type of the weights in memory; None to keep the saved one.
-        device: Where the model is put.
-        allow_pickle: Take weights that are saved as a pickle where there are no safetensors; torch's restricted reader
-            loads them.
+        device: Device of the model.
+        allow_pickle: Read pickled weights if there are no safetensors, with torch's restricted reader.
         attn_implementation: As in transformers' from_pretrained.
-        tokenizer: False: load none.
-        images: True: take a model of images and text, too.
+        tokenizer: Whether to load a tokenizer.
+        images: Whether to accept models of images and text.
 
     Returns:
         The model in eval mode, its tokenizer and its config.
@@ -156,7 +155,7 @@ def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
 
 
 def require_causal(path: str, config: PreTrainedConfig, images: bool = False) -> None:
-    """ValueError for a configuration of a model that does not predict the next token; images: behind images, too."""
+    """Raise ValueError for a model that does not predict the next token; images: accept models of images and text, too."""
     kinds = (AutoModelForCausalLM, AutoModelForImageTextToText) if images else (AutoModelForCausalLM,)
     if not any(type(config) in kind._model_mapping for kind in kinds):
         raise ValueError(
@@ -203,7 +202,7 @@ def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrain
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer whose ids are the values of the text's UTF-8 bytes."""
+    """A tokenizer of UTF-8 bytes: ids are byte values."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -322,9 +321,9 @@ def quantization_of(config: Any) -> str | None:
 
 
 def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig], Any], config: Any) -> None:
-    """ValueError where plain weights are called quantized, and where quantized ones are of more or fewer layers than the model's.
+    """Raise ValueError for plain weights that are declared quantized, and for quantized weights with a wrong number of layers.
 
-    Packed weights have names and shapes of their own, of each method: what is not a layer too many or too few is not judged.
+    Names and shapes of packed weights depend on the method: only the number of layers is checked.
     """
     if not (held := require_shards(folder)):
         return
@@ -378,9 +377,9 @@ def local_folder(path: str) -> Path | None:
 
 
 def require_own_files(folder: Path) -> None:
-    """ValueError for a link out of a folder, whose content is not the checkpoint's, and for what is neither file nor folder.
+    """Raise ValueError for a link that leaves the folder, and for entries that are neither file nor folder.
 
-    Links to blobs of the hub's cache are how that cache holds files.
+    Links to blobs of the hub's cache are allowed, because the cache stores files as such links.
     """
     own = folder.resolve()
     blobs = [own.parent.parent / "blobs", *Path(os.path.expanduser(HF_HUB_CACHE)).resolve().glob("*/blobs")]
@@ -411,7 +410,7 @@ def _require_config(folder: Path) -> dict[str, Any]:
 
 
 def _require_configuration(file: Path) -> dict[str, Any]:
-    """What is in a file. ValueError for one that is no configuration of an architecture that transformers has."""
+    """Read a config.json. ValueError for a file that is no configuration of an architecture in transformers."""
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
     try:
@@ -505,7 +504,7 @@ def require_finite(path: str, model: Any) -> None:
 
 
 def not_finite(file: Path | str, name: str) -> ValueError:
-    """Of a weight, with the file that holds it."""
+    """The error for a weight that is not finite, with its file."""
     return ValueError(f"{file}: {name} has numbers that are not finite; copy or download the weights again")
 
 
@@ -567,7 +566,7 @@ def in_one_line(problem: str) -> Iterator[None]:
 
 @contextmanager
 def refusing_code(path: str) -> Iterator[None]:
-    """What torch's restricted reader of pickles refuses becomes one sentence, without torch's advice to read it all the same."""
+    """Replace errors of torch's restricted pickle reader by a sentence, without torch's advice to load the file anyway."""
     try:
         yield
     except ValueError as error:
@@ -593,7 +592,7 @@ def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) ->
 
 @contextmanager
 def _config_to_blame(path: str, make: Callable[[Any], Any], config: Any) -> Iterator[None]:
-    """Where no model can be built of a config even without weights, an error of loading is the config's."""
+    """Replace an error of loading by the error of building the model without weights, if the config causes it."""
     try:
         yield
     except ValueError:

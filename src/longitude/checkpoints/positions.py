@@ -51,7 +51,7 @@ def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
 
 
 def last_position(model: Any) -> int | None:
-    """Where a table of absolute positions ends, in tokens; None where the model has none."""
+    """Number of positions in a model's table of absolute positions, in tokens; None if it has no such table."""
     for name, module in model.named_modules():
         if VISION.search(name):  # tables of an image's patches
             continue

@@ -1,7 +1,7 @@
-"""What each layer of a Hugging Face config does with position: read from its keys, and held to what its family's class does.
+"""Positions of each layer of a Hugging Face config: read from its keys, and compared with the behavior of its class.
 
-The keys say what parameters a rotation has, as far as they are understood. The class of transformers says which layers rotate,
-and has the last word on frequencies: where the two differ the config is not understood, and the keys that may be why are named.
+The keys define the parameters of a rotation, as far as they are understood. The Transformers class decides which layers rotate,
+and its frequencies take precedence. If keys and class differ, the config is not understood, and the possible keys are named.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from longitude.positions.scaling.base import Follow
 
 
 def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None) -> Reading:
-    """What a config says of positions, confirmed by its class where transformers has one. ValueError: see from_hugging_face."""
+    """Read the positions of a config, confirmed by its class if transformers has one. ValueError: see from_hugging_face."""
     if isinstance(config, Mapping):
         require_numbers(config)
     theirs, written = class_of(config), text_part(config)
@@ -102,9 +102,9 @@ def class_of(config: Mapping[str, Any] | Any) -> Any:
 
 
 def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
-    """What is wrong with the rotary keys of a config that its class fails at, with an error that may name none of them.
+    """The fault in the rotary keys of a config, for classes that fail with an error that does not name the key.
 
-    A base that a file does not have is no fault: its class may have one of its own.
+    A missing base is no fault: the class may have a default.
     """
     text = text_part(config)
     keys = as_mapping({BASES[0]: 10_000.0} | dict(text) if isinstance(text, Mapping) else text)
@@ -194,7 +194,7 @@ def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
 
 
 def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict[str, Any]:
-    """A config's keys, with its class's base where they name none and the class has one of its own (Gemma 3)."""
+    """A config's keys, with the default base of its class if they have none and the class has a special one (Gemma 3)."""
     from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 
     if names_any(written, BASES) or type(theirs).default_theta == RotaryEmbeddingConfigMixin.default_theta:

@@ -33,17 +33,17 @@ from longitude.runs.files import read_json
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint before it is extended; nothing of its weights is in memory.
+    """A checkpoint before it is extended; no weights are in memory.
 
     Attributes:
-        name: As the caller wrote it.
-        folder: Where the files are.
-        json: config.json as it is, keys in their order.
-        inner: The part of it about the text model; the same dict where there is no other.
-        config: That part as transformers reads it.
+        name: Name or path that the caller passed.
+        folder: Folder of the files.
+        json: Content of config.json, keys in their order.
+        inner: The part of `json` about the text model; `json` itself if there are no other parts.
+        config: The text configuration as transformers reads it.
         skeleton: The model on the meta device.
         causal: Whether it predicts the next token.
-        unread: Tensors of its files that the model does not read, except those known to be harmless.
+        unread: Names of tensors in its files that the model does not read, except those known to be harmless.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Source:
 
     @property
     def length_key(self) -> str:
-        """What its config.json calls the length."""
+        """Key of the maximum length in its config.json."""
         theirs = self.config.attribute_map.get(LENGTH_KEYS[0], LENGTH_KEYS[0])
         return next((key for key in (theirs, *LENGTH_KEYS) if key in self.inner), theirs)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights in its files, as the configuration has it."""
+        """Dtype of the weights in its files, according to the configuration."""
         return getattr(torch, str(self.config.dtype or "float32").removeprefix("torch."))
 
     @property
@@ -140,10 +140,10 @@ def require_files(source: Source, allow_pickle: bool) -> tuple[str, ...]:
 
 
 def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:
-    """Tensors of the files that the model does not read.
+    """Check the files against the model; return the names of tensors that the model does not read.
 
-    ValueError where the files are of another model than config.json describes: a tensor of another shape, one that is missing,
-    more layers, or a head that is tied there and not here.
+    ValueError if the files do not match config.json: a missing tensor or one of another shape, more layers, or a head that is
+    tied in one of them only.
     """
     model, info = loaded_on_meta(str(folder), skeleton)
     unread, untied = held_against(name, model, info)

@@ -1,9 +1,9 @@
-"""What the class of a config does with position, layer by layer: one pass of its model without weights, its tensors followed.
+"""Positions by layer in the class of a config: a forward pass without weights that tracks the origin of tensors.
 
-The model is made on the meta device, so a pass of the largest takes seconds and no memory. Each tensor is marked by what it was
-made from: the tables of a rotary module, positions, places counted by arange, or what comes into the layer. Attention is replaced
-by a function that looks at the marks of all that it gets and answers with zeros, so what a layer does marks no layer behind it.
-What the marked tables hold is then found by calling the same rotary modules on the CPU.
+The model is built on the meta device, so a pass of the largest takes seconds and no memory. Each tensor is marked by its
+origin: the tables of a rotary module, positions, places counted by arange, or the input of the layer. Attention is replaced by
+a function that records the marks of its inputs and returns zeros, so a layer does not mark later layers. The content of marked
+tables is then computed by calling the rotary modules on the CPU.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from longitude.positions.layers import LayerPositions
 NAME = "longitude_trace"
 TOKENS = 3
 MANY = 521
-"""Tokens of a pass that shows which keys are attended to: more than families compress into one."""
+"""Tokens of a pass that shows the visible keys: more than any family compresses into one key."""
 POSITIONS, PLACES, CONTENT = "positions", "places", "content"
-"""Marks: of position_ids, of what arange made, and of hidden states. Other marks are numbers of calls of rotary modules."""
+"""Marks of position_ids, of results of arange, and of hidden states. Other marks are numbers of calls of rotary modules."""
 RELEASED = {"item": int, "__int__": int, "__index__": int, "__bool__": bool, "__contains__": bool, "__float__": float}
-"""What asks a tensor for its number, which one of the meta device does not have."""
+"""Methods that read a tensor's value, and their types; tensors on the meta device have no values."""
 
 Mark = str | int
 
@@ -73,7 +73,7 @@ class Tables:
         return next((n for n, x in zip(several, several) if n > 1), 0)
 
     def at(self, *positions: int, axis: int | None = None) -> tuple[Tensor, Tensor]:
-        """Cos and sin [..., positions, width], float64, made on the CPU. axis: the one whose positions they are; others are 0."""
+        """Cos and sin [..., positions, width], float64, computed on the CPU. axis: the axis of the positions; others are 0."""
         steps = torch.tensor(positions, device="cpu")
 
         def real(value: Any) -> Any:
@@ -111,7 +111,7 @@ class Tables:
 
 
 def _one_of_each(table: Tensor, pairs: int) -> slice | None:
-    """The columns that have each pair once, whether the others repeat them behind all or behind each; None for other widths."""
+    """Columns that contain each pair once, if pairs are repeated block by block or one by one; None for other widths."""
     if table.shape[-1] == pairs:
         return slice(None)
     if table.shape[-1] == 2 * pairs and torch.equal(table[..., :pairs], table[..., pairs:]):
@@ -123,20 +123,20 @@ def _one_of_each(table: Tensor, pairs: int) -> slice | None:
 
 @dataclass
 class Layer:
-    """What one layer does with position.
+    """Positions of a layer, as seen in a pass.
 
     Attributes:
-        tables: Those that rotate its queries or keys; empty where nothing rotates them.
-        attends: Whether attention of it was seen.
+        tables: Tables that rotate its queries or keys; empty without rotation.
+        attends: Whether its attention was seen.
         hidden: Whether it has attention that was not seen.
         width: Dimensions of its queries.
-        warm: Whether queries alone depend on their position in another way than rotation, as by a temperature.
-        turned: Whether queries and keys depend on positions, and no rotary module made it so.
-        biased: Whether attention got something else that depends on positions, as a bias.
-        embedded: Whether what comes into the layer depends on positions already.
+        warm: Whether only queries depend on their position, other than by rotation, for example by a temperature.
+        turned: Whether queries and keys depend on positions without a rotary module.
+        biased: Whether attention got another input that depends on positions, for example a bias.
+        embedded: Whether the input of the layer already depends on positions.
         visible: The function of a query and a key by which transformers makes the mask; None if none was seen.
-        unlike: What its attention does that no mask, rotation and temperature describe.
-        kind: The class of its attention; of the layer, where none was seen.
+        unlike: Properties of its attention that mask, rotation and temperature do not describe.
+        kind: The class of its attention; of the layer, if no attention was seen.
     """
 
     tables: list[Tables] = field(default_factory=list)
@@ -152,7 +152,7 @@ class Layer:
     kind: str = ""
 
     def unexplained(self, temperature: Any) -> str | None:
-        """What of position reaches attention otherwise than by rotation and a temperature that the config declares."""
+        """Position information that reaches attention other than by rotation and a declared temperature; None: none."""
         if self.embedded and not self.tables:
             return "positions are in its input, as of a table of positions"
         if self.turned:
@@ -164,7 +164,7 @@ class Layer:
         return HIDDEN if self.hidden and not self.tables else None
 
     def not_as(self, declared: LayerPositions, length: int) -> str | None:
-        """What sets its attention apart from what is declared: earlier tokens, within a window or a chunk, of `length`."""
+        """Difference between its visible keys at `length` tokens and the declared ones: earlier tokens, a window or a chunk."""
         if not declared.attends:
             return None
         if self.hidden or not self.attends:
@@ -312,7 +312,7 @@ class Pass:
         mark(first, marks(first) | {CONTENT})
 
     def leave(self, module: nn.Module, given: Any, out: Any) -> None:
-        """What a layer does marks no layer behind it, except as made from hidden states: layers may share chosen keys."""
+        """Remove marks of a layer from its output, except of hidden states: later layers may share its selected keys."""
         before = self.inside.pop()[1]
         for each in tree_iter(out):
             mark(each, before | (marks(each) & {CONTENT}))
@@ -357,7 +357,7 @@ class Pass:
 
 
 def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
-    """The layers of a model: of the lists of `count` modules, else of all, that of the most parts."""
+    """The layers of a model: the ModuleList with the most submodules, among those of length `count` if there are any."""
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]
     if not lists:
         raise NotUnderstood(f"{type(model).__name__} has no list of layers", ["model_type"])
@@ -385,7 +385,7 @@ def tolerant(module: nn.Module) -> None:
 
 # ---- attention and masks in its place --------------------------------------------------------------------------------
 Look = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], None]
-"""What is called with a module, its queries, keys and values, and all else that attention gets, by name."""
+"""Callback with a module, its queries, keys and values, and the other arguments of attention by name."""
 _LOOK: list[Look] = []
 
 
@@ -419,7 +419,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
 
 @contextmanager
 def recording(look: Look) -> Iterator[None]:
-    """A function that looks at all that attention gets, in models whose attention is NAME."""
+    """Context in which `look` gets the arguments of every attention call, in models with the attention NAME."""
     _LOOK.append(look)
     try:
         yield
@@ -429,7 +429,7 @@ def recording(look: Look) -> Iterator[None]:
 
 # ---- the question ----------------------------------------------------------------------------------------------------
 class Written:
-    """A config, equal to another whose class and keys are the same."""
+    """A config that compares equal by class and keys, as a cache key."""
 
     def __init__(self, config: PreTrainedConfig):
         self.config = config
@@ -443,9 +443,9 @@ class Written:
 
 
 def traced(config: PreTrainedConfig, tokens: int = TOKENS) -> list[Layer]:
-    """What each layer of the class of a config does with position; remembered, because a config is asked about many times.
+    """Positions of each layer of a config's class, cached.
 
-    tokens: of the pass. Few show rotations; of many, layers may choose or compress some.
+    tokens: tokens of the pass. Few suffice for rotations; with many, layers may select or compress some.
 
     Raises:
         NotUnderstood: transformers has no model for the config, or its pass does not run on the meta device.

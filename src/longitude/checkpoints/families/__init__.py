@@ -1,1 +1,1 @@
-"""What one family of published models needs beyond the common rules."""
+"""Special rules for families of published models."""

@@ -119,7 +119,7 @@ def config_of(config: PreTrainedConfig) -> LongitudeConfig:
 
 
 def options_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """The options of LatentAttention in their config. Their norms of latents have an eps of their own."""
+    """The options of LatentAttention from a DeepSeek config. Its norms of latents have a fixed eps."""
     return {
         "kv_rank": config.kv_lora_rank,
         "q_rank": config.q_lora_rank,

@@ -18,9 +18,9 @@ NAMES = {
     "backbone.norm_f.": "model.norm.",
     "lm_head.": "lm_head.",
 }
-"""Begins of names in checkpoints of transformers -> ours."""
+"""Prefixes of names in Transformers checkpoints -> our prefixes."""
 OLD_NAMES = {"backbone.embedding.": "backbone.embeddings."}
-"""What mamba_ssm and older checkpoints say."""
+"""Prefixes of names in mamba_ssm and older checkpoints -> prefixes in Transformers."""
 SHAPE = {
     "vocab_size", "hidden_size", "num_hidden_layers", "layer_norm_epsilon", "state_size", "conv_kernel", "use_bias",
     "use_conv_bias", "hidden_act", "tie_word_embeddings", "expand", "time_step_rank",

@@ -58,26 +58,26 @@ FAMILIES = {
     "mamba2": OF_MAMBA,
     "rwkv": Family(rwkv.config_of, rwkv.options_of, rwkv.NAMES),
 }
-"""By model_type."""
+"""Families by model_type."""
 WITHOUT_CLASS = "rwkv6"
 SUFFIXES = (".pth", ".safetensors")
-"""Of single files, which the authors of RWKV publish."""
+"""Suffixes of single-file checkpoints, as published by the authors of RWKV."""
 
 
 def from_recurrent(
     checkpoint: PreTrainedModel | str | Path, *, dtype: str | torch.dtype | None = None, allow_pickle: bool = False
 ) -> LongitudeForCausalLM:
-    """A published Mamba, Falcon-Mamba, Mamba-2, RWKV-4 or RWKV-6 as a LongitudeForCausalLM with equal logits.
+    """Load a published Mamba, Falcon-Mamba, Mamba-2, RWKV-4 or RWKV-6 as a LongitudeForCausalLM with equal logits.
 
-    Blocks of the Mambas have no MLP; those of RWKV have its channel mix. save_pretrained saves the model in our own format.
+    Blocks of the Mambas have no MLP; those of RWKV have its channel mix. save_pretrained saves the model in our format.
 
     Args:
-        checkpoint: A folder with config.json and weights as transformers, the code that comes with RWKV-6, or mamba_ssm writes
-            them; a name on the hub; one file of the authors of RWKV (.pth, .safetensors); or a model of transformers, whose
-            weights are copied.
-        dtype: Data type of the weights; None for that of config.json, else that of the saved embedding.
-        allow_pickle: Take pickled weights (pytorch_model.bin, .pth) where there are no safetensors; torch's restricted reader
-            loads them.
+        checkpoint: A folder with config.json and weights in the format of transformers, of RWKV-6's published code, or of
+            mamba_ssm; a name on the hub; a single file by the authors of RWKV (.pth, .safetensors); or a Transformers model,
+            from which weights are copied.
+        dtype: Data type of the weights; None: that of config.json, else that of the saved embedding.
+        allow_pickle: Read pickled weights (pytorch_model.bin, .pth) if there are no safetensors, with torch's restricted
+            reader.
 
     Returns:
         Our model in eval mode.
@@ -191,7 +191,7 @@ def config_json(folder: Path) -> dict[str, Any]:
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder's weights, whose files are safetensors, or pickles that were allowed."""
+    """All tensors of a folder's weights, from safetensors, or from allowed pickles."""
     if require_shards(folder):
         return {
             name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()
@@ -220,7 +220,7 @@ def tensors_of_file(file: Path, allow_pickle: bool) -> dict[str, Tensor]:
 def loaded(
     where: str, config: LongitudeConfig, state: dict[str, Tensor], names: Mapping[str, str], dtype: torch.dtype | str
 ) -> LongitudeForCausalLM:
-    """Our model of a config, with these tensors under our names, each checked; dtype "auto": that of the embedding."""
+    """Build our model of a config and load the checked, renamed tensors; dtype "auto": the dtype of the embedding."""
     with torch.device("meta"):
         model = LongitudeForCausalLM(config)
     state = renamed(state, names)

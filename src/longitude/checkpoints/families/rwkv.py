@@ -1,4 +1,4 @@
-"""RWKV-4 and RWKV-6 as ours: a norm behind the embedding, and in each block a time mix and a channel mix."""
+"""Conversion of RWKV-4 and RWKV-6: a norm after the embedding, and in each block a time mix and a channel mix."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ AUTHORS = {
     "blocks.{n}.": "rwkv.blocks.{n}.",
     "ln_out.": "rwkv.ln_out.",
 }
-"""Begins of names in the authors' own files -> transformers'."""
+"""Prefixes of names in the authors' files -> prefixes in Transformers."""
 EPS = 1e-5
-"""Of the authors' LayerNorms; transformers' last one has it whatever layer_norm_epsilon says."""
+"""Epsilon of the authors' LayerNorms; the last norm in transformers has it regardless of layer_norm_epsilon."""
 SIZES = {
     "vocab_size", "context_length", "max_position_embeddings", "hidden_size", "num_hidden_layers", "attention_hidden_size",
     "intermediate_size", "layer_norm_epsilon", "tie_word_embeddings",
@@ -64,7 +64,7 @@ SHARED = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size")
 
 
 def shaped(mixer: dict[str, Any], **options: Any) -> LongitudeConfig:
-    """What all RWKV models share."""
+    """Configuration with the options common to all RWKV models."""
     return LongitudeConfig(
         mixer=mixer,
         mlp="rwkv",
@@ -90,7 +90,7 @@ def options_of(config: LongitudeConfig, kind: str) -> dict[str, Any]:
 
 # ---- without a class in transformers: sizes are those of the tensors, under transformers' names --------------------------
 KEYS = SIZES | COMPUTED | {"head_size", "head_size_divisor", "num_attention_heads", "model_version"}
-"""Of the config.json that comes with RWKV-6; num_attention_heads, which its code does not read, holds the size of a head."""
+"""Keys of the config.json that comes with RWKV-6. num_attention_heads holds the size of a head; its code does not read it."""
 
 
 def config_of_tensors(where: str, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> LongitudeConfig:
