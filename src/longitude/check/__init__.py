@@ -7,8 +7,8 @@
         print(result.law, result.status, result.measured, result.threshold, result.reason)
 
 `check` takes a checkpoint or a model in memory, tries every law and returns whether it holds, is broken or does not apply, with
-the reason. A law may rest on others: where one of those is broken, its own failure is no finding of its own, so one bug gives
-one diagnosis.
+the reason. A law may rest on others: if one of those is broken, a failure of this law is not reported, so a bug gives a single
+diagnosis.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def subject_of(
         checkpoint: From `load`, or a model in memory.
         length: Tokens to compare; None: as in `check`.
         reference: A checkpoint or a model that must give the same logits.
-        raw: config.json as it is written; None: the checkpoint's file, else the model's config.
+        raw: Content of config.json; None: the checkpoint's file, else the model's config.
         seed: Seed for the random input tokens.
-        folder: Where the model's files are; None: the checkpoint's, if it has one.
+        folder: Folder of the model's files; None: the checkpoint's folder, if it has one.
 
     Returns:
-        The subject, whose `kind` is float64 where the model computes in it, else float32.
+        The subject. Its `kind` is float64 if the model can compute in it, else float32.
 
     Raises:
         ValueError: For a length that the model does not have, or a reference of another vocabulary.
@@ -139,7 +139,7 @@ def check_subject(
         The Result of each law by its name, in order.
 
     Raises:
-        ValueError: For an unknown law, and for a model whose kernels need a GPU where there is none.
+        ValueError: For an unknown law, and for a model with kernels that need a GPU on a machine without one.
     """
     chosen = CHECKPOINT_LAWS.chosen(laws)
     require_kernels(subject)
@@ -164,11 +164,11 @@ def require_kernels(subject: Subject) -> None:
 
 
 WHOSE = {"config": "config", "rotary_layout": "checkpoint", "weight_files": "checkpoint"}
-"""Whose the failure of a law is; of the others it is the code's."""
+"""Part that causes a failure, by law; for other laws it is the code."""
 
 
 def attributed(result: Result, subject: Subject) -> Result:
-    """A broken law with whose failure it is: the checkpoint's, the config's, the code's, or the published rule's."""
+    """Set `whose` of a broken law: the checkpoint, the config, the code, or the published rule causes the failure."""
     if result.status != "broken" or result.whose:
         return result
     kind = type(subject.model)
@@ -194,7 +194,7 @@ def length_of(model: Any, length: int | None) -> int:
 
 
 def takes_length(model: Any, length: int) -> bool:
-    """Whether a model takes this many tokens: tables that have no name of their own may end before."""
+    """Whether a model supports this many tokens: unnamed tables may end before."""
     if not_rotary(model.config.get_text_config()) is None:
         return True
     device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""What something else believes of a checkpoint: the GGUF file of an engine that serves it, a second checkpoint, an adapter."""
+"""Comparison of a checkpoint's positions with a GGUF file, a second checkpoint, or an adapter."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ FORMS = {
     "interleaved": "the same, rows reordered from half to interleaved",
     "half": "the same, rows reordered from interleaved to half",
 }
-"""What weights are called whose rows are in another rotary layout."""
+"""Description of weights with rows in another rotary layout, by that layout."""
 FREQUENCIES_EQUAL = 1e-4
-"""Relative: lists of factors are float32."""
+"""Largest relative difference of frequencies that count as equal; lists of factors are float32."""
 NOT_ROTATED = 1e-12
-"""Radians a position: 0 where pairs are not rotated, and 1e-30 of it in lists that divide such pairs by 1e30."""
+"""Largest frequency in radians per position that counts as no rotation: some lists divide such pairs by 1e30."""
 ROUNDED, QUANTIZED = 1e-2, 0.2
-"""Of the largest number of a weight: what half precision may change, and few bits."""
+"""Largest differences from half precision and from quantization, relative to the largest number of a weight."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that both sides believe.
+    """A property of both sides, for comparison.
 
     Args:
-        name: What it is.
+        name: Name of the property.
         here: Value of the checkpoint; None if it has none.
         there: Value of the other checkpoint.
-        differs: Whether they contradict each other; where one side says nothing they do not.
+        differs: Whether the values contradict each other; a missing value contradicts nothing.
     """
 
     name: str
@@ -86,7 +86,7 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
 
 
 def facts_of(source: Source) -> dict[str, Any]:
-    """What a checkpoint's configuration believes, by the names of `GGUF.facts`."""
+    """Properties of a checkpoint's configuration, by the names of `GGUF.facts`."""
     config = source.config
     heads = getattr(config, "num_attention_heads", None)
     facts: dict[str, Any] = {
@@ -117,7 +117,7 @@ def facts_of(source: Source) -> dict[str, Any]:
 
 
 def frequencies_of(source: Source) -> dict[str, Divided]:
-    """Of layers with full attention."""
+    """Rotary frequencies of layers with full attention, for short and long sequences."""
     if source.kind != "rotary":
         return {}
     rope, head_dim = of_full_attention(ropes_of(source)), head_dim_of(source.config)
@@ -224,7 +224,7 @@ def gguf_layouts(source: Source, file: GGUF) -> Fact:
 
 
 def of_adapter(source: Source, folder: Path, allow_pickle: bool) -> list[Fact]:
-    """Of the checkpoint that an adapter was trained on, where it can be read, and what of positions it trains."""
+    """Facts of an adapter: the checkpoint it was trained on, if readable, and the modules about positions that it trains."""
     given = read_json(folder / ADAPTER)
     base = given.get("base_model_name_or_path")
     targets = given.get("target_modules") or []

@@ -1,6 +1,6 @@
-"""The laws of what attention computes: its output by the formula of the config, and ALiBi's slopes.
+"""Laws of attention: its output by the formula of the config, and ALiBi's slopes.
 
-What attention gets is seen in the projections that stand before it, so a model whose attention is its own is measured as well.
+The inputs of attention are read from the projections before it, so models with their own attention code are measured as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from longitude.positions.layouts import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
 
 INPUTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "q_norm": "query", "k_norm": "key"}
-"""Modules whose output is what attention gets; a norm comes behind its projection."""
+"""Modules that output queries, keys and values for attention; a norm follows its projection."""
 OUTPUTS = ("o_proj", "out_proj", "dense")
 
 
@@ -63,7 +63,7 @@ def plain(module: nn.Module) -> str | None:
 
 
 def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
-    """Of each layer with plain attention, in one pass."""
+    """Inputs and output of attention for each layer with plain attention, from one pass."""
     modules = {module.layer_idx: module for module in subject.model.modules() if plain(module)}
     seen: dict[int, dict[str, Tensor]] = {index: {} for index in modules}
     with ExitStack() as stack:
@@ -133,7 +133,7 @@ def formula(
 
 
 def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -> Iterator[tuple[str, Formula]]:
-    """What code of attention gets wrong, and the formula of each."""
+    """Typical mistakes in attention code, with the formula of each."""
     right = formula(subject, layer, width, length, layer.encoding)
     changed = lambda **to: Formula(**{**vars(right), **to})  # noqa: E731
     at = torch.arange(length, device=subject.device)[None]
@@ -192,9 +192,9 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS_ON, "layer_rotations", "layer_masks", "score_scale"))
 @by_its_class
 def attention_outputs(subject: Subject) -> Measurement:
-    """What attention of each layer gives = its formula, with rotation, mask, scale and groups of heads of the config.
+    """The attention output of each layer = its formula, with rotation, mask, scale and groups of heads of the config.
 
-    Of layers that consist of projections, and norms of queries and keys.
+    It covers layers that consist of projections, and norms of queries and keys.
     """
     layers = {layout: promised(subject.config, layout) for layout in get_args(Layout)}
     if not any(plain(module) for module in subject.model.modules()):
@@ -235,7 +235,7 @@ def attention_outputs(subject: Subject) -> Measurement:
 
 # ---- ALiBi ---------------------------------------------------------------------------------------------------------------
 GIVEN = ("alibi", "position_bias")
-"""What layers call biases that the model makes once for all of them."""
+"""Argument names of biases that the model computes once for all layers."""
 
 
 def biases(subject: Subject, tokens: Tensor, **options: Any) -> Tensor | None:

@@ -23,9 +23,9 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 TABLES = ("config", "rotary_frequencies", "given_positions")
 LONGEST = 608
-"""Tokens of a whole pass that are tried where only that shows something, unless a length is given."""
+"""Tokens of a full pass, if only a full pass can show a border, unless a length is given."""
 PREPARES = "prepare_inputs_for_generation"
-"""The method in which a class may begin again behind a border."""
+"""The method in which a class may restart after a border."""
 SIDE = 8
 """Tokens on each side of a border that are decoded one at a time."""
 
@@ -112,7 +112,7 @@ def scaling_reset(subject: Subject) -> Measurement:
 def tables_at(
     subject: Subject, length: int, by_position: bool = True, behind: int | None = None
 ) -> dict[str | None, Tables]:
-    """Tables of the first two positions in a sequence of this length, after a short one; then, after one of `behind` tokens."""
+    """Tables of the first two positions in a sequence of this length, after a short one, and after one of `behind` tokens."""
     subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
 
     def tables(length: int) -> dict[str | None, Tables]:
@@ -139,8 +139,8 @@ def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -
 def scaling_border(subject: Subject) -> Measurement:
     """Decoding across the original length = whole passes.
 
-    Of 8 tokens before and behind it, at their positions, a token at a time behind a cache. A generate() of the model's own may
-    begin again at the border (Phi-3's does), which shows with as many tokens only.
+    It decodes 8 tokens before and after the border token by token with a cache, at their positions. A model's own generate()
+    may restart at the border (Phi-3's does), which shows only with as many tokens.
     """
     original = border(subject)
     worst, first = crossing(subject, original)
@@ -170,7 +170,7 @@ def scaling_border(subject: Subject) -> Measurement:
 
 
 def crossing(subject: Subject, original: int) -> tuple[float, int | None]:
-    """(largest error of logits behind a cache, the first position where it exceeds the threshold)."""
+    """(largest error of logits with a cache, the first position where it exceeds the threshold)."""
     subject.require("position_ids", "few tokens cannot be at the border")
     start = max(0, original - SIDE)
     tokens = subject.tokens(original - start + SIDE)

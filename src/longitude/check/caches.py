@@ -1,4 +1,4 @@
-"""Laws of the caches of transformers: every class gives one answer, and so does one that is cropped or whose rows move."""
+"""Laws of Transformers caches: all classes give equal results, also after cropping and after reordering rows."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def without_rounding() -> Iterator[None]:
 
 
 def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask: Tensor | None = None) -> Tensor:
-    """[B, L] -> [B, L, words], in chunks of these sizes behind a cache that is given and may hold tokens already.
+    """Logits [B, L, words] of tokens [B, L], in chunks of these sizes, with a cache that may already hold tokens.
 
-    mask: [B, tokens in the cache + L]; mask and positions are given with each chunk, as generate() does.
+    mask: [B, tokens in the cache + L]; mask and positions are passed with each chunk, as generate() does.
     """
     out, start = [], int(cache.get_seq_length())
     mask = tokens.new_ones(len(tokens), start + tokens.shape[1]) if mask is None else mask
@@ -132,9 +132,10 @@ def of_kinds(
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
 def cache_classes(subject: Subject) -> Measurement:
-    """Behind every class of cache of transformers = a whole pass.
+    """Decoding with every cache class of transformers = a whole pass.
 
-    And again after reset(). Windows where the config has them; quantized ones keep their numbers as they are.
+    And again after reset(). Sliding-window caches are tried if the config has windows; quantized caches keep full precision
+    here.
     """
     tokens = subject.tokens(min(subject.length, MOST))
     half, length = tokens.shape[1] // 2, tokens.shape[1]
@@ -158,9 +159,9 @@ def cache_classes(subject: Subject) -> Measurement:
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))
 def cache_crop(subject: Subject) -> Measurement:
-    """Tokens taken back with crop() = tokens never seen.
+    """Tokens removed with crop() = tokens never seen.
 
-    As speculative decoding does: wrong tokens behind a prompt, crop(), then the right ones.
+    As in speculative decoding: wrong tokens after a prompt, crop(), then the right ones.
     """
     tokens = subject.tokens(min(subject.length, MOST))
     half, length = tokens.shape[1] // 2, tokens.shape[1]

@@ -12,9 +12,9 @@ from longitude.check.subject import CHECKPOINT_LAWS, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Model types whose rule is read here."""
+"""Model types with a supported rule for coordinates."""
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
-"""Of these, those that write each frame of a video by itself, behind its time as text."""
+"""Model types of KINDS that write each frame of a video separately, after its time as text."""
 SECONDS = 2.0
 """Between the frames that one step of a video's time holds."""
 
@@ -73,7 +73,7 @@ def published(pieces: list[Piece], interval: float) -> Tensor:
 
 
 def written(pieces: list[Piece], stamped: bool) -> list[Piece]:
-    """As the processor writes them: stamped, a video is its frames, each behind two tokens of time."""
+    """Pieces as the processor writes them; stamped: a video becomes its frames, each after two tokens of time."""
     out: list[Piece] = []
     for piece in pieces:
         of_video = stamped and piece.kind == 2

@@ -29,7 +29,7 @@ MOVED: dict[str, Callable[[int], int]] = {
     "the position of a token behind a cache is 1 too small": lambda cached: 1 if cached else 0,
     "positions behind a cache begin at 0 again": lambda cached: cached,
 }
-"""What may be wrong with positions behind a cache, and by how much position_ids that are given must move to repair it."""
+"""Possible errors of positions with a cache, and the shift of position_ids that repairs each."""
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
@@ -37,7 +37,8 @@ MOVED: dict[str, Callable[[int], int]] = {
 def relative_positions(subject: Subject) -> Measurement:
     """Logits at positions + 64 = logits.
 
-    Of rotary models whose tables do not follow the length: a rotation of queries and keys alike depends on differences alone.
+    It covers rotary models with tables that do not depend on the length: rotated scores then depend only on position
+    differences.
     """
     if any(isinstance(rope.scaling, Follows) for rope in ropes(subject.config).values()):
         raise DoesNotApply("its tables follow the length of the sequence")
@@ -106,7 +107,7 @@ def cached_decoding(subject: Subject) -> Measurement:
 
 
 def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
-    """What is wrong with positions behind a cache, where moving them repairs passes of these sizes; else nothing."""
+    """The error of positions with a cache, if moving positions repairs passes of these sizes; else an empty string."""
     if "position_ids" not in subject.takes:
         return ""
     end = sum(sizes)
@@ -157,7 +158,7 @@ def chunked_prefill(subject: Subject) -> Measurement:
 
 
 def why_not_continued(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
-    """What repairs a second chunk, what it depends on, or what is wrong without attention, too; nothing where none shows it."""
+    """Cause of a wrong second chunk: positions, recurrent state or dependence on tokens; empty if no experiment shows it."""
     if wrong := repaired(subject, tokens, want, sizes):
         return f": positions of a second chunk are off; {wrong}"
     if subject.recurrent and not subject.attends or differs_without_attention(subject, tokens, sizes):

@@ -21,7 +21,7 @@ FEWEST = 32
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of all laws on one model.
+    """Estimated costs of all laws on a model.
 
     Attributes:
         parameters: Number of parameters of the model.
@@ -34,12 +34,12 @@ class Estimate:
     token_seconds: float
 
     def seconds(self, length: int) -> float:
-        """About, where this number of tokens is compared."""
+        """Estimated seconds of all laws if this number of tokens is compared."""
         calls, tokens = (fixed + each * length for fixed, each in (CALLS, TOKENS))
         return calls * self.pass_seconds + tokens * self.token_seconds
 
     def longest(self, seconds: float = LONGEST) -> int:
-        """The most tokens that can be compared in these seconds, and FEWEST at least."""
+        """The most tokens that can be compared in these seconds, at least FEWEST."""
         each = CALLS[1] * self.pass_seconds + TOKENS[1] * self.token_seconds
         return max(FEWEST, int((seconds - self.seconds(0)) / each))
 

@@ -106,9 +106,9 @@ def measured(test: Test, subject: Subject) -> float | None:
 
 
 def replaced(kind: type) -> str | None:
-    """A function that a class's module defines, or one of its classes, whose code now comes from outside of transformers.
+    """A function of a class's module, or of its classes, that was replaced by code from outside of transformers.
 
-    Libraries replace such functions in place. None: everything is as published.
+    Libraries patch such functions. None: everything is as published.
     """
     module = sys.modules[kind.__module__]
     packages = [Path(package.__file__ or "").parent for package in (transformers, torch)]
@@ -157,7 +157,7 @@ def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None)
 
 # ---- keys without effect ---------------------------------------------------------------------------------------------------
 def without_effect(test: Test, fresh: Subject, failure: float) -> str:
-    """A key that the class does not read, and whose absence would explain what it does: "key = value", or nothing."""
+    """A key that the class does not read, if its absence would explain the failure: "key = value", or an empty string."""
     config = fresh.model.config
     for key, value, less in without_each_key(config):
         try:

@@ -35,8 +35,8 @@ def weight_files(subject: Subject) -> Measurement:
 def generation_files(subject: Subject) -> Measurement:
     """generation_config.json and tokenizer_config.json agree with config.json.
 
-    The number counts token ids that the vocabulary does not have, and a kind of cache behind which generate() gives other logits
-    than a whole pass. What a published model may have on purpose is noted: other ends of a text, shorter lengths.
+    The number counts token ids beyond the vocabulary, and a kind of cache with which generate() gives other logits than a full
+    forward pass. Differences that may be intended are noted: other end-of-text tokens, shorter lengths.
     """
     if subject.folder is None:
         raise DoesNotApply("it was not loaded from a folder")
@@ -49,7 +49,7 @@ def generation_files(subject: Subject) -> Measurement:
 
 
 def no_tokens(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
-    """Token ids that the vocabulary does not have. A config of few words, as of --quick, is not that of the folder."""
+    """Token ids beyond the vocabulary of the folder's config; --quick uses a config with a smaller vocabulary."""
     size = subject.raw.get("text_config", subject.raw).get("vocab_size") or subject.config.vocab_size
     for key in TOKENS:
         for token in listed(generation.get(key)):
@@ -58,7 +58,7 @@ def no_tokens(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
 
 
 def other_cache(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
-    """A kind of cache behind which generate() does not give the logits of a whole pass."""
+    """A kind of cache with which generate() gives other logits than a full forward pass."""
     kind = generation.get("cache_implementation")
     if kind in GROWING or not hasattr(subject.model, "generate"):
         return

@@ -29,9 +29,9 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 TOKENS = 24
 SHIFT = 7
-"""By how much the positions of the second row are larger."""
+"""Offset of the positions of the second row."""
 CHUNK = 5
-"""Tokens that come together behind a cache."""
+"""Tokens of a chunk after a cache."""
 EXTRA, LONGEST = 8, 1032
 """Tokens beyond a window, and the most for which masks are tried, unless a length is given."""
 BACKWARDS = ("nanochat",)
@@ -44,7 +44,7 @@ LAYERS = ("layer_rotations", "layer_masks", "score_scale", "attention_outputs")
 
 
 def promised(config: Any, layout: Layout) -> list[LayerPositions]:
-    """What the config declares of each layer. DoesNotApply where that cannot be read."""
+    """Positions that the config declares for each layer. DoesNotApply if they cannot be read."""
     ropes(config)
     try:
         with catch_warnings(action="ignore"):  # of keys that are not understood, as the law of the config says
@@ -59,7 +59,7 @@ Where = tuple[int, str]
 
 
 class Rotations:
-    """Queries and keys of two rows at positions of their own: as attention gets them, and before they are rotated."""
+    """Queries and keys of two rows at different positions: as attention receives them, and before rotation."""
 
     def __init__(self, subject: Subject):
         self.config = subject.config
@@ -134,7 +134,7 @@ def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor
 
 
 def backwards(specs: Sequence[Mapping[str, Any]]) -> Callable[[Tensor], Tensor]:
-    """What makes of a rotation R the one in the other direction: x -> F R F x, where F negates the second number of each pair."""
+    """Function F that negates the second number of each pair: F R F rotates in the direction opposite to R."""
 
     def flipped(x: Tensor) -> Tensor:
         x = x.clone()
@@ -153,7 +153,7 @@ def backwards(specs: Sequence[Mapping[str, Any]]) -> Callable[[Tensor], Tensor]:
 def layer_rotations(subject: Subject) -> Measurement:
     """Queries and keys of each layer = as its config declares them.
 
-    Each row of a batch at positions of its own; pairs are halves or neighbours, whichever most layers have.
+    Each row of a batch has different positions. The layout of pairs, half or interleaved, is the one that fits most layers.
     """
     subject.require("position_ids", "rows cannot have positions of their own")
     found = Rotations(subject)
@@ -189,9 +189,10 @@ def layer_rotations(subject: Subject) -> Measurement:
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=RESTS_ON)
 @by_its_class
 def layer_masks(subject: Subject) -> Measurement:
-    """Keys that each query of each layer attends to = those of its config.
+    """Visible keys of each query in each layer = those of its config.
 
-    Causality, windows and chunks, in a whole pass, and of several tokens and one behind the model's cache and a static one.
+    It covers causality, windows and chunks, in a full pass, and for several tokens and one token after the model's cache and a
+    static cache.
     """
     layers = promised(subject.config, "half")
     sizes = {size for one in layers for size in (one.window, one.chunk) if size is not None}
@@ -223,9 +224,9 @@ def layer_masks(subject: Subject) -> Measurement:
 
 
 def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor]) -> tuple[dict[int, str], list[str]]:
-    """Of each layer a query that attends to another number of keys behind a cache than it should; and which caches it takes not.
+    """For each layer, a query with a wrong number of visible keys after a cache; and caches that the model does not support.
 
-    The last tokens come behind those before them as a chunk, and the very last alone.
+    After a prefill, the last tokens come as a chunk, and the very last token alone.
     """
     config, length = subject.declared or subject.model.config, tokens.shape[1]
     caches = {
@@ -283,9 +284,9 @@ def allowed(layer: LayerPositions, i: Tensor) -> Tensor:
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
 @by_its_class
 def score_scale(subject: Subject) -> Measurement:
-    """What scores are multiplied by = what the config declares.
+    """The scale of scores = the scale that the config declares.
 
-    head_dim^-1/2, unless it names another; DeepSeek's YaRN multiplies it by its mscale twice.
+    It is head_dim^-1/2, unless the config has another; DeepSeek's YaRN multiplies it by its mscale twice.
     """
     found = recorded(subject, subject.tokens(4))
     wrong = {}
@@ -304,7 +305,7 @@ def score_scale(subject: Subject) -> Measurement:
 
 
 def promised_scale(config: Any, width: int) -> float:
-    """Of a config, for heads of this width."""
+    """Scale of scores that a config declares, for heads of this width."""
     given = as_mapping(config)
     if "attention_multiplier" in given:
         return float(given["attention_multiplier"])

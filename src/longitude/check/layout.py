@@ -74,7 +74,7 @@ def repeated_tokens(subject: Subject) -> Measurement:
 
 
 def nats_of_copying(subject: Subject) -> float:
-    """Of a token, the second time that the same are read; the first of them, of which nothing tells, is not counted."""
+    """Loss in nats per token on the second copy of a repeated sequence, without its first, unpredictable token."""
     size = min(REPEATED, subject.length // 2)
     tokens = subject.tokens(size).repeat(1, 2)
     logits = subject.model(input_ids=tokens, use_cache=False).logits[0, size:-1]

@@ -52,7 +52,7 @@ def packed_lengths(subject: Subject) -> Measurement:
 
 
 def declares(got: dict[str, Any], given: dict[str, Any]) -> bool:
-    """Whether what attention gets says where documents end, as flash attention reads it."""
+    """Whether the arguments of attention mark the document boundaries, in the format of flash attention."""
     if all(got.get(key) is not None for key in KEYS):
         return torch.equal(got[KEYS[0]], given[KEYS[0]])
     at = got.get("position_ids")

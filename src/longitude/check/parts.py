@@ -29,19 +29,19 @@ def check_part(
     laws: Iterable[str] | None = None,
     on_law: OnLaw = lambda name, done, total: None,
 ) -> dict[str, Result]:
-    """Try every law of its battery on one encoding or mixer.
+    """Try every law on an encoding or mixer.
 
     Args:
         part: A registered name, a class, or a function that builds one.
         options: Options to build it with.
         laws: Names of the laws to try; all by default.
-        on_law: Called with the name of a law, the number of those before it, and of all.
+        on_law: Called with the name of a law, the number of earlier laws, and the number of all laws.
 
     Returns:
         The Result of each law by its name, broken ones included.
 
     Raises:
-        ValueError: Where it cannot be built, or for a law that does not exist.
+        ValueError: If it cannot be built, or for an unknown law.
     """
     battery = battery_of(part, options or {})
     chosen = battery.chosen(laws)
@@ -62,7 +62,7 @@ def battery_of(part: Part, options: Mapping[str, Any]) -> PartBattery:
 
 
 def built(build: Example) -> Encoding | Mixer:
-    """What an example builds. ValueError with a message for users where the toy sizes do not build it."""
+    """Build an example. ValueError with a message for users if it cannot be built at the toy sizes."""
     try:
         made = build.factory(**build.resolved())
     except ValueError:

@@ -14,12 +14,12 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 FIRST = ("config", "given_positions", "far_positions")
 SOUND = (*FIRST, "repeatable", "causality")
-"""Laws on which all others of equal logits rest."""
+"""Laws that all other laws of equal logits presuppose."""
 BOTH_WAYS = {
     "cpmant": "its tokens attend in both directions within a prompt, all of which its forward takes behind a cache",
     "reformer": "its LSH layers choose keys by the hashes of all tokens, later ones among them",
 }
-"""Model types whose own code is not causal, and how."""
+"""Model types with code that is not causal -> the reason."""
 
 
 SWITCHES = ("causal", "is_decoder")
@@ -92,7 +92,7 @@ def causality(subject: Subject) -> Measurement:
 
 
 def leak(subject: Subject, tokens: Tensor) -> Tensor:
-    """The error of each position [L] where tokens behind it are others."""
+    """Change of the logits at each position [L] if later tokens change."""
     want, length = subject.logits(tokens), tokens.shape[1]
     worst = torch.zeros(length, dtype=torch.float64, device=tokens.device)
     for start in sorted({1, length // 2, length - 1}):

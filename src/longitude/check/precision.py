@@ -36,8 +36,9 @@ BEYOND = 2**24 + 60_001
 def bfloat16_positions(subject: Subject) -> Measurement:
     """Tables beyond position 2^24 in bfloat16 = those of float64.
 
-    Weights in bfloat16, and weights as they are under autocast. Of each pair, in units of what float32 angles leave sure there:
-    8 x angle x 2^-24 rad, and one rounding of cos and sin; pairs of which less than 0.1 rad is sure are left out.
+    Tried with weights in bfloat16, and with unchanged weights under autocast. The error of each pair is in units of the error
+    of float32 angles: 8 x angle x 2^-24 rad, and one rounding of cos and sin. Pairs with an angle error above 0.1 rad are left
+    out.
     """
     subject.require("position_ids", "no far position can be tried alone")
     read = ropes(subject.config)

@@ -59,14 +59,14 @@ def small(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def random_model(name_or_path: str, seed: int = 0) -> Any:
-    """A small random model of a checkpoint's config.json, whose weights need not be there.
+    """A small random model from a checkpoint's config.json; the weights are not needed.
 
     Args:
         name_or_path: A folder, a config.json, or a name on the hub.
         seed: Random seed of the weights.
 
     Returns:
-        The model in eval mode, in float32. Where no smaller one can be built of its config, one of its own size.
+        The model in eval mode, in float32; of full size if no smaller model can be built from its config.
 
     Raises:
         ValueError: For a configuration that cannot be read, or of no causal model.

@@ -1,7 +1,7 @@
-"""What the attention of each layer gets: a recorder in its place, which answers with zeros.
+"""Recorder of attention inputs: it replaces the attention of each layer, and returns zeros.
 
-So what a layer reads depends on no position, and one pass shows the queries and keys of all layers; a second one with tables of
-no rotation shows them as they were before.
+Inputs of later layers therefore do not depend on positions, and one pass shows the queries and keys of all layers. A second
+pass with identity rotations shows them before rotation.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from longitude.testing.engine import DoesNotApply
 
 
 class Recorded(NamedTuple):
-    """What the attention of one layer got: queries [B, H, L, D], keys [B, Hkv, Lk, D], mask [B, 1, L, Lk] or None, scale.
+    """Inputs of a layer's attention: queries [B, H, L, D], keys [B, Hkv, Lk, D], mask [B, 1, L, Lk] or None, scale.
 
-    options: all that it got by name.
+    options: all keyword arguments.
     """
 
     query: Tensor
@@ -36,9 +36,9 @@ class Recorded(NamedTuple):
 
 @contextmanager
 def recorder(model: Any) -> Iterator[dict[int, Recorded]]:
-    """In the place of attention, for a while: what comes out fills with what each layer gets.
+    """Context that replaces attention by a recorder; the yielded dict fills with the inputs of each layer.
 
-    DoesNotApply for a model with attention of its own.
+    DoesNotApply for a model with attention code that cannot be replaced.
     """
     found: dict[int, Recorded] = {}
 
@@ -60,7 +60,7 @@ def recorder(model: Any) -> Iterator[dict[int, Recorded]]:
 
 
 def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Recorded]:
-    """Of each layer with attention, in one pass. DoesNotApply where nothing of it shows."""
+    """Attention inputs of each layer, from one pass. DoesNotApply if no attention can be recorded."""
     if reason := unread(subject.config):
         raise DoesNotApply(reason)
     with recorder(subject.model) as found:
@@ -93,9 +93,9 @@ def apart(got: Tensor, want: Tensor) -> float:
 
 
 def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int, bool]:
-    """Of latent attention whether a layer takes neighbours for pairs, as rope_interleave has it.
+    """Whether each layer of latent attention has interleaved pairs (rope_interleave).
 
-    Before it rotates halves, transformers moves them there: seen in keys that are not rotated, against their projection.
+    transformers permutes them to halves before rotation, which shows in unrotated keys compared with their projection.
     """
     projected: dict[int, Tensor] = {}
     with unrotated(subject.model), ExitStack() as stack:

@@ -29,11 +29,11 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 FAR = 100_003
 SHIFT = 64
-"""Tokens that `relative_positions` compares, and by how much they are moved: few, so that float32 tables stay exact enough."""
+"""Shift of positions in `relative_positions`, and most tokens it compares: few, so that float32 tables stay exact enough."""
 LATER = 3
-"""Where given positions begin: some tables begin at 1 or 2 by themselves."""
+"""First of the passed positions: some tables start at 1 or 2 by default."""
 SEARCHED = 2**17
-"""Positions whose tables are compared with wrong ones."""
+"""Number of positions searched for a table that matches a wrong one."""
 RESOLVED = 0.1
 """Error of an angle in float32, in rad, above which a pair is not compared."""
 FREQUENCIES = 0.02
@@ -54,7 +54,7 @@ class OtherWidth(ValueError):
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """What transformers reads out of a config, by layer type that a layer has (None: one for all)."""
+    """Rotary parameters of a config by the layer types in use (None: one for all layers)."""
     try:
         found, layers = config_ropes(config), read(config).layers or []
     except ValueError as reason:
@@ -107,7 +107,7 @@ def angles_at(positions: Tensor, want: Frequencies) -> Tensor:
 
 
 def allowed_errors(positions: Tensor, want: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What float32 leaves unsure and one rounding to a dtype [L, pairs]; pairs of which little enough is unsure [pairs]."""
+    """Allowed errors [L, pairs], from float32 angles and a rounding to a dtype; and pairs with small angle error [pairs]."""
     unsure = 8 * angles_at(positions, want) * 2.0**-24
     return want.attention_factor * (unsure + 2 * torch.finfo(dtype).eps), (unsure < RESOLVED).all(0)
 
@@ -191,7 +191,7 @@ def rotary_frequencies(subject: Subject) -> Measurement:
 
 
 def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, width: int, length: int = 8) -> str:
-    """What is wrong, for the message, and which mistake gives just these numbers; width: of hidden states."""
+    """Description of a difference, with the known mistake that gives these numbers; width: width of hidden states."""
 
     def is_of(frequencies: Tensor) -> bool:
         return bool((got / frequencies.cpu() - 1).abs().max() <= FREQUENCIES)
@@ -321,9 +321,9 @@ def tables_at(subject: Subject, positions: Tensor) -> dict[str | None, Tables]:
 
 
 def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch.dtype) -> str:
-    """What repeats or repairs the tables of far positions [L], for the message: nothing is called a cause that does neither.
+    """The mistake that reproduces, or the change that repairs, the tables of far positions [L], for the message; else empty.
 
-    dtype: of tables that are right.
+    dtype: dtype of correct tables.
     """
     rope, length = ropes(subject.config)[layer], int(positions[-1]) + 1
 
@@ -363,13 +363,13 @@ WHAT = (
     ("angles",),
     ("positions", "frequencies", "angles"),
 )
-"""What code of rotary tables rounds."""
+"""Combinations of quantities that code of rotary tables may round."""
 Mistake = tuple[str, Callable[[Tensor, Tensor], Tensor]]
 """Words, and wrong angles [L, pairs] of positions [L] and frequencies [pairs]."""
 
 
 def mistakes() -> Iterator[Mistake]:
-    """What code of rotary tables gets wrong at far positions."""
+    """Typical mistakes of rotary tables at far positions."""
     for kind in (torch.bfloat16, torch.float16):
         for what in WHAT:
             words = " and ".join(filter(None, (", ".join(what[:-1]), what[-1])))
@@ -394,7 +394,7 @@ def repeated(got: Tables, angles: Tensor, at: Tensor, want: Frequencies, dtype: 
 
 
 def other_positions(at: Tensor, got: Tables, want: Frequencies, dtype: torch.dtype) -> list[int] | None:
-    """For each row of tables the first position before it whose tables they are; None where some are of none."""
+    """For each row of tables, an earlier position with the same tables; None if any row has no such position."""
     found, all_before = [], torch.arange(min(SEARCHED, int(at[0])))
     few = torch.linspace(0, len(want.inverse) - 1, min(8, len(want.inverse))).long()
     angles = all_before[:, None] * want.inverse.cpu()[few]
@@ -430,7 +430,7 @@ def far_biases(subject: Subject, module: Any) -> Measurement:
 
 
 def far_logits(subject: Subject) -> Measurement:
-    """Where no tables show: logits at far positions in the model's own dtype against float32, compared with near ones."""
+    """For models without visible tables: error of logits in the model's dtype against float32, at far and near positions."""
     tokens, dtype = subject.tokens(32), next(subject.model.parameters()).dtype
     if subject.device.type != "cpu":  # an accelerator does not survive an index beyond a table
         raise DoesNotApply("it shows no rotary tables, and only on the CPU can be tried where its positions end")

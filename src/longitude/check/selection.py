@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 ALL = 4096
-"""At least as many as any law compares, unless a length is given; some modules make a table of this many positions."""
+"""Number of keys that selects all: at least as many as any law compares by default. Some modules build a table of this size."""
 COUNTS = ("topk", "budget")
-"""What modules call the number of keys, blocks or tokens that they choose."""
+"""Attribute names for the number of keys, blocks or tokens that a module selects."""
 EQUAL = 1e-6
 """Scores so near to each other are equal but for rounding."""
 INVISIBLE = -1e30

@@ -22,8 +22,8 @@ from longitude.models.cache_names import ATTENTION, INSTALLED, arguments_of, cac
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
 EQUAL = 1e-4
-"""The largest relative error of logits that count as equal, computed in float64: rounding leaves 1e-15 to 1e-7, where models
-compute parts of it in float32, and the weakest bug of an untrained model is near 1e-3."""
+"""Largest relative error of logits that count as equal, in float64. Rounding gives 1e-15 to 1e-7, because some models compute
+parts in float32. The weakest bug of an untrained model gives about 1e-3."""
 EQUAL_IN_FLOAT32 = 1e-3
 """The same, computed in float32: rounding leaves up to 1e-5."""
 
@@ -46,9 +46,9 @@ CHECKPOINT_LAWS = Battery(
 """The laws of a checkpoint, in this order; each may rest on those before it, so those that name a layer come first."""
 
 RECURRENT = ("Mamba", "BambaMixer", "FalconH1Mixer", "Lightning", "ShortConv", "Recurrent", "DeltaNet", "Rwkv", "mLSTM")
-"""Parts of the names of transformers' layers with a state of their own."""
+"""Parts of the class names of recurrent layers in transformers."""
 WORDS = 4096
-"""Of a vocabulary, so that logits of a long pass fit into memory more than once."""
+"""Number of logits per token that are compared, so that a few long passes fit into memory."""
 
 
 @dataclass
@@ -57,15 +57,15 @@ class Subject:
 
     Args:
         model: The model.
-        raw: config.json as it is written, before transformers reads it.
+        raw: Content of config.json, before transformers reads it.
         length: Tokens that equality laws compare.
-        reach: The same, beyond the border of a scaling that follows the length too.
+        reach: Tokens to compare, not limited by the border of a length-dependent scaling.
         kind: The dtype that equality laws compute in.
         reference: A model that must give the same logits.
         seed: Seed for the random input tokens.
-        folder: Where its files are, if it was loaded from a folder.
-        checkpoint: What it was loaded as; None: it was made in memory.
-        declared: The config that laws compare it with, where that is not the model's own.
+        folder: Folder of its files, if it was loaded from a folder.
+        checkpoint: The loaded checkpoint; None: the model was built in memory.
+        declared: The config that laws compare with, if it is not the model's.
         on_progress: Called with the share of a law that is done.
     """
 
@@ -99,7 +99,7 @@ class Subject:
 
     @cached_property
     def selection(self) -> Selection:
-        """What chooses keys by top-k in it."""
+        """Selection of keys by top-k in the model."""
         return Selection(self.model)
 
     @cached_property
@@ -109,7 +109,7 @@ class Subject:
 
     @cached_property
     def cache_name(self) -> str | None:
-        """What forward calls its cache."""
+        """Name of the cache argument of forward."""
         return cache_name(self.model)
 
     @cached_property
@@ -131,7 +131,7 @@ class Subject:
 
     @property
     def recurrent(self) -> bool:
-        """Whether layers have a state of their own, as those of Mamba."""
+        """Whether layers have a recurrent state, as in Mamba."""
         kinds = {type(module) for module in self.model.modules()}
         return any(issubclass(kind, StateMixer) or any(word in kind.__name__ for word in RECURRENT) for kind in kinds)
 
@@ -153,7 +153,7 @@ class Subject:
         return next(token for token in known if token is not None and 0 <= token < self.config.vocab_size)
 
     def padded(self, tokens: Tensor, pads: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Tokens [B, L] whose row r begins with pads[r] padding tokens, and their attention_mask [B, L]."""
+        """Tokens [B, L] with pads[r] padding tokens at the start of row r, and their attention_mask [B, L]."""
         mask = (torch.arange(tokens.shape[1]) >= torch.tensor(pads)[:, None]).long().to(tokens.device)
         return tokens.masked_fill(mask == 0, self.pad), mask
 
@@ -237,7 +237,7 @@ class Subject:
         return gap.nan_to_num(nan=float("inf"), posinf=float("inf")).amax(0)
 
     def measurement(self, error: Tensor, cause: str) -> Measurement:
-        """Of an error by position [L], with the first that is above the threshold."""
+        """Measurement of an error by position [L], with the first position above the threshold."""
         first = self.first_above(error)
         where = "" if first is None else f" (from position {first} on)"
         return Measurement(float(error.max()), self.threshold, cause=cause + where, position=first)
