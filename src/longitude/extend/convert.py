@@ -23,10 +23,10 @@ from longitude.positions.layouts import Layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
 
 CLOSE = 1e-4
-"""Of the logits' spread: float32 sums in another order stay below."""
+"""Largest difference of logits that count as equal, relative to their spread: float32 sums in another order stay below."""
 TOKENS = 64
 ROTATION = "apply_rotary_pos_emb"
-"""What files of transformers call the function that rotates queries and keys."""
+"""Name of the function in Transformers model files that rotates queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Parity:
     """How far logits are from those before a conversion, in spreads of the logits.
 
     Attributes:
-        error: Difference of the converted weights under their own rotation from the original weights under theirs.
-        wrong_rotation: The same difference for the original weights under the wrong rotation.
+        error: Difference between the converted weights and the original weights, each with the rotation of its layout.
+        wrong_rotation: Difference between the original weights with the wrong and with the right rotation.
         native: The layout in which transformers rotates this model.
-        notes: On tensors that were copied and that the model does not read.
+        notes: Remarks on tensors that were copied and that the model does not read.
     """
 
     error: float
@@ -47,11 +47,11 @@ class Parity:
 
 
 def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pickle: bool = False) -> Parity:
-    """Permute the weights that make queries and keys into a rotary layout; the model under that rotation is the same.
+    """Permute the weights of queries and keys into another rotary layout; with that rotation the model is unchanged.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub; weights in safetensors.
-        to: The layout after it, "half" or "interleaved"; the weights must be in the other one.
+        to: The new layout, "half" or "interleaved"; the weights must be in the other one.
         out: Folder of the new checkpoint, written whole or not at all; None: check only.
         allow_pickle: Read a checkpoint that has pickled weights (which cannot be converted).
 
@@ -59,7 +59,7 @@ def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pic
         The differences of the logits, and the layout that transformers takes the model to have.
 
     Raises:
-        ValueError: For a model whose weights of queries and keys are unknown, or whose logits change.
+        ValueError: For a model with unknown weights of queries and keys, or if the logits change.
     """
     source = open_source(str(model), allow_pickle)
     changes = changes_of(source, to)
@@ -70,7 +70,7 @@ def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pic
 
 
 def changes_of(source: Source, to: str) -> dict[str, Change]:
-    """Tensor name -> its conversion. ValueError for a model whose weights of queries and keys are unknown."""
+    """Conversions by tensor name. ValueError for a model with unknown weights of queries and keys."""
     module, config = rotary_of(source.skeleton), source.config
     if module is None:
         raise ValueError(f"--convert-layout: {source.name} has no rotary parameters, and no layout")

@@ -1,4 +1,4 @@
-"""What an extension will take before anything is loaded: time, memory and FLOPs of what is measured, searched and trained."""
+"""Estimated time, memory and FLOPs of measuring, searching and training in an extension, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from longitude.extend.short_contexts import BATCH, memory_within, sample_within
 from longitude.runs.memory import training_memory
 
 RECOMPUTED = 4 / 3
-"""Of a training step's work with gradient checkpointing, which runs each layer forward twice."""
+"""Work of a training step with gradient checkpointing relative to one without: each layer runs forward twice."""
 
 
 @dataclass(frozen=True)
 class ExtendCost:
-    """Of one part of an extension, about.
+    """Estimated cost of a part of an extension.
 
     Attributes:
         part: "measuring", "searching" or "training".
-        tokens: That are read.
+        tokens: Tokens that are processed.
         flops: FLOPs of the matrix products, with every layer attending to all earlier tokens.
-        memory: Bytes at its height.
-        seconds: On this machine as busy as it is now.
-        h100_seconds: On one H100 in bfloat16 at 40 % of its rate.
+        memory: Peak memory in bytes.
+        seconds: Seconds on this machine under its current load.
+        h100_seconds: Seconds on one H100 in bfloat16 at 40% of its peak rate.
     """
 
     part: str
@@ -42,7 +42,7 @@ class ExtendCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Of `fine_tune`: its options that cost."""
+    """Options of `fine_tune` that determine its cost."""
 
     steps: int
     batch: int
@@ -59,21 +59,20 @@ def costs(
     minutes: float | None,
     on_progress: Callable[[str], object] = lambda what: None,
 ) -> list[ExtendCost]:
-    """The parts of an extension, a few layers of the model timed for each. Needs config.json alone.
+    """Estimate the costs of the parts of an extension by timing a few layers of the model. Needs only config.json.
 
     Low-rank training (LoRA) counts as training of all weights: its steps take up to a third less.
 
     Args:
         model: Folder or name of the checkpoint.
-        target: What it is extended to; None: it is trained as it is.
-        tuning: How it is trained; None: it is not.
+        target: The extension; None: the model is only trained.
+        tuning: Options of the training; None: no training.
         budget: Minutes of a search.
-        minutes: About how long the cost on short contexts is measured; None: it is not.
-        on_progress: Called before each timing with what is timed.
+        minutes: Approximate time for measuring the cost on short contexts; None: it is not measured.
+        on_progress: Called before each timing with a description.
 
     Raises:
-        ValueError: For what `extend` would refuse of lengths, and for a class whose FLOPs cannot be counted, or of which
-            nothing can be timed.
+        ValueError: For lengths that `extend` does not support, and for a class that cannot be timed or has unknown FLOPs.
     """
     source = open_source(model, allow_pickle=True)
     original = source.declared or 1

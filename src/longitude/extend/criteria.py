@@ -1,4 +1,4 @@
-"""What candidates of a search are tried on: windows of tokens, and which of these count."""
+"""Criteria of a search: windows of tokens on which candidates are scored, and the tokens that count."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Criterion:
         return loss if math.isfinite(loss) else math.inf
 
     def digest(self) -> str:
-        """Of the tokens, and of which count."""
+        """Digest of the tokens, and of the tokens that count."""
         return digest_of_tokens(*self.windows, torch.tensor(self.skipped))
 
 
@@ -70,14 +70,14 @@ def running_text(documents: Sequence[Tensor], length: int) -> Criterion:
 
 
 def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
-    """The digits of a number that is hidden in text and asked for at its end: the criterion of LongRoPE2.
+    """Needle perplexity, the criterion of LongRoPE2: the loss on the digits of a number hidden earlier in the text.
 
-    Ten windows, or as many as hold 16384 tokens, filled up to `length` tokens, answer included, with a needle each: at even
-    depths, from the first word of the text to the last. The model reads the right answer after the question (teacher forcing),
-    and the tokens of its digits alone count. No chat template.
+    It has ten windows, or more to reach 16384 tokens. Each window has `length` tokens, answer included, and one needle; depths
+    are evenly spaced from the first word of the text to the last. The right answer follows the question (teacher forcing), and
+    only the tokens of its digits count. No chat template is used.
 
     Args:
-        texts: What the needles are hidden in, in turn; a text that is shorter than a window repeats.
+        texts: Texts in which needles are hidden, in turn; a text that is shorter than a window repeats.
         tokenizer: The model's tokenizer.
         length: Tokens of a window.
 
@@ -109,7 +109,7 @@ def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
 
 
 def _with_answer(question: Question) -> Question:
-    """The same with the right answer behind it."""
+    """Append the right answer to a question."""
     answer = question.whole_answer
     return replace(question, text=lambda size: question.text(size) + answer, ask=question.ask + answer, whole_answer="")
 

@@ -33,13 +33,13 @@ Train = Callable[[Path, Path], "Training"]
 
 @dataclass
 class Extension:
-    """What `extend` did.
+    """Result of `extend`.
 
     Attributes:
-        plan: What was decided.
+        plan: The plan of the extension.
         costs: Bits per byte before and after, at the original length.
-        training: What `train` returned.
-        written: Whether there is a new checkpoint.
+        training: Return value of `train`.
+        written: Whether a new checkpoint was written.
     """
 
     plan: ExtendPlan
@@ -67,7 +67,7 @@ def extend(
     on_progress: Progress = lambda what, done, total: None,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> Extension:
-    """Write a checkpoint that takes longer texts, for plain transformers, and measure the cost on short contexts.
+    """Write a checkpoint with a longer context for unmodified Transformers, and measure the cost on short contexts.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
@@ -78,25 +78,24 @@ def extend(
             "linear".
         factor: The scheme's factor; by default `to` over the original length.
         base: With "base": the new rope_theta.
-        original: The trained length, where the configuration does not hold it.
-        text: What cost is measured on, what "longrope" searches on, and what "longrope2" hides needles in: a file, a folder,
-            "datasets:NAME" or "stdlib".
-            None: measure nothing, and do not ask whether the new length fits into this machine.
-        minutes: About how long the cost may be measured: where windows of the original length take longer, shorter ones are read.
+        original: The trained length, if the configuration does not contain it.
+        text: Text on which the cost is measured, "longrope" searches, and "longrope2" hides needles: a file, a folder,
+            "datasets:NAME" or "stdlib". None: measure nothing, and do not check whether the new length fits into memory.
+        minutes: Approximate time for measuring the cost; if windows of the original length take longer, shorter ones are used.
         budget: With "longrope" and "longrope2": minutes to search.
         seed: Random seed of the search.
-        allow_pickle: Take weights that are saved as a pickle.
+        allow_pickle: Read weights that are saved as a pickle.
         train: train(folder of the extended checkpoint, out) writes `out`, as `fine_tune` does; None: no training.
         on_plan: Called with the plan before anything is written.
-        on_progress: Called as on_progress(what is being done, done, total).
-        on_note: Called with a sentence that cannot wait for the plan.
+        on_progress: Called as on_progress(description, done, total).
+        on_note: Called with a sentence for the user before the plan.
 
     Returns:
         The plan, the costs, and whether something was written: ALiBi needs nothing.
 
     Raises:
-        ValueError: For what cannot or should not be done: a model that was extended already, keys that contradict each
-            other, weights or text that cannot be read, a class that would not rotate as meant.
+        ValueError: For a model that was already extended, keys that contradict each other, unreadable weights or text, or a
+            class that would not rotate as intended.
 
     Source:
         The schemes, with their papers: lg.scaling. "drope": Gelberg et al. 2025, arXiv 2512.12167,

@@ -73,7 +73,7 @@ class RotaryPairs:
 
 
 def ntk_below(factors: Sequence[float], critical: int) -> tuple[float, ...]:
-    """The same from pair d = critical on; below it lambda_k = lambda_d^(k / d), which are NTK's of a base of its own."""
+    """Factors with those below pair d = critical replaced by lambda_k = lambda_d^(k / d), which is NTK with another base."""
     below = (factors[critical] ** (k / critical) for k in range(critical))
     return (*below, *factors[critical:])
 
@@ -114,9 +114,9 @@ def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryP
 
 @contextmanager
 def rotating_with(model: nn.Module, scheme: Scaling) -> Iterator[None]:
-    """Within: a stock model that rotates as a checkpoint does whose config has `scheme`. Afterwards it is as it was.
+    """Context in which an unmodified Transformers model rotates as with `scheme` in its config; restored afterwards.
 
-    Its rotary modules are made by their own class from the config that would be saved; nothing else is touched.
+    Its rotary modules are built by their class from the config that would be saved; nothing else changes.
     """
     before = list(rotary_modules(model))
     device = next(model.parameters()).device

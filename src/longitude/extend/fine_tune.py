@@ -42,7 +42,7 @@ from longitude.runs.store import key_of
 
 Positions = Literal["contiguous", "randomized", "skipped"]
 RANK = 16
-"""Of the matrices that LoRA adds to every linear layer."""
+"""Rank of the matrices that LoRA adds to every linear layer."""
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
 SAVED = 120.0
@@ -57,15 +57,15 @@ _CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_ch
 
 @dataclass(frozen=True)
 class Training:
-    """What `fine_tune` did.
+    """Result of `fine_tune`.
 
     Attributes:
         losses: Loss of each step, in nats per token.
-        tokens: That were trained on.
-        parameters: That were trained.
-        seconds: From the first step to the last, of this process.
+        tokens: Number of training tokens.
+        parameters: Number of trained parameters.
+        seconds: Time from the first step to the last in this process.
         tokens_per_second: Training throughput.
-        costs: Bits per byte before and after, where a text to measure on was given.
+        costs: Bits per byte before and after, if `cost_text` was passed.
     """
 
     losses: list[float]
@@ -95,41 +95,42 @@ def fine_tune(
     on_progress: Callable[[str, float, float], None] = lambda what, done, total: None,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> Training:
-    """Train a checkpoint on, extended or not, and write it to the new folder `out`, whole or not at all.
+    """Continue the training of a checkpoint, extended or not, and write it atomically to the new folder `out`.
 
-    `out` gets its config.json, tokenizer and generation config as they are, and new weights as safetensors in the dtype of
-    the old ones; LoRA's are merged, so that plain transformers loads it. The same call under `accelerate launch` trains on
-    every process that it starts, as one process does with as many times the batch; the first process writes, and the others
-    wait until it has made `directory`. A stock model holds the logits of its whole batch for the loss: the memory is
-    estimated first. Every two minutes the training is saved next to `out`, so that the same call continues after a kill;
-    what is saved goes when `out` is there.
+    `out` gets config.json, tokenizer and generation config unchanged, and new weights as safetensors in the dtype of the old
+    ones. LoRA is merged, so that unmodified Transformers loads it. Under `accelerate launch` the call trains data-parallel on
+    all processes, with the batch multiplied by their number. The first process writes; the others wait until it has created
+    `directory`. Memory is estimated first, because a Transformers model holds the logits of its whole batch for the loss. Every
+    two minutes the training is saved next to `out`, so that the same call continues after a kill. The saved state is removed
+    once `out` is written.
 
     Args:
         directory: The checkpoint; it is only read.
         text: A file, a folder, "stdlib" or "datasets:NAME". Its documents are joined, with the end-of-text token between them.
-        steps: How many.
+        steps: Number of training steps.
         out: Folder of the new checkpoint.
-        length: Tokens of a window. By default the length that the configuration declares, or, where positions are not
-            contiguous or "drope" dropped the rotation, the original one.
-        learning_rate: After 5 % of the steps, in which it rises.
+        length: Tokens of a window. By default the length that the configuration declares; the original length if positions are
+            not contiguous or "drope" removed the rotation.
+        learning_rate: Learning rate after a warmup of 5% of the steps.
         batch: Windows per step on each device.
         lora: Train low-rank matrices only (peft), merged at the end.
-        positions: "contiguous", "randomized" or "skipped" (lg.samplers): the positions of a window come from the whole
-            declared length, however short the window is.
+        positions: "contiguous", "randomized" or "skipped" (lg.samplers). The last two draw positions from the whole declared
+            length for windows of any length.
         seed: Random seed for the order of windows and for positions.
-        gradient_checkpointing: Less memory, a third more time.
-        sequence_parallel: All processes share each window, and a step is that of one process: n of them take n times the length.
-        cost_text: Text to compare both checkpoints on; None: no comparison.
-        minutes: About how long the comparison may take.
-        on_progress: Called as on_progress(what is being done with the perplexity, steps done, steps in all).
-        on_note: Called with a sentence on what the comparison takes, and on tensors that training leaves out.
+        gradient_checkpointing: Recompute activations in backward: less memory, a third more time.
+        sequence_parallel: All processes share each window, and a step equals that of one process: n processes allow n times the
+            length.
+        cost_text: Text for comparing both checkpoints; None: no comparison.
+        minutes: Approximate time of the comparison.
+        on_progress: Called as on_progress(description with the perplexity, steps done, total steps).
+        on_note: Called with a sentence on the cost of the comparison, and on tensors that are not trained.
 
     Returns:
         The losses, and how much was trained.
 
     Raises:
-        ValueError: For text of less than one window, a model that takes no position_ids where they are not contiguous,
-            LoRA without peft, more memory than there is, a loss that is not finite (nothing is written then).
+        ValueError: For text shorter than a window, a model without position_ids if positions are not contiguous, LoRA without
+            peft, too little memory, or a loss that is not finite (nothing is written then).
     """
     if out.exists():
         raise ValueError(f"{out} exists already, and nothing is written over; name another")
@@ -359,7 +360,7 @@ class Keep(TrainerCallback):
 
 
 def _whole(folder: Path) -> list[Path]:
-    """What is saved of a training, in the order of its steps."""
+    """Complete saved states of a training, in the order of steps."""
     return sorted(folder.glob(f"{WHOLE}-*"), key=_step_of)
 
 
@@ -368,7 +369,7 @@ def _step_of(saved: Path) -> int:
 
 
 def _newest(folder: Path, model: Any) -> Path | None:
-    """What the training continues from: the same on every process, once the first has removed what a kill left unfinished."""
+    """Newest saved state, equal on every process; the first process removes unfinished states before."""
     if is_first_process():
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"{UNFINISHED}-*"):

@@ -36,7 +36,7 @@ class Layers:
 
     Attributes:
         source: The checkpoint.
-        ropes: What its configuration declares.
+        ropes: Rotary parameters that its configuration declares.
         original: The trained length in tokens.
         tables: The tables that each rotating layer rotates by, by the layer's number.
         windows: Tokens in the window or chunk of each layer that has one.
@@ -69,7 +69,7 @@ class Layers:
 
     @property
     def growing(self) -> list[int]:
-        """Layers that rotate and whose distances grow with the text."""
+        """Layers that rotate and have no window below the context length, so that their distances grow."""
         return [layer for layer in self.tables if self.windows.get(layer, math.inf) > self.original]
 
     @property
@@ -90,7 +90,7 @@ class Layers:
         return next((name for name in names if isinstance(self.ropes, dict) and name in self.ropes), "")
 
     def notes(self) -> Iterator[str]:
-        """A sentence on layers whose distances do not grow, and on those that do not rotate."""
+        """Sentences on layers with distances that do not grow, and on layers without rotation."""
         kept = [layer for layer in self.tables if layer not in (*self.growing, *self.sharing)]
         for layers, what in (
             (kept, "They keep their rotation."),
@@ -159,7 +159,7 @@ def places_of(tables: dict[int, list[Tables]]) -> list[tuple[int, str | None]]:
 
 @lru_cache(maxsize=64)  # layers share their tables
 def rotation_of(table: Tables, length: int) -> Frequencies:
-    """What a class rotates by in a sequence of `length` tokens."""
+    """Frequencies by which a class rotates in a sequence of `length` tokens."""
     width = table.at(0)[0].shape[-1]
     found = table.rotation(width // 2, length) or table.rotation(width, length)
     assert found is not None, "a table of its own width"
@@ -167,7 +167,7 @@ def rotation_of(table: Tables, length: int) -> Frequencies:
 
 
 def scales_of(model: nn.Module) -> dict[str, float]:
-    """What multiplies scores, by the name of each module that has it."""
+    """Scales of scores by module name."""
     named = ((name, getattr(module, "scaling", None)) for name, module in model.named_modules())
     return {name: scale for name, scale in named if isinstance(scale, float)}
 
@@ -188,7 +188,7 @@ def of_formula(ropes: Ropes, label: str, pairs: int, length: int) -> Frequencies
 
 
 def difference(got: Frequencies, want: Frequencies) -> str:
-    """What is another in a table, for a message; empty where nothing is."""
+    """Description of a difference between tables, for a message; empty if there is none."""
     if got.inverse.shape != want.inverse.shape:
         return f"rotates {len(got.inverse)} pairs, expected {len(want.inverse)}"
     if abs(got.attention_factor - want.attention_factor) > CLOSE:

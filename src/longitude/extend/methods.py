@@ -1,6 +1,6 @@
-"""Methods of `longitude extend`: the scheme of lg.scaling behind each, and notes on its use.
+"""Methods of `longitude extend`: the scheme of lg.scaling for each, and notes on its use.
 
-A registered scheme is a method by its name. METHODS holds what is special to one: exceptions, and notes for the user.
+A registered scheme is a method by its name. METHODS holds exceptions and notes for the user.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Follows, Linear, Scaling
 
 UNROTATED = 1e30
-"""Positions divided by it rotate nothing: cos is 1, and sin vanishes next to it in every dtype. Every family reads "linear"."""
+"""Factor of "linear", which every family reads, that disables rotation: cos is 1, and sin vanishes in every dtype."""
 ROTATED_VALUES = ("deepseek_v4",)
-"""Model types whose values rotate with their keys. A factor on cos and sin would multiply values too: their YaRN has none."""
+"""Model types with rotated values. A factor on cos and sin would multiply values too, so their YaRN has none."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What will be written, decided before anything is: the new configuration, the scheme, the tensors that change."""
+"""The plan of an extension, made before anything is written: new configuration, scheme, changed tensors."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ class ExtendPlan:
         source: The checkpoint.
         kind: "rotary", "learned" or "alibi".
         original: The trained length in tokens.
-        target: What was requested.
+        target: The requested extension.
         factor: The scheme's factor.
         scheme: One of lg.scaling; None if nothing is scaled.
-        base: rope_theta as it is written.
-        attention_factor: Multiplies cos and sin.
-        config: What config.json becomes.
-        changes: Tensor name -> what becomes of it.
-        notes: For the user, a sentence each.
-        search: What a search of factors found.
-        layers: How the class rotates them as they are; None where nothing about rotation changes.
-        ropes: What the new configuration is meant to declare.
+        base: New rope_theta.
+        attention_factor: Factor of cos and sin.
+        config: Content of the new config.json.
+        changes: Tensor name -> its change.
+        notes: Sentences for the user.
+        search: Result of a search of factors.
+        layers: Layers as the class rotates them before the change; None if the rotation does not change.
+        ropes: Rotary parameters that the new configuration must declare.
     """
 
     source: Source

@@ -22,9 +22,9 @@ from longitude.positions.scaling import LongRoPE
 from longitude.runs.store import Store, Unit
 
 FEWEST = 32
-"""Candidates that are tried, however small the budget."""
+"""Minimum number of candidates, regardless of the budget."""
 SHARE = 0.85
-"""Of the budget, for candidates; the rest is for starting up and for what is measured before and after."""
+"""Share of the budget for candidates; the rest is for start-up and for measurements before and after."""
 
 Progress = Callable[[int, int | None, float], None]
 """on_progress(candidates tried, candidates in all or None while that is being measured, lowest loss so far)."""
@@ -32,16 +32,16 @@ Progress = Callable[[int, int | None, float], None]
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        scheme: The factors, for the configuration.
-        loss: Nats per token at the new length, the mean over the tokens that count.
-        starts: The same of every start, by name.
+        scheme: The scheme with the factors.
+        loss: Mean loss at the new length, in nats per token that counts.
+        starts: Loss of every start, by name.
         history: (candidates tried, loss) whenever the lowest loss became lower.
-        tried: How many candidates in all.
-        note: On the result, for the user; a sentence or nothing.
-        question: What the losses depend on, with the options of the search.
+        tried: Number of candidates.
+        note: Remark on the result for the user; a sentence or empty.
+        question: Inputs that determine the losses, and the options of the search.
     """
 
     scheme: LongRoPE
@@ -90,31 +90,31 @@ def search(
     on_progress: Progress = lambda tried, total, lowest: None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
-    """The factors of a space with which a model has the lowest loss by a criterion.
+    """Search the factors of a space that minimize a model's loss by a criterion.
 
-    The loss of the result is never above that of a start; those of `longrope`: unchanged, linear, ntk, yarn, ntk-by-parts,
-    llama3. The attention factor, of which a configuration has one for short texts as well, stays 1, and up to the original
-    length the model's answers are unchanged, bit for bit: the short factors are all 1. Only where a start with an attention
-    factor of its own (YaRN) stays the best, that start is the result. What the first paper also searches, how many first tokens
-    are left alone, no configuration of transformers can hold, and is not searched.
+    The loss of the result is never above that of a start. The starts of `longrope` are: unchanged, linear, ntk, yarn,
+    ntk-by-parts, llama3. The attention factor stays 1, because it applies to short sequences as well, and the short factors are
+    all 1. Up to the original length the model's outputs are therefore bitwise unchanged. The exception is a start with another
+    attention factor (YaRN): if it stays the best, it is the result. The first paper also searches the number of first tokens
+    that are not scaled. This is not searched here, because no transformers configuration can hold it.
 
     Args:
-        model: A stock causal model of transformers in eval mode, on its device; unchanged afterwards.
-        space: What may be tried, for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
-        criterion: Every candidate is tried on its windows: of `running_text` or `needles` of criteria.py.
-        store: Holds every candidate that was tried. The same call continues after a kill, or beside another process, and ends
-            with the result of one that was never killed, bit for bit on the same machine.
-        budget: Minutes. They become a number of candidates, 32 or more, by the times that the starts took.
-        evaluations: That number instead. The same number and seed give the same result.
+        model: An unmodified causal Transformers model in eval mode, on its device; unchanged afterwards.
+        space: Search space for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
+        criterion: Windows on which candidates are scored: `running_text` or `needles` of criteria.py.
+        store: Holds the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
+            bitwise that of an uninterrupted call on the same machine.
+        budget: Minutes of the search, converted to 32 or more candidates by the times of the starts.
+        evaluations: Number of candidates, instead of a budget. Equal numbers and seeds give equal results.
         seed: Random seed of the evolution.
         on_progress: Called after every candidate.
-        on_note: Called with a sentence where 32 candidates take longer than the budget.
+        on_note: Called with a sentence if 32 candidates take longer than the budget.
 
     Returns:
         The scheme with its loss and its history.
 
     Raises:
-        ValueError: For a model of which no start gives a finite loss, and a unit that is damaged.
+        ValueError: If no start gives a finite loss, or if a unit is damaged.
 
     Source:
         Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753. Shang et al. 2025, LongRoPE2, arXiv

@@ -26,7 +26,7 @@ from longitude.runs.store import Store, Unit
 from longitude.statistics.documents import Interval, interval, paired_difference
 
 TOKENS, DOCUMENTS, FEWEST = 65_536, 32, 4
-"""What is scored at most: about this many tokens, of this many documents; and no fewer windows than FEWEST."""
+"""Approximate maximum of scored tokens, maximum of documents, and minimum of windows."""
 SHORTEST = 64
 """Tokens of a window that is not made shorter to save time."""
 TIMED = 256
@@ -50,9 +50,9 @@ class Cost:
         before: Result of the original model.
         after: Result of the extended model.
         difference: after - before, paired over documents.
-        documents: How many were scored.
-        tokens: Likewise.
-        text: What was read.
+        documents: Number of scored documents.
+        tokens: Number of scored tokens.
+        text: Description of the text.
     """
 
     length: int
@@ -66,11 +66,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sample:
-    """What is read of a text, by each of two models.
+    """Sample of a text that two models score.
 
     Attributes:
         length: Window length in tokens.
-        tokens: In all.
+        tokens: Total number of tokens.
         seconds: Estimated time of both models on this machine; None if the class cannot be timed.
     """
 
@@ -89,7 +89,7 @@ class Sums:
 
     @property
     def pair(self) -> tuple[np.ndarray, np.ndarray]:
-        """What intervals are computed from."""
+        """Nats and bytes per document, from which intervals are computed."""
         return np.array(self.nats, dtype=float), np.array(self.bytes)
 
 
@@ -112,7 +112,7 @@ def sample_within(source: Source, length: int, minutes: float) -> Sample:
 
 
 def memory_within(source: Source, length: int) -> Memory:
-    """What windows of `length` tokens take, as many at once as are read."""
+    """Memory of a batch of windows of `length` tokens."""
     dim, rows = head_dim_of(source.config, FULL), max(1, BATCH // length)
     return forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
 

@@ -1,4 +1,4 @@
-"""What the terminal and --json show of an extension, a conversion and a training."""
+"""Output of extensions, conversions and trainings, for the terminal and --json."""
 
 from __future__ import annotations
 

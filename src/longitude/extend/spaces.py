@@ -1,4 +1,4 @@
-"""What a search of factors may try, by method: its starts, and the bounds of everything after them."""
+"""Search spaces of factors by method: their starts and bounds."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def longrope(pairs: RotaryPairs) -> Space:
 
 
 def longrope2(pairs: RotaryPairs) -> Space:
-    """Shang et al. 2025: pairs from the critical one, d, on, at least the factor s; pairs below it follow in NTK's form.
+    """Space of LongRoPE2 (Shang et al. 2025): factors of at least s from the critical pair d on, NTK's form below it.
 
     The starts are lambda_d = s (1 + j / 10), j = 0 .. 7, and lambda_k = lambda_d + (k - d) / 10 for k >= d. The highest factor is
-    2 s, or that of the starts where s is so small that they are above it.
+    2 s, or the highest of the starts if s is so small that they exceed 2 s.
     """
     count, critical, factor = pairs.rotary_dim // 2, pairs.critical, round(pairs.factor, 10)
     if critical >= count:

@@ -1,4 +1,4 @@
-"""Where an extension keeps what it computed, so that the same command continues: a store of units next to `out`."""
+"""Store of units next to `out` for the results of an extension, so that the same command continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def work_of(out: Path) -> Path:
 
 
 def staged(out: Path) -> Path:
-    """Where the extended checkpoint is until it is trained: every process of a training knows it."""
+    """Folder of the extended checkpoint until it is trained, equal on every process of a training."""
     return work_of(out) / "extended"
 
 
