@@ -1,4 +1,4 @@
-"""What is timed: attention with an encoding, and plain causal attention, on the same tensors."""
+"""Timed cases: attention with an encoding, and causal attention without position bias, on the same tensors."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -41,12 +41,12 @@ class AttentionShape:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of one [batch, heads, length, head_dim]."""
+        """Bytes of a tensor [batch, heads, length, head_dim]."""
         return self.batch * self.dim * self.length * self.torch_dtype.itemsize
 
     @property
     def score_bytes(self) -> int:
-        """Of one [batch, heads, length, length]."""
+        """Bytes of a tensor [batch, heads, length, length]."""
         return self.batch * self.heads * self.length**2 * self.torch_dtype.itemsize
 
 
@@ -94,7 +94,7 @@ class Case:
     _gradients: list[Tensor] = field(default_factory=list)
 
     def step(self, backward: bool) -> Callable[[], object]:
-        """What is timed: without gradients, or with those of everything wanted."""
+        """The timed call: forward without gradients, or forward and gradients of `wanted`."""
         if not backward:
             return torch.no_grad()(self.forward)
 

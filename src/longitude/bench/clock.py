@@ -45,9 +45,9 @@ def interleaved(
 
     Args:
         cases: name -> call.
-        baseline: The name of the case that ratios are to; or case -> the name of its own.
-        turns: How many are counted; medians and quartiles are over them.
-        clock: Seconds.
+        baseline: The name of the case that ratios divide by; or case -> the name of its baseline.
+        turns: Number of counted turns; medians and quartiles are over them.
+        clock: Function that returns seconds.
         on_call: Called with the name of each case after its call.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What is measured: the options of `longitude bench` and their checks. Importing this loads neither torch nor transformers."""
+"""Options of `longitude bench` and their checks. Importing this loads neither torch nor transformers."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -30,7 +30,7 @@ class BenchConfig:
     head_dim: int = 64
     """Width of a head."""
     dtype: DType = "float32"
-    """Of all tensors."""
+    """Data type of all tensors."""
     passes: tuple[Pass, ...] = ("forward", "forward+backward")
     """forward, forward+backward, or both."""
     threads: int | None = None

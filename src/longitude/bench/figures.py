@@ -45,7 +45,7 @@ def point(row: Row) -> dict[str, Any]:
 
 
 def _panel(points: list[dict[str, Any]], passed: str, domain: list[float], first: bool) -> Any:
-    """Ours from fast to slow, by the last pass at the longest length, then the peers likewise."""
+    """Panel of our encodings from fast to slow, by the last pass at the longest length, then the peers in the same order."""
     last = {(each["whose"], each["name"]): each["ratio"] for each in points}
     names = [name for _, name in sorted(last, key=lambda key: (key[0] == PEER, last[key]))]
     lengths = sorted({each["length"] for each in points}, key=int)

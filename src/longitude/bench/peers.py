@@ -43,7 +43,7 @@ class Peer:
 
 
 def installed() -> dict[str, Peer]:
-    """The peers whose package is here, by name."""
+    """Peers with an installed package, by name."""
     return {peer.name: peer for peer in PEERS if version_of(peer.package) is not None}
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as a table for the terminal, and as files: JSON with its protocol and the machine, and the chart."""
+"""Output of measurements: a table for the terminal, JSON with protocol and machine, and a chart."""
 
 import os
 import platform
@@ -51,7 +51,7 @@ def document(configuration: dict[str, Any], protocol: str, **results: Any) -> di
 
 
 def write(out: Path, measured: dict[str, Any], chart: Any) -> None:
-    """The JSON, and the chart as .svg and as a page of its own, each whole or not at all."""
+    """Write the JSON, and the chart as .svg and as a self-contained page, each atomically."""
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, measured)
     save(chart, out.with_suffix(".svg"))
@@ -128,7 +128,7 @@ def is_noisy(row: Row) -> bool:
 
 
 def remarks(rows: list[Row]) -> list[str]:
-    """What the table's signs mean, and why something was not measured."""
+    """Legend of the table's signs, and reasons why something was not measured."""
     lines = []
     if noisy := sum(is_noisy(row) for row in rows):
         lines.append(

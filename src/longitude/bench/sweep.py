@@ -68,7 +68,7 @@ def require_room(config: BenchConfig) -> None:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What all measurements of a sweep have in common."""
+    """Common settings of all measurements of a sweep."""
 
     config: BenchConfig
     lines: list[Line]
