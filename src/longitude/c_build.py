@@ -1,6 +1,6 @@
-"""How the loops in C are compiled: on first use for this processor, and ahead for the wheels (hatch_build.py).
+"""Compilation of the C kernels: on first use for this processor, and ahead of time for the wheels (hatch_build.py).
 
-Needs nothing but Python: a build has no torch.
+It needs only Python, because a build has no torch.
 """
 
 import os
@@ -52,11 +52,11 @@ LEVELS = {
     },
     "aarch64": {"armv8-a": (("-march=armv8-a",), "")},
 }
-"""Of each machine, the best first: the options, and the flags of /proc/cpuinfo that a processor must have."""
+"""Builds of each machine type, best first: compiler options, and the flags of /proc/cpuinfo that a processor must have."""
 
 
 def name_of(source: str, options: Iterable[str]) -> str:
-    """Of the library of a file and its options."""
+    """File name of the library of a source file and its options."""
     defined = [option.removeprefix("-D") for option in options if option.startswith("-D")]
     return "-".join([Path(source).stem, *defined]) + ".so"
 

@@ -35,7 +35,7 @@ SLOWER = {
     "diagonal.c": "S4D takes 2.5 to 2.6 times as long",
     "wkv.c": "RWKV-4 takes 2.1 to 2.5 times as long",
 }
-"""What torch's operators take, of the time of each file's loops (benchmarks/loops.py; docs/install.md says where)."""
+"""Slowdown without the C kernels of each file, with torch's operators (benchmarks/loops.py; machine: docs/install.md)."""
 _CPUINFO = Path("/proc/cpuinfo")
 NAMES_ANOTHER = "XDG_CACHE_HOME=FOLDER names another"
 WAIT = 600
@@ -108,7 +108,7 @@ def loop(source: Path, *options: str) -> Loop:
 
 
 def _slower(sources: Iterable[Path]) -> str:
-    """What takes longer without the loops of these files."""
+    """Description of the slowdown without the C kernels of these files."""
     return ", ".join(SLOWER.get(source.name, f"{source.name} has no measurement") for source in sources)
 
 
@@ -147,7 +147,7 @@ def _ahead(source: Path, options: tuple[str, ...]) -> Loop:
 
 
 def _cpuinfo() -> str:
-    """What Linux says of the processor; "" where it may not be read, and any processor of its kind is assumed."""
+    """Content of /proc/cpuinfo; "" if it cannot be read; a baseline processor is then assumed."""
     try:
         return _CPUINFO.read_text()
     except OSError:
@@ -320,7 +320,7 @@ class Passes(NamedTuple):
 
 @lru_cache
 def passes(source: Path, dtype: torch.dtype) -> Passes | None:
-    """Of a file of float32, and float64 where DOUBLE is defined; None for others, and where it cannot be compiled."""
+    """Compiled passes of a file for float32 or float64 (-DDOUBLE); None for other dtypes, and if it cannot be compiled."""
     if dtype not in (torch.float32, torch.float64):
         return None
     found = library(source, *(("-DDOUBLE",) if dtype == torch.float64 else ()))
@@ -345,7 +345,7 @@ def needs_operator(*tensors: Tensor | None) -> bool:
 
 
 def in_memory(*tensors: Tensor) -> bool:
-    """Whether C may read them: there are numbers behind them, on the CPU."""
+    """Whether C may read the tensors: they have memory on the CPU."""
     if needs_operator(*tensors):
         return False
     for x in tensors:  # noqa: SIM110 (as above)
@@ -360,6 +360,6 @@ def words(numbers: Sequence[int]) -> bytes:
 
 
 def _processor() -> bytes:
-    """What the processor can do: a home directory may serve several."""
+    """Model and features of the processor, for the cache key: several machines may share a home directory."""
     lines = _cpuinfo().encode().splitlines()
     return b"\n".join(sorted({line for line in lines if line.startswith((b"flags", b"Features", b"model name"))}))

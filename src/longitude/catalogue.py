@@ -1,4 +1,4 @@
-"""What there is: every encoding, mixer, scaling scheme and sampler with its facts, and what runs on this machine.
+"""Catalogue of encodings, mixers, scaling schemes and samplers with their properties, and of backends on this machine.
 
 Facts are read from the objects themselves at toy size (`longitude.testing.example`), so a new encoding is described as soon
 as it is registered.
@@ -93,7 +93,7 @@ def described(name: str) -> Facts:
 
 
 def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
-    """Where it enters: "input", "rotation", "bias", "vectors" (per offset), "temperature", "sink", "content"; or nowhere.
+    """Ways an encoding acts: "input", "rotation", "bias", "vectors" (per offset), "temperature", "sink", "content"; or none.
 
     dim: width of the tokens that it reads, if it does.
     """

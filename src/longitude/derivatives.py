@@ -1,4 +1,4 @@
-"""What torch makes of a call: recorded by autograd, carried forward, mapped by a transform of torch.func, or exported."""
+"""Modes in which torch runs a call: autograd, forward-mode derivatives, torch.func transforms, export."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _is_exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
 def exporting() -> bool:
     """Whether torch.export makes a graph of this call.
 
-    It runs where Longitude is not, so it has torch's own operators alone; and at every length, so no choice depends on a size:
-    torch writes a choice down as a condition of the graph.
+    An exported graph runs without Longitude, so it may contain only torch's operators. It runs at every length, so no choice
+    may depend on a size: torch records a choice as a condition of the graph.
     """
     return _is_exporting is not None and _is_exporting()
 
@@ -34,9 +34,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant_in_graphs(function: Function) -> Function:
-    """A function that a compiler calls while it traces, and whose result is then a constant of the graph.
+    """Mark a function that a compiler calls while it traces; its result becomes a constant of the graph.
 
-    It is what torch.compiler.assume_constant_result does, which loads the compiler and costs seconds even if nothing is compiled.
+    torch.compiler.assume_constant_result does the same, but loads the compiler, which takes seconds even if nothing is
+    compiled.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
@@ -115,9 +116,9 @@ def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
 
 
 def with_zero_gradients(x: Tensor, tensors: Iterable[Tensor | None]) -> Tensor:
-    """x, to whose graph these tensors belong as well, each with a gradient of zeros from here, whatever numbers it holds.
+    """Return x with these tensors added to its graph; each gets a gradient of zeros from here, also if it is not finite.
 
-    For what an answer does not depend on: several machines that train together wait for every parameter.
+    For parameters that the result does not depend on: distributed training waits for the gradient of every parameter.
     """
     if torch.is_grad_enabled():
         for other in tensors:

@@ -29,13 +29,13 @@ EXTRAS = {
 
 
 class UsageError(ValueError):
-    """A call or an option that we cannot use, as data; str() is its message.
+    """Error of an invalid call or option, with structured fields; str() is its message.
 
     Args:
-        what: Who found it: a class, a function or an option.
-        expected: What is valid; None where `got` is a name that does not exist.
-        got: What came, as text. Pass repr() of a name that a user wrote.
-        remedy: What to do, where the rest does not say it.
+        what: The class, function or option that raises it.
+        expected: Description of valid values; None if `got` is an unknown name.
+        got: The invalid value as text. Pass repr() of a name that a user wrote.
+        remedy: Advice, if the other fields do not imply it.
     """
 
     def __init__(self, what: str, expected: str | None, got: object, remedy: str = "") -> None:

@@ -38,7 +38,7 @@ def why_no_triton() -> str | None:
 
 @cache
 def _too_old() -> str | None:
-    """Torch brings a triton of its own, and an older torch an older one."""
+    """Reason if the installed triton is too old: torch installs its version of triton, and older torch an older one."""
     found = version("triton")
     if tuple(map(int, found.split(".")[:2])) < tuple(map(int, OLDEST_TRITON.split("."))):
         return f"it needs triton {OLDEST_TRITON} or newer, which torch 2.8 brings, and this is triton {found}"

@@ -14,9 +14,9 @@ from longitude.errors import UsageError, nearest, unknown
 Spec = dict[str, Any]
 """{"name": name, **options}"""
 SCHEME = "scaling"
-"""The option of an encoding whose value is a scheme, with options of its own."""
+"""The option of an encoding that takes a scaling scheme with options."""
 FOREIGN = re.compile(r"[^A-Za-z0-9_.+:=,-]")
-"""What no label holds."""
+"""Characters that labels must not contain."""
 LAYERS = ".."
 """Between the labels of layers that follow each other."""
 

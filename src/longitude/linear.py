@@ -20,9 +20,9 @@ PLAIN = (nn.Linear, WideLinear, nn.Conv1d, nn.Sequential, nn.ReLU)
 
 
 def is_plain(*layers: nn.Module) -> bool:
-    """Whether each layer gives what its weight says and nothing else, so that the weight may be read instead of calling it.
+    """Whether each layer computes only its linear map, so that its weight may be read instead of calling it.
 
-    Not one of another class, with hooks, or whose forward was replaced, as accelerate does to load weights when they are needed.
+    False for other classes, layers with hooks, or a replaced forward, as with accelerate's loading of weights on demand.
     """
     of_all = nn.modules.module  # whose hooks of all modules are under these names in torch 2.6, too
     hooks = any(

@@ -1,9 +1,9 @@
 """The rule: NaN or infinity in one document, or at padding, reaches no output and no gradient of another document's tokens.
 
 It holds in every mixer, mode and attention backend, in C and in torch. A mask or a border hides a number by a weight of 0, and
-0 * NaN is NaN, forward and backward. So tokens that hold such a number count as zeros, and what depends on them is NaN by
-decision: `nan_in_its_document` around recurrences, `attention.not_finite.nan_where_attended` around backends, zeros for padding
-around every mixer. Calls without documents, padding or a mask of pairs do nothing of it.
+0 * NaN is NaN, forward and backward. Tokens with such a number therefore count as zeros, and results that depend on them are
+set to NaN. `nan_in_its_document` does it around recurrences, `attention.not_finite.nan_where_attended` around backends; every
+mixer sets padding to zeros. Calls without documents, padding or a mask of pairs skip all of it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def all_finite(*tensors: Tensor) -> bool:
 
 
 def not_finite(tensors: Sequence[Tensor], axis: int) -> Bool[Tensor, "B L"]:
-    """Which tokens hold a number that is not finite in any of these, whose first axis is the batch and `axis` the tokens."""
+    """Tokens [B, L] with a number that is not finite in any of these tensors; axis 0 is the batch, `axis` the tokens."""
     every = [x.isfinite().transpose(1, axis).flatten(2).all(-1) if x.dim() > 2 else x.isfinite() for x in tensors]
     return ~torch.stack(every).all(0)
 
 
 def lost_after(bad: Bool[Tensor, "B L"], documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
-    """Which tokens are bad, or behind a bad one of their document, whose tokens are side by side."""
+    """Tokens [B, L] that are bad, or come after a bad token of their document; documents must be contiguous."""
     order = torch.arange(bad.shape[1], device=bad.device)
     latest = torch.where(bad, order, -1).cummax(1).values
     return (latest >= 0) & (documents.gather(1, latest.clamp(min=0)) == documents)
 
 
 def of_tokens(flags: Bool[Tensor, "B L"], x: Tensor, axis: int) -> Bool[Tensor, ...]:
-    """The flags as they broadcast to x, whose first axis is the batch and `axis` the tokens."""
+    """Reshape flags [B, L] to broadcast to x; axis 0 of x is the batch, `axis` the tokens."""
     shape = [1] * x.dim()
     shape[0], shape[axis] = flags.shape
     return flags.view(shape)
@@ -62,11 +62,11 @@ def nan_in_its_document(
     reset: Bool[Tensor, "B L"] | None,
     valid: Bool[Tensor, "B L"] | None,
 ) -> tuple[list[Tensor], list[Tensor], Back]:
-    """A recurrence's tokens and states to compute with, and a function of its outputs and states: NaN where they depend on one.
+    """Finite tokens and states for a recurrence, and a function that sets NaN in results that depend on NaN or infinity.
 
-    axis: of the tokens, in all of them and in the outputs; the batch is in front. A token that is not finite counts as zeros, and
-    its output and those behind it in its document become NaN, as does the state after them. Padding counts as zeros, and its
-    outputs are zeros.
+    axis: axis of the tokens in all tensors and outputs; the batch is axis 0. A token that is not finite counts as zeros. Its
+        output,
+    later outputs of its document, and the state after them become NaN. Padding counts as zeros, and its outputs are zeros.
     """
     tokens, states = [*tokens], [*states]
     if valid is not None:
@@ -94,10 +94,10 @@ def nan_in_its_document(
 
 
 def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:
-    """The same tensors. In backward a token whose gradient is not finite has none in them, and NaN as that of `like`.
+    """Return the tensors unchanged; in backward, a token's gradient that is not finite is removed and set to NaN in `like`.
 
-    So it reaches the token itself, and no other by a product with 0. axis: of the tokens, in all of these. Not in forward mode,
-    for which a function that brings gradients has no rule, nor in a graph for torch.func.
+    It then reaches only that token, and no other token through a product with 0. axis: axis of the tokens in all tensors. It
+    does nothing in forward mode, for which custom gradients have no rule, or in a graph for torch.func.
     """
     given = [x for x in outs if x is not None]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in given)

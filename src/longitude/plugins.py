@@ -46,7 +46,7 @@ class Plugin:
 
     @property
     def record(self) -> Record:
-        """What a run writes down of it."""
+        """Record of the plugin in a run."""
         place = {"distribution": self.distribution} if self.path is None else {"path": self.path}
         return {"name": self.name, **{key: value for key, value in place.items() if value}, "sha256": self.sha256}
 
@@ -125,13 +125,13 @@ def restore(plugins: Sequence[Plugin]) -> None:
 
 
 def records(*texts: str) -> list[Record]:
-    """What a run writes down: of every file, and of installed plugins with a name in these texts (a task, labels)."""
+    """Records for a run: of every plugin file, and of installed plugins with a name in these texts (a task, labels)."""
     words = {word for text in texts for word in findall(r"\w+", text)}
     return [each.record for each in loaded() if each.path is not None or words & each.registered.keys()]
 
 
 def require_loaded(saved: Iterable[Record], whose: str) -> None:
-    """ValueError naming the first saved plugin that is not loaded here; whose: what was begun with the saved ones."""
+    """Raise ValueError for the first saved plugin that is not loaded here; whose: the run that used the saved plugins."""
     here = {each.name for each in loaded()}
     for before in saved:
         if before["name"] not in here:

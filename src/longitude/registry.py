@@ -16,8 +16,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class Registry(Mapping[str, Any]):
     """Factories by name, sorted.
 
-    packages: those whose modules register on import; all of them, and all plugins, are imported when a name is first looked up,
-    so a new one is one file there. listed_by: what a user calls to see the names.
+    packages: packages with modules that register on import. They and all plugins are imported when a name is first looked up,
+    so a new entry is a file there. listed_by: function that lists the names for users.
     """
 
     def __init__(self, noun: str, listed_by: str, packages: Sequence[str]) -> None:

@@ -12,13 +12,13 @@ from longitude.positions.base import Encoding
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-"""Modules whose weight is a matrix or a kernel, however few its inputs and outputs."""
+"""Modules with a matrix or convolution kernel as weight, also if it has a single input or output."""
 SCORE_RATE = 10.0
 """Learning rate of tables of scores, in those of all other parameters.
 
 Adam moves every number by about the learning rate in a step. A score moves by far more, because it is a sum of products over
-head_dim, and each factor one over the width; a number of a table moves by the learning rate alone, and over a short training
-ends within half a logit of where it began. docs/decisions.md has the measurement.
+head_dim, and the factors are sums over the width. A table entry moves only by the learning rate, and over a short training
+ends within half a logit of its start. docs/decisions.md has the measurement.
 """
 RULE = (
     "weight decay of matrices; none of vectors, norms, tables of encodings and rates of recurrences; tables of scores learn at "
@@ -30,11 +30,12 @@ RULE = (
 def decayed_names(model: nn.Module) -> list[str]:
     """The names of the parameters that decay: matrices.
 
-    A matrix is the weight of a Linear layer or a convolution, of one input or output, too, so that what decays does not depend
-    on sizes such as num_heads=1; and any other parameter with two or more dimensions larger than one: a scale [1, n] is a
-    vector. Not so: vectors and single numbers, parameters of norms, tables that an Encoding holds itself (its Linear layers
-    are matrices as elsewhere), what a Mixer names in `undecayed`, and parameters marked with `_no_weight_decay = True`, the
-    mark of the published state space models. A parameter with several names has its first one here.
+    A matrix is the weight of a Linear layer or a convolution, also with a single input or output, so that weight decay does not
+    depend on sizes such as num_heads=1. Any other parameter with two or more dimensions larger than one is a matrix too; a
+    scale [1, n] is a vector. The following do not decay: vectors and scalars, parameters of norms, tables that an Encoding
+    holds directly (its Linear layers decay), parameters that a Mixer names in `undecayed`, and parameters marked with
+    `_no_weight_decay = True`, the mark of the published state space models. A parameter with several names appears by its
+    first.
     """
     spared: set[int] = set()
     matrices: set[int] = set()
@@ -69,22 +70,22 @@ def score_table_names(model: nn.Module) -> list[str]:
 def parameter_groups(model: nn.Module, weight_decay: float = 0.1, lr: float | None = None) -> list[dict[str, Any]]:
     """Parameter groups for an optimizer, such as torch.optim.AdamW(lg.parameter_groups(model, 0.1, lr=1e-3), lr=1e-3).
 
-    The first holds what decays: matrices, but no parameters of norms, tables of encodings or rates of recurrences. The second
-    holds the rest. With lr, tables of scores (T5's, KERPLE's and their like; Encoding.score_tables) are a third group, at 10
-    times the learning rate, because Adam moves each of their numbers by the learning rate alone.
+    The first group decays: matrices, except parameters of norms, tables of encodings and rates of recurrences. The second group
+    is the rest. With lr, tables of scores (Encoding.score_tables, such as T5's and KERPLE's) are a third group with 10 times
+    the learning rate, because Adam moves their entries only by the learning rate.
 
     Args:
         model: any module.
-        weight_decay: of the first group, 0 or more.
-        lr: the learning rate, above 0; a scheduler scales that of each group. None: no group has one of its own.
+        weight_decay: weight decay of the first group, 0 or more.
+        lr: the learning rate, above 0; a scheduler scales it in each group. None: groups have no "lr".
 
     Returns:
         [{"params": ..., "weight_decay": weight_decay}, {"params": ..., "weight_decay": 0.0}], and with lr each with "lr" and
         the third, if the model has such tables. Each parameter that requires a gradient is in one of them, once.
 
     Raises:
-        ValueError: weight_decay is negative, no number or not finite; lr likewise or 0; model is no module or has nothing to
-            train.
+        ValueError: weight_decay is negative, no number or not finite; lr is not above 0, no number or not finite; model is no
+            module or has nothing to train.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
