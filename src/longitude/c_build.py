@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 PACKAGE = Path(__file__).parent
 AHEAD = PACKAGE / "compiled"
-"""In a wheel with loops: compiled/MACHINE/LEVEL/NAME.so."""
+"""Folder of prebuilt libraries in a wheel: compiled/MACHINE/LEVEL/NAME.so."""
 # psabi: gcc remarks on every vector that is passed by value, and ours never leave their file
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fPIC", "-shared")
 WIDE = "-mprefer-vector-width=512"
@@ -30,7 +30,7 @@ LOOPS = {
     "recurrent/ops/scan.c": _SCANS,
     "recurrent/ops/wkv.c": _SCANS,
 }
-"""Every file, and the options it is compiled with: what one library reads and writes."""
+"""Source files with the compiler options of each library, which set its dtypes."""
 _BOTH = ("forward", "backward")
 FUNCTIONS = dict.fromkeys(LOOPS, _BOTH) | {
     "attention/backends/table/band.c": (*_BOTH, "forward_space", "backward_space"),

@@ -56,7 +56,7 @@ class Loop(NamedTuple):
 
 
 class _NotHere(Exception):
-    """One of the ways to a loop is not there: nobody promised it."""
+    """Raised if a source of compiled libraries does not exist, which is no error."""
 
 
 class _Broken(_NotHere):
@@ -129,7 +129,7 @@ def _load(path: Path, source: Path) -> ctypes.CDLL:
 
 
 def _ahead(source: Path, options: tuple[str, ...]) -> Loop:
-    """As the wheel has it."""
+    """The prebuilt library of a source file from the installed wheel."""
     relative = _inside(source)
     if not c_build.AHEAD.is_dir() or options not in c_build.LOOPS.get(relative, ()):
         raise _NotHere("this install has none compiled ahead")
@@ -269,10 +269,10 @@ def _kept(path: Path, source: Path) -> ctypes.CDLL | None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Within: no other process compiles into this folder.
+    """Context in which no other process compiles into this folder.
 
-    It saves work alone, as libraries are whole or not there: where it takes too long, or the file system has no locks,
-    processes compile side by side.
+    It only saves work, because libraries are written atomically: if it takes too long, or the file system has no locks,
+    processes compile in parallel.
     """
     from filelock import FileLock, Timeout
 
@@ -298,7 +298,7 @@ def _prune(folder: Path) -> None:
 
 
 def route() -> str:
-    """Which loops run on the CPU in this process, and why, in a line: those of rotation and of attention stand for all."""
+    """A line on the kernels that run on the CPU in this process, and why; those of rotation and attention represent all."""
     package = c_build.PACKAGE
     rotate, band = package / "positions/rotate.c", package / "attention/backends/table/band.c"
     some = {rotate: loop(rotate, *c_build.LOOPS["positions/rotate.c"][0]), band: loop(band)}

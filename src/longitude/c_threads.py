@@ -1,4 +1,4 @@
-"""Threads for the loops in C: those of the OpenMP runtime that torch's operators call. The loops link to none (parallel.h)."""
+"""Threads of the C kernels: those of torch's OpenMP runtime. The kernels link to no runtime themselves (parallel.h)."""
 
 import ctypes
 import os

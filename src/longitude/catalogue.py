@@ -68,9 +68,9 @@ def catalogue() -> dict[str, Any]:
 def described(name: str) -> Facts:
     """The facts of a registered encoding.
 
-    class: of the object, several where composed. acts: see `acts`. max_length: the option that bounds positions, or None.
-    stable_keys: a cache may keep transformed keys. backends: who takes it on this machine, the cheapest first, when
-    training (gradients wanted) and when reading.
+    class: class of the object, several if composed. acts: see `acts`. max_length: the option that bounds positions, or None.
+    stable_keys: whether a cache may keep transformed keys. backends: backends that support it on this machine, the cheapest
+    first, for training (with gradients) and for inference.
     """
     build, factory = example(name), ENCODINGS[name]
     built = build()
@@ -156,7 +156,7 @@ def section(thing: Any, title: str) -> list[str]:
 
 
 def source_of(thing: Any) -> str | None:
-    """Its papers: its attribute `source`, else the section of its docstring; with links where one of them has them."""
+    """Papers of an object: its attribute `source`, else the section of its docstring; whichever has links is preferred."""
     source = getattr(thing, "source", None)
     if isinstance(source, str) and "http" in source:
         return source
@@ -165,7 +165,7 @@ def source_of(thing: Any) -> str | None:
 
 # ---- mixers, schemes, samplers ---------------------------------------------------------------------------------------
 def _of_mixer(name: str, kind: Any) -> Facts:
-    """takes: what encodings may do in it. cache: its growth with the tokens before. bidirectional: as declared."""
+    """Facts of a mixer. takes: supported kinds of encodings. cache: growth with the number of tokens."""
     takes = ["input", *["rotation"] * kind.rotates, *["terms"] * kind.scores]
     facts = _of_class(name, kind) | {"takes": takes, "cache": kind.growth, "bidirectional": kind.bidirectional}
     facts["options"].pop("encoding", None)  # the model's

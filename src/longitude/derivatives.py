@@ -45,9 +45,9 @@ def constant_in_graphs(function: Function) -> Function:
 
 @constant_in_graphs
 def in_forward_mode() -> bool:
-    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do.
+    """Whether forward-mode derivatives are active, which torch's fused kernels and our operators do not support.
 
-    A compiler asks while it traces, when the level is the one that it traces in: in a graph for torch.func.jvp, too.
+    In a graph for torch.func.jvp it is True while a compiler traces, too.
     """
     return torch.autograd.forward_ad._current_level >= 0
 

@@ -1,4 +1,4 @@
-"""Errors for users: what was expected, what was given, what to do; and checks of options that raise them."""
+"""Errors for users, with the expected value, the actual value and a remedy; and checks of options that raise them."""
 
 import math
 import sys
@@ -68,7 +68,7 @@ def require_extra(who: str, extra: str) -> None:
 
 
 def require_torch() -> None:
-    """UnsupportedVersion where torch is older than we support, in a sentence: what is missing there would be a riddle."""
+    """Raise UnsupportedVersion if torch is older than we support."""
     import torch
 
     found = str(torch.__version__)

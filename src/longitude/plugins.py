@@ -58,7 +58,7 @@ _outside: dict[str, tuple[str, str]] = {}
 
 
 def loaded() -> list[Plugin]:
-    """Those of this process, installed ones included."""
+    """Plugins of this process, installed ones included."""
     load_installed()
     return list(_loaded.values())
 

@@ -60,7 +60,7 @@ class Registry(Mapping[str, Any]):
         return self.factories[written]
 
     def canonical(self, name: str) -> str:
-        """The name that is written: of an alias its own, of another name itself."""
+        """The canonical name of an alias; other names are returned unchanged."""
         return self.aliases.get(name, name)
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -81,7 +81,7 @@ class Registry(Mapping[str, Any]):
 
 
 def _place(factory: Callable[..., Any]) -> tuple[str, str]:
-    """The same for a class that is defined again: in a notebook, or in a file that was edited."""
+    """Module and name of a factory: equal for a class that is defined again in a notebook or an edited file."""
     return factory.__module__, factory.__qualname__
 
 
@@ -98,9 +98,10 @@ def resolve_options(
     known: Mapping[str, Any],
     builder: str,
 ) -> dict[str, Any]:
-    """A value for each parameter: from `options`, else from `known` where it has no default or None, else its default.
+    """Resolve each parameter: from `options`, else from `known` if its default is missing or None, else its default.
 
-    known: a model's num_heads, head_dim, ... builder: what users call, for the ValueError of an unknown or missing option.
+    known: a model's num_heads, head_dim, ... builder: public function to name in the ValueError for an unknown or missing
+        option.
     """
     for option in options:
         if option not in parameters:

@@ -60,7 +60,7 @@ _of_modules: WeakKeyDictionary[nn.Module, tuple[tuple[bytes, int, int, torch.dty
 @torch.inference_mode(False)
 @torch.no_grad()
 def _learned(term: OffsetBias, lowest: int, size: int, dtype: torch.dtype) -> Tensor:
-    """The same of a learned bias, while the numbers of its module stay what they are."""
+    """Table of a learned bias, cached while the parameters of its module are unchanged."""
     assert term.of is not None
     numbers = b"".join(p.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for p in term.of.parameters())
     key = numbers, lowest, size, dtype

@@ -83,7 +83,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
 
     @property
     def held(self) -> int:
-        """Keys that are cached: those of all tokens, unless a kind of layer drops some."""
+        """Number of cached keys: one per token, unless this kind of layer drops some."""
         keys = self.keys
         return 0 if keys is None or keys.dim() < 4 else keys.shape[2]
 

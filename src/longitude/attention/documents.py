@@ -1,4 +1,4 @@
-"""Documents in one row: what a number per token means for every mixer and model, and the last position of a row."""
+"""Packed documents: interpretation of a number per token in all mixers and models, and the last position of a row."""
 
 from __future__ import annotations
 
@@ -83,9 +83,10 @@ def last_position(
 ) -> int | Tensor:
     """Position of each row's last token that is no padding: an int, [1] or [B, 1].
 
-    On several axes it is the largest of its document, which text continues after.
-    positions: of the last `count` tokens; documents: of all so far, None: one document without padding; before: the answer for
-    the tokens before these.
+    On several axes it is the largest position of its document, after which text continues.
+    positions: positions of the last `count` tokens. documents: document numbers so far, None: a single document without
+        padding.
+    before: the last position before these tokens.
     """
     several = isinstance(positions, Tensor) and positions.dim() == 3
     if documents is None:

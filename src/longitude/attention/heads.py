@@ -1,4 +1,4 @@
-"""Heads: how many there are, how wide each is, and a projection as heads."""
+"""Heads: their number and width, and the split of a projection into heads."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Part:
         return [r for cut in self.cuts for *_, r in cut] or [self.request]
 
     def with_lse(self) -> Part:
-        """The same part, with the logsumexp of the scores."""
+        """Return a copy that requests the logsumexp of the scores."""
         return replace(self, request=self.request.with_lse(), cuts=tuple(cut.with_lse() for cut in self.cuts))
 
 

@@ -225,7 +225,7 @@ class Documents(_PerToken):
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Int[Tensor, " n"]) -> Documents:
-        """Documents packed one after the other, as kernels for packed sequences have them: where each begins, and the end of all.
+        """Documents from cumulative sequence lengths, as in kernels for packed sequences.
 
         Args:
             cu_seqlens: Integers [documents + 1], from 0 to the number of keys; an empty document has none.

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, joined: what a ring of machines, or a cache in parts, needs."""
+"""Merging of attention over parts of the keys, for ring attention or a cache in parts."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from longitude.registry import Registry, options_of, resolve_options
 class MixerInputs:
     """The keywords of Mixer.forward in one object.
 
-    shared: what the layers of one forward of a model find once, for all of them.
+    shared: results that a forward computes once for all layers.
     """
 
     mask: Mask
@@ -46,7 +46,7 @@ class MixerInputs:
         return self.shared[key]
 
     def to(self, device: Any, non_blocking: bool = False) -> MixerInputs:
-        """The same on another device, as libraries that spread layers over devices want it; caches stay where they are."""
+        """Move the tensors to another device, for libraries that spread layers over devices; caches are not moved."""
         tensors = self.positions, self.documents, self.memory, self.tables
         moved = tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), tensors)
         names = ("positions", "documents", "memory", "tables")

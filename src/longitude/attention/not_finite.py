@@ -84,7 +84,7 @@ def attending(r: Request, keys: Bool[Tensor, "B Lk"]) -> Bool[Tensor, "B Lq"]:
 
 
 def columns_of(term: Term) -> tuple[Tensor, ...]:
-    """Its numbers for each token of the stream, or of the last ones."""
+    """Per-token tensors of a term, for all tokens or the last ones."""
     match term:
         case Drift(level):
             return (level,)

@@ -53,9 +53,9 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionCut:
-    """A region of a request, which it is cut to: queries and keys rotated there, and the boxes in which it holds pairs.
+    """A request restricted to a region: queries and keys rotated for it, and the boxes that contain its pairs.
 
-    rows, keys: those of the whole call that `moved` has; None: all, as is the one box.
+    rows, keys: the part of the call that `moved` covers; None: all, with a single box.
     """
 
     moved: Request

@@ -116,7 +116,7 @@ class Request:
         return self.pairs.beyond_band
 
     def of_layer(self, q: Any, k: Any, v: Any) -> Request:
-        """The same request of another layer of a decoding step."""
+        """Return a copy with q, k and v of another layer of a decoding step."""
         other = object.__new__(Request)
         other.__dict__.update(self.__dict__)  # copies, as dataclasses make them, check again what is the same
         other.q, other.k, other.v = q, k, v
@@ -131,7 +131,7 @@ class Request:
         return self.made[name]
 
     def with_lse(self) -> Request:
-        """The same request, with the logsumexp of the scores."""
+        """Return a copy that requests the logsumexp of the scores."""
         if self.weights:
             raise UsageError("", "return_weights or return_lse", "both", "the weights are e^(score - lse)")
         return replace(self, lse=True)

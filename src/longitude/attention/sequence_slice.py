@@ -1,4 +1,4 @@
-"""One long sequence over several processes: which tokens of it are this one's, as a mask that says so to attention."""
+"""Sequence parallelism: a mask that declares which tokens of a long sequence belong to this process."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ class SequenceSlice(Mask):
         return (slice(early.start, late.stop),) if early.stop == late.start else (early, late)
 
     def size(self, rank: int) -> int:
-        """How many tokens a process has."""
+        """Number of tokens of a process."""
         return sum(part.stop - part.start for part in self.parts_of(rank))
 
     @property
     def own(self) -> int:
-        """How many tokens this process has."""
+        """Number of tokens of this process."""
         return self.size(self.rank)
 
     @property

@@ -52,7 +52,7 @@ def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
 def partial_by_spans(
     r: Request, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for a backend that returns the logsumexp of the scores, if it is requested."""
+    """Run a backend span by span, if it returns the logsumexp of the scores on request."""
     if len(r.beyond_band) == 0:
         return run(r)
     cut = pieces(r)

@@ -1,4 +1,4 @@
-"""How many keys a mask lets each query attend to."""
+"""Number of visible keys of each query under a mask."""
 
 from __future__ import annotations
 

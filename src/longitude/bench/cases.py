@@ -81,9 +81,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to compute attention: forward() -> outputs, each of the shape of an input or of the output of attention.
+    """An implementation to time: forward() -> outputs, with the shapes of inputs or of the output of attention.
 
-    wanted: what a training step needs gradients of. backend: what runs it.
+    wanted: tensors that need gradients in a training step. backend: the backend that runs it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How time is measured: everything that is compared is called in turn, in one process, and ratios are taken turn by turn."""
+"""Timing: compared cases are called in turn, in one process, and ratios are taken turn by turn."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """seconds: of one call. ratio: to the baseline in the same turn; None for the baseline itself."""
+    """Timing of a case. seconds: time of a call. ratio: to the baseline in the same turn; None for the baseline itself."""
 
     seconds: Spread
     ratio: Spread | None

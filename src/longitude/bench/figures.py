@@ -100,7 +100,7 @@ def chart_title(title: str, subtitle: str | list[str]) -> alt.TitleParams:
 
 
 def styled(chart: Any) -> Any:
-    """In the colours and lettering of every figure, with space for fonts with wider letters."""
+    """Apply the common colours and lettering to a chart, with space for wider fonts."""
     legend = {"labelFontSize": 12, "titleFontWeight": "normal", "columnPadding": 30}
     return themed(
         chart,

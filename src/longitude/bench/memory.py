@@ -1,4 +1,4 @@
-"""The memory of a case: by how much forward and backward raise the peak of a fresh process (Linux).
+"""Memory of a case: increase of the peak of a fresh process by forward and backward (Linux).
 
 `python -m longitude.bench.memory` reads a case from its argument and prints MiB; `growth` starts it.
 """

@@ -22,10 +22,10 @@ Forward = Callable[[], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Peer:
-    """Code of another library that does what one of our encodings does.
+    """An implementation in another library that corresponds to one of our encodings.
 
-    name: what is shown. package: of the registry. make: inputs -> (forward, learned parameters). scores: how many tensors
-    [batch, heads, length, length] forward and backward hold at once.
+    name: displayed name. package: its package. make: inputs -> (forward, learned parameters). scores: number of tensors
+    [batch, heads, length, length] that forward and backward hold at a time.
     """
 
     name: str
@@ -100,7 +100,7 @@ def rotating(rotation: Callable[[Inputs], Rotation]) -> Callable[[Inputs], tuple
 
 # ---- x-transformers --------------------------------------------------------------------------------------------------
 def _x_biased(inputs: Inputs, bias: Any) -> tuple[Forward, list[Tensor]]:
-    """Its bias, masked and passed to scaled_dot_product_attention."""
+    """Attention of x-transformers with a masked bias, by scaled_dot_product_attention."""
     from x_transformers.attend import Attend
 
     attend, length = Attend(causal=True, flash=True, heads=inputs.shape.heads), inputs.shape.length

@@ -6,18 +6,18 @@ from typing import Any
 from longitude.bench.clock import Timing
 
 FAILED = "failed"
-"""How the note of a row begins where something raised."""
+"""Prefix of a row's note if a measurement raised an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of results; what was not measured is None, and note gives the reason.
+    """A row of results; numbers that were not measured are None, and note gives the reason.
 
-    group: the target it belongs to, "" for none. kind: "plain", "ours" or "peer". asked: the backend that was requested;
-    backend: what ran it. work: what was done.
+    group: the target it belongs to, "" for none. kind: "plain", "ours" or "peer". asked: the requested backend. backend: the
+    backend that ran. work: description of the work.
     passed: "forward", "forward+backward", or another pass of this work. seconds: median of one call. ratio: to `against`,
-    the median over turns, with its quartiles. memory_mib: by how much forward and backward lift the peak of a fresh process;
-    memory_beyond_mib: the same less plain attention's own.
+    the median over turns, with its quartiles. memory_mib: increase of the peak of a fresh process by forward and backward.
+    memory_beyond_mib: memory_mib minus that of attention without bias.
     """
 
     group: str = ""

@@ -132,7 +132,7 @@ def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
 
 
 def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:
-    """Its case, or why it is not timed. A peer is tried once: other people's code, whatever it raises is a result."""
+    """Case of a line, or the reason why it is not timed. A peer is tried once, and any error it raises is recorded."""
     if line.kind == "ours":
         try:
             return ours(line.name, line.backend, inputs, backward)

@@ -42,7 +42,7 @@ CAP = 512
 """The most tokens that equality laws compare, unless a length is given."""
 LEAST = 16
 UNKNOWN = 256
-"""In place of the trained length of a model that declares none."""
+"""Length that replaces the trained length of a model that declares none, in tokens."""
 BEYOND = 16
 """Tokens compared beyond the trained length, where positions do not end there."""
 

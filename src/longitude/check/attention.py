@@ -121,7 +121,7 @@ class Formula:
 def formula(
     subject: Subject, layer: LayerPositions, width: int, length: int, specs: Sequence[Mapping[str, Any]]
 ) -> Formula:
-    """As the config declares a layer, but for these encodings."""
+    """Attention formula of a layer as the config declares it, with these encodings."""
     at = torch.arange(length, device=subject.device)
     return Formula(
         lambda q: as_declared(q, specs, at[None], True),

@@ -37,7 +37,7 @@ class NotCroppable(RuntimeError):
 
 
 def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[[], Any]]:
-    """Every class of cache that transformers constructs of a config; static ones with this many places.
+    """Cache classes that transformers can construct from a config; static ones with this many slots.
 
     Offloaded ones need an accelerator: there is nothing to move on the CPU, and they are not made there.
     """

@@ -1,4 +1,4 @@
-"""How long the laws of a checkpoint will take, from a few passes of its model."""
+"""Estimated time of the laws of a checkpoint, from a few passes of its model."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def judged(test: Test, subject: Subject, found: Measurement | Exception, reason:
 
 
 def measured(test: Test, subject: Subject) -> float | None:
-    """By how much a law fails; infinite where it raises, None where it holds or does not apply."""
+    """Measured failure of a law; infinite if it raises, None if it holds or does not apply."""
     try:
         found = test(subject)
     except DoesNotApply:
@@ -126,7 +126,7 @@ def replaced(kind: type) -> str | None:
 
 
 def fulfilled(test: Test, subject: Subject) -> bool:
-    """Whether a law applies and holds: what it does not apply to explains nothing."""
+    """Whether a law applies and holds."""
     try:
         return test(subject).holds
     except Exception:
@@ -139,7 +139,7 @@ def of_its_class(subject: Subject) -> Subject | None:
 
 
 def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None) -> Subject | None:
-    """The same laws on a small random model of another config, which may be declared to be a third one."""
+    """Subject of a small random model of another config; declared: the config that laws compare with."""
     make = type(subject.model)._from_config if subject.stock else auto_class_of(config).from_config
     try:
         smaller = small(config)

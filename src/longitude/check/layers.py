@@ -78,7 +78,7 @@ class Rotations:
             self.before = recorded(subject, self.tokens, position_ids=own)
 
     def errors(self, layout: Layout) -> dict[Where, float]:
-        """How far each is from what the config declares."""
+        """Error of queries and keys of each layer, relative to the declared rotation."""
         return {
             (index, kind): self.error(index, kind, self.layers[layout][index].encoding, self.positions)
             for index in self.after
@@ -86,7 +86,7 @@ class Rotations:
         }
 
     def error(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]], positions: Tensor) -> float:
-        """How far one is from what encodings make of it at these positions [B, L]."""
+        """Error of queries or keys of a layer, relative to encodings at these positions [B, L]."""
         x, raw = (getattr(each[index], kind) for each in (self.after, self.before))
         width, latent = x.shape[3], getattr(self.config, "qk_rope_head_dim", None)
         if latent is not None and latent < width:  # the last numbers rotate
@@ -99,7 +99,7 @@ class Rotations:
         return apart(x, as_declared(raw, specs, positions, kind == "query"))
 
     def why_not(self, index: int, kind: str, layout: Layout) -> str:
-        """Which other rotation it has, where it is one that is known."""
+        """Description of the actual rotation, if it is a known one."""
         layers, own = self.layers[layout], self.layers[layout][index].encoding
 
         def is_of(specs: Sequence[Mapping[str, Any]], positions: Tensor) -> bool:
@@ -254,7 +254,7 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
 
 
 def counted(found: Mapping[int, Recorded]) -> dict[int, Tensor]:
-    """How many keys each query of a layer attends to [L]; all where one query has no mask, and nothing said of several."""
+    """Number of visible keys [L] of each query of a layer; all if a single query has no mask; None if several have none."""
     counts = {}
     for index, one in found.items():
         if isinstance(one.mask, Tensor):

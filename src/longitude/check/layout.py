@@ -82,7 +82,7 @@ def nats_of_copying(subject: Subject) -> float:
 
 
 def differences(subject: Subject) -> str:
-    """In which parameters of rotation the two configs differ."""
+    """Rotary parameters that differ between the two configs."""
     try:
         here, there = ropes(subject.config), ropes(subject.reference.config.get_text_config())
     except DoesNotApply:

@@ -1,4 +1,4 @@
-"""Laws of how a model is run and loaded: in bfloat16 and under autocast, and through the meta device."""
+"""Laws of running a model in bfloat16 and under autocast, and of loading it through the meta device."""
 
 from __future__ import annotations
 

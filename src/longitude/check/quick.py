@@ -31,7 +31,7 @@ SMALL = {
 
 
 def small(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The same with few heads, narrow layers and a small vocabulary; layers, head_dim and all of its positions stay."""
+    """A copy of a config with few heads, narrow layers and a small vocabulary; layers, head_dim and positions stay."""
     less = copy.deepcopy(config)
     if getattr(less, "vision_config", None) is not None and hasattr(less.vision_config, "depth"):
         less.vision_config.depth = 1

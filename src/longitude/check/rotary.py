@@ -95,7 +95,7 @@ class Tables(NamedTuple):
         return Tables(self.cos[:, take], self.sin[:, take])
 
     def errors(self, angles: Tensor, want: Frequencies) -> Tensor:
-        """How far they are from cos and sin of angles [L, pairs], whichever is farther; infinite where one is not finite."""
+        """Larger error of cos and sin for angles [L, pairs]; infinite if a value is not finite."""
         exact = ((self.cos, angles.double().cos()), (self.sin, angles.double().sin()))
         off = [(got.cpu() - one * want.attention_factor).abs().nan_to_num(nan=float("inf")) for got, one in exact]
         return torch.maximum(*off)

@@ -26,7 +26,7 @@ INVISIBLE = -1e30
 
 
 class Selection:
-    """How many keys the modules of a model choose."""
+    """Numbers of keys that the modules of a model select."""
 
     def __init__(self, model: nn.Module):
         self.numbers = [
@@ -42,7 +42,7 @@ class Selection:
 
     @contextmanager
     def of_all(self, length: int) -> Iterator[None]:
-        """Every visible key of a sequence of this length is chosen, for a while."""
+        """Context in which every visible key of a sequence of this length is selected."""
         with ExitStack() as stack:
             for module, name, _ in self.numbers:
                 stack.enter_context(patch.object(module, name, max(ALL, 2 * length)))
@@ -50,7 +50,7 @@ class Selection:
 
     @contextmanager
     def as_configured(self) -> Iterator[Ties]:
-        """As many as the model was made with, for a while; what comes out counts equal scores."""
+        """Context with the model's original numbers; the yielded object counts equal scores."""
         with ExitStack() as stack, Ties() as ties:
             for module, name, number in self.numbers:
                 stack.enter_context(patch.object(module, name, number))

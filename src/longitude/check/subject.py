@@ -25,7 +25,7 @@ EQUAL = 1e-4
 """Largest relative error of logits that count as equal, in float64. Rounding gives 1e-15 to 1e-7, because some models compute
 parts in float32. The weakest bug of an untrained model gives about 1e-3."""
 EQUAL_IN_FLOAT32 = 1e-3
-"""The same, computed in float32: rounding leaves up to 1e-5."""
+"""Largest relative error of logits that count as equal, in float32. Rounding gives up to 1e-5."""
 
 CHECKPOINT_LAWS = Battery(
     "checkpoint",
@@ -159,7 +159,7 @@ class Subject:
 
     # ---- passes -------------------------------------------------------------------------------------------------------
     def logits(self, tokens: Tensor, **options: Any) -> Tensor:
-        """One pass without a cache: [B, L] -> [B, L, words]. Without options, it is what other ways are compared with."""
+        """Logits [B, L, words] of tokens [B, L] in a pass without a cache; without options, the reference of other passes."""
         return self.some(self.model(input_ids=tokens, use_cache=False, **options).logits)
 
     def some(self, logits: Tensor) -> Tensor:
@@ -182,10 +182,10 @@ class Subject:
         start: int = 0,
         report: bool = False,
     ) -> Tensor:
-        """The same through the cache, in chunks of these sizes: [B, L] -> [B, L, words].
+        """Logits [B, L, words] of tokens [B, L] with a cache, in chunks of these sizes.
 
-        given: attention_mask and position_ids are passed with each chunk. The latter begin at `start`, and are moved by `shift`
-            of the number of cached tokens.
+        given: whether attention_mask and position_ids are passed with each chunk. Positions begin at `start` and are moved by
+            `shift` of the number of cached tokens.
         report: whether on_progress is called.
         """
         name = self.cache_name

@@ -142,7 +142,7 @@ class Agreement:
         return ropes
 
     def widths(self, n: int) -> list[int]:
-        """Dimensions that a share may be a part of: those of a head, or of its part that rotates."""
+        """Widths that a partial rotary factor may refer to: of a head, or of its rotary part."""
         found = [self.keys.get("qk_rope_head_dim"), self.seen[n].width, self.keys.get("head_dim")]
         if self.seen[n].width is None and (heads := getattr(self.config, "num_attention_heads", None)):
             found.append(self.config.hidden_size // heads)
@@ -168,7 +168,7 @@ class Agreement:
                     yield from (one._replace(sections=counts, interleaved=each) for each in (False, True))
 
     def summed_up(self, layers: list[LayerRope | None]) -> Ropes:
-        """One RopeConfig where all layers that rotate have the same, else one for each layer type or label of the config."""
+        """A single RopeConfig if all rotating layers agree, else one for each layer type or label of the config."""
         if isinstance(self.declared, dict):
             found: dict[str, RopeConfig | None] = {}
             for label, rope in self.declared.items():
@@ -237,7 +237,7 @@ def difference(table: Tables, rope: RopeConfig, width: int) -> tuple[str | None,
 
 
 def _apart(frequencies: Tensor, factor: float, want: Frequencies) -> str | None:
-    """How a class differs from what is wanted."""
+    """Description of the difference between a class and the expected rotation."""
     if abs(factor / want.attention_factor - 1) > EQUAL:
         return f"multiplies cos and sin by {factor:.7g}, and the keys that are read say {want.attention_factor:.7g}"
     off = torch.where(want.inverse > 0, frequencies / want.inverse - 1, frequencies).abs()

@@ -216,10 +216,10 @@ def unread(config: Any) -> str | None:
 
 
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """How the class of a config rotates, by layer type (None: one for all).
+    """Rotary parameters of a config as its class rotates, by layer type (None: one for all).
 
     Raises:
-        ValueError: where nothing rotates, or the keys contradict one another.
+        ValueError: if nothing rotates, or the keys contradict each other.
         NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
     if (reason := not_rotary(config)) is not None:

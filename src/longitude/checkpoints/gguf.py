@@ -73,7 +73,7 @@ class Divided(NamedTuple):
 
 
 class GGUF:
-    """One file, opened. ValueError for what is none, or cut off."""
+    """A GGUF file, opened. ValueError for another kind of file, or a truncated file."""
 
     def __init__(self, path: Path):
         try:
@@ -94,7 +94,7 @@ class GGUF:
         return self._field(f"{self.architecture}.{name}")
 
     def facts(self) -> dict[str, Any]:
-        """By name; None where the file has none."""
+        """Properties of the file by name; None if the file has none."""
         heads, dim = self._own("attention.head_count"), self._own("embedding_length")
         width = self._own("attention.key_length") or (dim // heads if dim and isinstance(heads, int) else None)
         kind, factor = self._own("rope.scaling.type"), self._own("rope.scaling.factor")
@@ -141,7 +141,7 @@ class GGUF:
         return of_yarn * (self._own("rope.scaling.attn_factor") or 1.0)
 
     def frequencies(self) -> dict[str, Divided]:
-        """As llama.cpp computes them; two where it switches at a length, none where that is not known."""
+        """Frequencies as llama.cpp computes them; two if it switches at a length, none if they are not known."""
         facts = self.facts()
         width, base, factor = facts["rotated dimensions"], facts["base"], facts["factor"] or 1.0
         if not width or facts["factors of frequencies"]:

@@ -29,11 +29,11 @@ ABSENT = Absent("-")
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def ropes_of(source: Source) -> Ropes:
-    """How the class of a config rotates, which must be what its file declares.
+    """Rotary parameters of a checkpoint as its class rotates, which must match its config.json.
 
     Raises:
-        ValueError: where keys contradict.
-        NotUnderstood: a ValueError, where the class rotates otherwise than the keys say that are read here.
+        ValueError: if keys contradict each other.
+        NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
     file = source.folder / "config.json"
     try:

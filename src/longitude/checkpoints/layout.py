@@ -19,9 +19,9 @@ FUSED_BY_HEAD, FUSED_BY_KIND = "query_key_value", "qkv_proj"
 
 
 def layout_changes(names: Iterable[str], config: Any, head_dim: int, rotary_dim: int, to: str) -> dict[str, Change]:
-    """Tensor name -> its conversion; empty where the weights of queries and keys are unknown.
+    """Conversions by tensor name; empty if the weights of queries and keys are unknown.
 
-    names: of all tensors. rotary_dim: the first dimensions of each head, which rotate.
+    names: names of all tensors. rotary_dim: number of leading dimensions of each head that rotate.
     """
     change = partial(convert_layout, head_dim=head_dim, to=to, rotary_dim=rotary_dim)
     parts = {name: name.split(".") for name in names}

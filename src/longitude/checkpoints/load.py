@@ -309,7 +309,7 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 
 # ---- quantized weights --------------------------------------------------------------------------------------------------
 def quantization_of(config: Any) -> str | None:
-    """How config.json says that weights are quantized ("gptq", "awq", "fp8", ...); None where it says nothing."""
+    """Quantization method that config.json declares ("gptq", "awq", "fp8", ...); None if it declares none."""
     given = getattr(config, "quantization_config", None) or getattr(
         config.get_text_config(), "quantization_config", None
     )
@@ -439,7 +439,7 @@ def _require_configuration(file: Path) -> dict[str, Any]:
 
 
 def depth_of(value: Any) -> int:
-    """How many lists and dicts are inside one another."""
+    """Nesting depth of lists and dicts."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(depth_of, inside), default=0)
 

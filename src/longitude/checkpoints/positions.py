@@ -1,4 +1,4 @@
-"""How a loaded model encodes positions: by rotation, by a learned table or by ALiBi, and where its positions end."""
+"""Detection of a loaded model's encoding, rotary, learned table or ALiBi, and of its number of positions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def alibi_of_class(config: PreTrainedConfig) -> list[float] | None:
 
 
 def kind_of(name: str, config: PreTrainedConfig, model: nn.Module) -> Kind:
-    """How a stock model encodes positions. ValueError for any other model, with the kind of its positions where it is known."""
+    """Kind of positions of a Transformers model. ValueError for other models, with the kind of positions if it is known."""
     if has_alibi(config):
         return "alibi"
     if rotary_of(model) is not None:

@@ -14,7 +14,7 @@ CRITICAL = 50
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without log lines and progress bars of transformers, accelerate and the hub; afterwards their settings are as before."""
+    """Context without log lines and progress bars of transformers, accelerate and the hub; settings are restored."""
     level, hub_level, bar = logging.get_verbosity(), hub.get_verbosity(), logging.is_progress_bar_enabled()
     placing = python.getLogger("accelerate.big_modeling")
     of_placing = placing.level

@@ -73,12 +73,12 @@ class Source:
 
     @property
     def kind(self) -> Kind:
-        """How it encodes positions. ValueError for a model in which nothing can be extended."""
+        """Kind of positions of the model. ValueError for a model that cannot be extended."""
         return kind_of(self.name, self.config, self.skeleton)
 
     @property
     def quantization(self) -> str | None:
-        """How its weights are quantized ("gptq", "awq", "fp8", ...); None where they are not."""
+        """Quantization method of the weights ("gptq", "awq", "fp8", ...); None if they are not quantized."""
         return quantization_of(self.skeleton.config)
 
     @property

@@ -49,7 +49,7 @@ Mark = str | int
 # ---- what is found ---------------------------------------------------------------------------------------------------
 @dataclass(eq=False)
 class Tables:
-    """Rotary tables of one call of a rotary module: what it rotates by, in a sequence of any length."""
+    """Rotary tables of a call of a rotary module, for sequences of any length."""
 
     module: nn.Module
     given: tuple[Any, ...]
@@ -255,7 +255,7 @@ class Following(TorchFunctionMode):
 
 
 class Pass:
-    """One pass of a model on the meta device, and what was seen of each of its layers."""
+    """A pass of a model on the meta device, with the record of each layer."""
 
     def __init__(self, model: PreTrainedModel, config: PreTrainedConfig, tokens: int):
         self.model, self.config, self.tokens = model, config, tokens

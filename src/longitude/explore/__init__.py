@@ -1,4 +1,4 @@
-"""One offline page on which readers try what encodings do with position: `longitude explore`."""
+"""The offline page of `longitude explore`, on which readers try encodings."""
 
 from longitude.explore.page import write
 

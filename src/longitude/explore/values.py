@@ -30,7 +30,7 @@ NO_SCHEME = "none"
 
 
 def encodings() -> Iterator[dict[str, Any]]:
-    """Every registered encoding: its words and the picture that is its own, with lines; without one, no lines."""
+    """Registered encodings, with their text and main picture as lines; no lines without a picture."""
     for name in list_encodings():
         [part] = built(name, DRAWN).encodings
         own = [each for each in drawings(part.module, DRAWN) if isinstance(each, Lines) and each.log_x]

@@ -31,7 +31,7 @@ ROTATION = "apply_rotary_pos_emb"
 
 @dataclass(frozen=True)
 class Parity:
-    """How far logits are from those before a conversion, in spreads of the logits.
+    """Differences of logits before and after a conversion, relative to the spread of the logits.
 
     Attributes:
         error: Difference between the converted weights and the original weights, each with the rotation of its layout.
@@ -135,7 +135,7 @@ def compare(source: Source, changes: Mapping[str, Change], to: Layout) -> Parity
 
 @contextmanager
 def rotating_in(model: nn.Module, layout: str) -> Iterator[None]:
-    """Within: the model rotates by its own angles in this layout. ValueError where its rotation cannot be replaced."""
+    """Context in which the model rotates by its angles in this layout. ValueError if its rotation cannot be replaced."""
     files = [sys.modules[name] for name in sorted({type(m).__module__ for m in model.modules()})]
     calls = 0
 

@@ -104,7 +104,7 @@ def _window(source: Source, target: Target | None, original: int, tuning: Tuning
 
 
 def _reading(part: str, source: Source, length: int, tokens: int, seconds: float | None = None) -> ExtendCost:
-    """seconds: of all of it, where this machine was timed already."""
+    """Cost of evaluating tokens. seconds: total time, if this machine was already timed."""
     windows, rows = max(1, round(tokens / length)), max(1, BATCH // length)
     flops = windows * forward_flops(source.skeleton).of(length)
     if seconds is None:

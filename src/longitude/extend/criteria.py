@@ -115,6 +115,6 @@ def _with_answer(question: Question) -> Question:
 
 
 def _tokens_at_the_end(ids: Sequence[int], answer: str, tokenizer: Any) -> int:
-    """How many of the last tokens it takes to write the answer."""
+    """Number of the last tokens that belong to the answer."""
     read = ("".join(tokenizer.decode(ids[-count:]).split()) for count in range(1, len(ids) + 1))
     return next(count for count, text in enumerate(read, 1) if answer in text)

@@ -12,7 +12,7 @@ from longitude.extend.factors import Candidate, ntk_below
 
 POPULATION = 64
 ROUNDS = 40
-"""As published; a search of fewer tries has a smaller population."""
+"""Rounds of the evolution as published; a search with fewer tries has a smaller population."""
 GENE = 0.3
 """Probability that a factor mutates; half of it, that a crossing takes the other parent's."""
 STEP = 0.01
@@ -20,7 +20,7 @@ STEP = 0.01
 TRIES = 20
 """Attempts to make a candidate that is new and monotone, before the search does without."""
 LAST = 4.0
-"""How far LongRoPE2 lets the last factor be above its neighbour."""
+"""Largest difference of the last factor from the one before in LongRoPE2."""
 
 PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 """Candidates that the published search tries."""
@@ -53,7 +53,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class RisingBounds(Bounds):
-    """The same for factors that rise from pair to pair, the last of them by at most `LAST`: those of LongRoPE2."""
+    """Bounds of LongRoPE2: factors increase from pair to pair, the last by at most `LAST`."""
 
     def hold(self, candidate: Candidate) -> bool:
         """Whether a candidate is within them."""
@@ -154,7 +154,7 @@ def mutant(parent: Candidate, bounds: Bounds, random: Random) -> Candidate:
 
 
 def crossing(parents: Sequence[Candidate], bounds: Bounds, random: Random) -> Candidate:
-    """One of two with some factors of the other, and an attention factor of 1. It may fall somewhere."""
+    """Crossover: a parent with some factors of another, and attention factor 1. Factors may decrease somewhere."""
     a, b = random.sample(parents, 2)
     factors = list(a.factors)
     for k in range(bounds.critical, len(factors)):

@@ -92,7 +92,7 @@ def writable(scheme: Scaling, rope: RopeConfig, rotary_dim: int, original_length
 
 
 def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryPairs:
-    """Those of a stock transformers model. ValueError where it has none, or the length does not grow."""
+    """Rotary pairs of a Transformers model. ValueError if it has none, or if the length does not grow."""
     if length <= original_length:
         raise ValueError(
             f"a search of factors: expected a length above the original one, {original_length}, got {length}"

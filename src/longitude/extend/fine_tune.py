@@ -46,7 +46,7 @@ RANK = 16
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
 SAVED = 120.0
-"""Seconds between saves of the training: what a kill loses at most, and a step."""
+"""Seconds between saves of the training; a kill loses at most this and a step."""
 
 UNFINISHED, WHOLE = "checkpoint", "step"
 """Names of what is being saved, which the Trainer gives, and of what is on the disk."""

@@ -103,10 +103,10 @@ class Layers:
             yield f"Layers without rotation, which stay as they are: {listed(still)}."
 
     def require(self, config: PreTrainedConfig, meant: Ropes, length: int) -> float:
-        """NotAsMeant unless the class makes of a new configuration the tables that are meant, in every layer.
+        """Raise NotAsMeant unless the class builds the intended tables from a new configuration, in every layer.
 
-        At the original length and at the new one: where distances grow, frequencies and factor are those of `meant`, and
-        everywhere else those of before. Nothing else that multiplies scores may change. Returns the attention factor.
+        Checked at the original and at the new length. Layers with growing distances must have the frequencies and factor of
+        `meant`, other layers the previous ones. No other scale of scores may change. Returns the attention factor.
         """
         try:
             after = tables_of(config.get_text_config(decoder=True))
@@ -149,7 +149,7 @@ def auto_class(source: Source) -> Any:
 
 # ---- what layers have ---------------------------------------------------------------------------------------------------
 def tables_of(config: PreTrainedConfig) -> dict[int, list[Tables]]:
-    """By the number of each layer that rotates, its tables. NotUnderstood for a class that does not show them."""
+    """Tables of rotating layers, by layer number. NotUnderstood for a class that does not show them."""
     return {number: layer.tables for number, layer in enumerate(traced(config)) if layer.tables}
 
 

@@ -21,7 +21,7 @@ ROTATED_VALUES = ("deepseek_v4",)
 
 @dataclass(frozen=True)
 class Method:
-    """How a method extends.
+    """An extension method.
 
     Attributes:
         note: For the user.
@@ -123,7 +123,7 @@ def is_unrotated(scheme: Scaling | None) -> bool:
 def with_scheme(
     ropes: RopeConfig | Mapping[str, RopeConfig | None], scheme: Scaling
 ) -> RopeConfig | dict[str, RopeConfig | None]:
-    """The same with `scheme`: for all layers, or for those of full attention."""
+    """Rotary parameters with `scheme`, for all layers or for those with full attention."""
     if isinstance(ropes, RopeConfig):
         return ropes._replace(scaling=scheme)
     return {

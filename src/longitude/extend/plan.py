@@ -152,7 +152,7 @@ class ExtendPlan:
         return self.layers.require(config, self.ropes, self.length)
 
     def read_config(self, folder: Path | None = None) -> PreTrainedConfig:
-        """As transformers reads it from a folder; None: from config.json as it becomes."""
+        """Configuration as transformers reads it from a folder; None: from the planned config.json."""
         with quiet(), in_one_line(f"{self.source.name}: transformers cannot read the new config.json"):
             if folder is not None:
                 return AutoConfig.from_pretrained(folder)

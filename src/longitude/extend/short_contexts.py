@@ -118,10 +118,10 @@ def memory_within(source: Source, length: int) -> Memory:
 
 
 class CostMeasurement:
-    """Measures a checkpoint and what was made of it on one text.
+    """Measurement of a checkpoint and its extension on the same text.
 
-    store: of what is measured. minutes: about how long both may take. ValueError, before any model is loaded, where it has
-    no tokenizer, or the text cannot be read.
+    store: store of the results. minutes: approximate time for both. ValueError, before any model is loaded, if it has no
+    tokenizer, or the text cannot be read.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CostMeasurement:
             return load(folder or self.source.folder, allow_pickle=self.source.pickled, device=device_of())
 
     def excerpts(self, tokenizer, length: int, tokens: int | None = None) -> Documents:
-        """One window of `length` tokens or more of each document. ValueError for a text that is too short."""
+        """One or more windows of `length` tokens of each document. ValueError for a text that is too short."""
         tokens = TOKENS if tokens is None else tokens
         documents = min(DOCUMENTS, max(FEWEST, tokens // length))
         windows = max(1, tokens // (documents * length))
@@ -201,7 +201,7 @@ class CostMeasurement:
         return costs
 
     def _sample(self, length: int, minutes: float) -> Sample:
-        """As the machine was timed first: after a kill the same is read."""
+        """Sample by the first timing of this machine, stored so that it is the same after a kill."""
         config = sha256((self.source.folder / "config.json").read_bytes()).hexdigest()
         of = {"config": config, "dtype": str(self.source.dtype), "length": length, "minutes": minutes}
         [sample] = self.store.results(
@@ -210,7 +210,7 @@ class CostMeasurement:
         return sample
 
     def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: int | None = None) -> dict[int, Sums]:
-        """By length, in windows that do not overlap. ValueError for losses at `must_be_finite` tokens that are not."""
+        """Sums by length, in non-overlapping windows. ValueError for losses at `must_be_finite` tokens that are not finite."""
         model, config, bos = checkpoint.model, checkpoint.config, bos_of(checkpoint.tokenizer, "tokenizer")
         of = {"weights": digest_of_weights(model), "config": sha256(config.to_json_string().encode()).hexdigest()}
         of |= {"device": model.device.type, "bos": bos}

@@ -13,7 +13,7 @@ STARTS, APART = 8, 0.1
 
 @dataclass(frozen=True)
 class Space:
-    """starts: by name, tried first and in this order; bounds: of all others."""
+    """Search space. starts: first candidates by name, in order. bounds: bounds of all later candidates."""
 
     method: str
     pairs: RotaryPairs

@@ -31,10 +31,10 @@ def write_checkpoint(
     search: Mapping[str, Any] | None = None,
     check: Callable[[Path], object] = lambda folder: None,
 ) -> None:
-    """The checkpoint into `out`, whole or not at all.
+    """Write the checkpoint to `out`, atomically.
 
-    config: what config.json becomes, None: as it is. tokenizer_length: the new model_max_length. search: of
-    longrope_search.json. check: called with the folder before it gets its name; where it raises, nothing is left.
+    config: content of the new config.json, None: unchanged. tokenizer_length: the new model_max_length. search: content of
+    longrope_search.json. check: called with the folder before it is renamed; if it raises, nothing is left.
     """
     weights = source.shards or [x for x in source.folder.iterdir() if x.suffix in (".bin", ".pt", ".pth", ".ckpt")]
     size = sum(path.stat().st_size for path in (*weights, *carried(source)))

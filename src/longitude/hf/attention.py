@@ -44,15 +44,15 @@ def stock_attention(
 
     Args:
         module: the model's attention layer.
-        query: [B, H, L, D], like key and value as the layer made them: rotated already, unless set_positions replaced that.
+        query: [B, H, L, D]; q, k and v as the layer computed them: already rotated, unless set_positions replaced the rotation.
         key: [B, Hkv, Lk, D].
         value: [B, Hkv, Lk, Dv].
         attention_mask: a StockMask, a tensor [B, 1, L, Lk] as `dense_mask` reads it, or None.
-        dropout: of the weights.
-        scaling: of the scores; default: D**-0.5.
-        sliding_window: keys that a query attends to, itself included.
+        dropout: dropout probability of the weights.
+        scaling: factor of the scores; default: D**-0.5.
+        sliding_window: number of keys visible to a query, itself included.
         s_aux: learned sinks, a logit for each head of queries [H].
-        **kwargs: whatever else the layer was called with.
+        **kwargs: other arguments of the layer's call.
 
     Returns:
         [B, L, H, Dv] and, if wanted, the weights [B, H, L, Lk].

@@ -1,4 +1,4 @@
-"""One layer of a stock model with an encoding of ours: positions, tables and columns, from before the layer to its attention."""
+"""A layer of a Transformers model with our encoding: positions, tables and columns, passed to its attention."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class LayerCall:
         weights: bool,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if requested.
+        """Attend from projected q [B, H, L, D] to all k, v [B, Hkv, Lk, D]: [B, H, L, D], and the weights if requested.
 
-        sinks: those of the model itself, [H].
+        sinks: sinks of the model, logits [H].
         """
         dtype, head_dim = q.dtype, q.shape[3]
         if self.tables is not None:

@@ -167,7 +167,7 @@ def within(mask: Mask, ids: Tensor, padded: Tensor | None = None) -> Mask:
 def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
     """The masks that a mask function of transformers joins; ValueError for an unknown one.
 
-    places: of the keys in their text, [keys] or [B, keys].
+    places: index of each key in its document, [keys] or [B, keys].
     """
     if function is theirs.causal_mask_function:
         return [Causal()]

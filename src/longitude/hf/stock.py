@@ -350,7 +350,7 @@ ROPE_INIT_FUNCTIONS["longitude"] = no_rotation
 
 
 def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
-    """Load a stock model that was saved after set_positions, encoding and its parameters included.
+    """Load a model that was saved after set_positions, with its encoding and parameters.
 
     Args:
         path: a directory or a name of the hub.

@@ -1,4 +1,4 @@
-"""Which models of transformers can run our attention: a refusal when one is made, not a KeyError or silence."""
+"""Check of Transformers models for support of our attention, with a clear error on creation."""
 
 from __future__ import annotations
 

@@ -68,11 +68,11 @@ class SequenceParallelTrainer(Trainer):
             )
 
     def get_cp_size(self) -> int:
-        """How many processes have one batch: transformers divides what it counts over processes by it."""
+        """Number of processes that share a batch; transformers divides its counts over processes by it."""
         return self.args.world_size
 
     def get_train_dataloader(self) -> DataLoader:
-        """The same whole batches in every process."""
+        """Data loader with the same whole batches in every process."""
         loader = super().get_train_dataloader()
         if hasattr(shard := loader.batch_sampler, "num_processes"):  # accelerate gives each process others
             shard.num_processes, shard.process_index = 1, 0  # type: ignore[union-attr]

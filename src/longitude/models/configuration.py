@@ -284,7 +284,7 @@ class LongitudeConfig(PreTrainedConfig):
         return mixer_class(spec)(**self.mixer_options(spec))
 
     def mixer_options(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Every option that the mixer of a resolved spec is built with, those that the rest of the config sets included."""
+        """All options of the mixer of a resolved spec, including those set by other config keys."""
         options = {option: value for option, value in spec.items() if option != "name"}
         parameters = options_of(mixer_class(spec))
         shared = {option: getattr(self, field) for option, field in SHARED.items() if option in parameters}
@@ -343,7 +343,7 @@ class LongitudeConfig(PreTrainedConfig):
 
 
 def by_pattern(name: str, pattern: Sequence[Any], layers: int) -> list[Any]:
-    """One for each layer of a pattern that is repeated. ValueError where it does not divide the layers."""
+    """Repeat a pattern to one entry per layer. ValueError if its length does not divide the number of layers."""
     if not pattern or layers % len(pattern):
         raise UsageError(name, f"{layers}, one per layer, or a pattern whose length divides {layers}", len(pattern))
     return [*pattern] * (layers // len(pattern))

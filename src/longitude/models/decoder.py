@@ -75,7 +75,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
     def also_returned(
         self, output_hidden_states: bool | int | Sequence[int] | None, output_attentions: bool | None
     ) -> tuple[bool | int | Sequence[int], bool]:
-        """Which hidden states and attentions to return: the call's arguments, else the config's."""
+        """Hidden states and attentions to return, from the call's arguments, else from the config."""
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if output_attentions is None:
@@ -461,7 +461,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def positions_of(
         self, position_ids: Tensor | None, streams: Tensor | None, cache: Cache | None, batch: int, length: int
     ) -> Positions:
-        """Positions of the new tokens: as given, else each token's place in its own document, padding not counted."""
+        """Positions of the new tokens: `position_ids`, else the index of each token in its document, without padding."""
         if position_ids is not None:
             if self.axes > 1 and tuple(position_ids.shape) == (batch, length):  # one number for all axes
                 position_ids = position_ids[..., None]

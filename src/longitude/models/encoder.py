@@ -22,7 +22,7 @@ from longitude.positions.base import ENCODINGS, list_encodings
 
 
 def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
-    """The same shape for tokens that attend to both sides: encodings with the option `bidirectional` have it set.
+    """Convert a config to bidirectional attention: encodings with the option `bidirectional` have it set.
 
     ValueError for a mixer that is causal.
     """
@@ -74,14 +74,14 @@ class LongitudeEncoder(LongitudeModel):
         place_ids: Tensor | None = None,
         **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """As LongitudeModel, without a cache.
+        """Run the encoder: LongitudeModel without a cache.
 
         Args:
             input_ids: [B, L].
             attention_mask: [B, L], 0 for padding.
             position_ids: [B, L]; default: 0, 1, 2, ... in each document. They mark no documents here.
             inputs_embeds: [B, L, hidden_size], instead of input_ids.
-            document_ids: [B, L], of packed text: tokens attend to their own document only.
+            document_ids: [B, L], for packed text: tokens attend within their document only.
             output_hidden_states: whether to return them, or the indices of the wanted ones.
             output_attentions: whether to return weights.
             place_ids: as in LongitudeModel.
@@ -144,17 +144,17 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         place_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits of each token and, given labels, the loss.
+        """Logits of each token and, with labels, the loss.
 
         Args:
             input_ids: [B, L].
             attention_mask: [B, L], 0 for padding, like position_ids, inputs_embeds and document_ids as in the encoder.
             position_ids: [B, L].
             inputs_embeds: [B, L, hidden_size].
-            labels: [B, L], the token at each position itself, -100 where none is predicted, as at most positions; padding is
-                not predicted either.
+            labels: [B, L], the token at each position, -100 if it is not predicted, as at most positions; padding is not
+                predicted either.
             document_ids: [B, L].
-            num_items_in_batch: what the summed loss is divided by, for accumulated batches; default: the predicted tokens.
+            num_items_in_batch: divisor of the summed loss, for accumulated batches; default: the number of predicted tokens.
             skip_logits: with labels, return no logits; None skips them in training.
             output_hidden_states: as in LongitudeModel.
             output_attentions: as in LongitudeModel.

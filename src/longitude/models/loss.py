@@ -49,9 +49,9 @@ def next_token_loss(
 ) -> Tensor:
     """Mean nats per predicted token, logits in float32 or wider.
 
-    hidden [B, L, dim]; head: to logits [..., vocabulary]; targets [B, L], the token after each, IGNORED where none is predicted.
-    num_items_in_batch: what to divide by instead of the number of targets, for accumulated batches. Where the logits do not
-    fit CHUNK_LOGITS they are made chunk by chunk, forgotten, and made again in backward.
+    hidden [B, L, dim]; head: function to logits [..., vocabulary]; targets [B, L]: next tokens, IGNORED if not predicted.
+    num_items_in_batch: divisor instead of the number of targets, for accumulated batches. If the logits exceed CHUNK_LOGITS
+    they are computed chunk by chunk, discarded, and recomputed in backward.
     """
     hidden, targets = hidden.flatten(0, 1), targets.flatten()
     rows = max(1, CHUNK_LOGITS // vocabulary)

@@ -107,7 +107,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         output_attentions: bool | None = None,
         past_key_values: Cache | None = None,
     ) -> Seq2SeqStackOutput:
-        """As LongitudeForSeq2SeqLM, without labels: decoder_input_ids or decoder_inputs_embeds must be given."""
+        """LongitudeForSeq2SeqLM without labels: decoder_input_ids or decoder_inputs_embeds is required."""
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -269,22 +269,22 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         Args:
             input_ids: [B, S], the source.
             attention_mask: [B, S], 0 for padding of the source, on either side.
-            decoder_input_ids: [B, L]; default: made of the labels.
+            decoder_input_ids: [B, L]; default: the labels, shifted.
             decoder_attention_mask: [B, Lk], 0 for padding of the target, cached tokens included.
             position_ids: [B, S]; default: 0, 1, 2, ...
             decoder_position_ids: [B, L]; default: 0, 1, 2, ..., after cached tokens.
-            encoder_outputs: what `encoder` returned for the source, which is then not read again.
+            encoder_outputs: return value of `encoder` for the source, which is then not encoded again.
             cache: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the
                 source are made when it is empty.
             inputs_embeds: [B, S, hidden_size], instead of input_ids.
             decoder_inputs_embeds: [B, L, hidden_size], instead of decoder_input_ids.
-            labels: [B, L], the target, -100 where nothing is predicted.
+            labels: [B, L], the target, -100 for tokens that are not predicted.
             use_cache: whether to return a cache.
             logits_to_keep: as in LongitudeForCausalLM, like num_items_in_batch and skip_logits.
             num_items_in_batch: see there.
             skip_logits: see there.
-            output_hidden_states: of encoder and decoder, each as in LongitudeModel.
-            output_attentions: the same, and the weights [B, H, L, S] of every layer's cross-attention.
+            output_hidden_states: whether encoder and decoder return hidden states, as in LongitudeModel.
+            output_attentions: whether encoder and decoder return weights, and the weights [B, H, L, S] of cross-attention.
             past_key_values: the cache, by its name in transformers before 5.24.
             **kwargs: none is known; their names are refused.
 
@@ -328,12 +328,12 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         return Seq2SeqOutput(loss=loss, logits=logits, **others)
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """As in transformers."""
+        """Generate as in transformers."""
         return super().generate(*arguments, **options)
 
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
-    """Which tokens of the source [B, S, dim] are none of padding, [B, S]; None where all are."""
+    """Tokens of the source [B, S, dim] that are no padding, bool [B, S]; None if there is no padding."""
     if attention_mask is None:
         return None
     if attention_mask.shape != source.shape[:2]:

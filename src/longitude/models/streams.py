@@ -14,8 +14,8 @@ from longitude.errors import UsageError, unknown
 class Packed(TypedDict, total=False):
     """The arguments with which transformers and its collators mark packed text, besides position_ids that start over.
 
-    cu_seq_lens_q, cu_seq_lens_k: of one row, the flattened batch: where documents begin, and its length at the end.
-    max_length_q, max_length_k: of the longest document, or more. seq_idx [B, L]: a number per token.
+    cu_seq_lens_q, cu_seq_lens_k: starts of the documents in a single row, the flattened batch, and its length at the end.
+    max_length_q, max_length_k: length of the longest document, or more. seq_idx [B, L]: a document number per token.
     """
 
     cu_seq_lens_q: Tensor | None

@@ -58,7 +58,7 @@ class Encoding(nn.Module):
     score_tables: tuple[str, ...] = ()
     """Names of parameters that are added directly to scores, or to queries and keys (lg.parameter_groups)."""
     source: str | None = None
-    """Its papers: authors and year with a link, joined by "; "."""
+    """Papers of the encoding: authors and year with a link, joined by "; "."""
 
     model_defaults: ClassVar[Mapping[str, Any]] = {}
     """Required options that a model of our own decides for the user, and writes into its config."""
@@ -72,7 +72,7 @@ class Encoding(nn.Module):
 
         Args:
             positions: [L] or [B, L]; with several axes also [L, axes] or [B, L, axes].
-            length: what `length_at` returned; None where it is unknown.
+            length: return value of `length_at`; None if it is unknown.
             dtype: dtype of the activations.
         """
         return None
@@ -197,7 +197,7 @@ def register(name: str) -> Callable[[Factory], Factory]:
     """Make a class, or a function that builds an encoding, known by a name: a decorator.
 
     Args:
-        name: what `encoding`, configs and the command line call it by.
+        name: name for `encoding`, configs and the command line.
 
     Returns:
         The decorator, which returns the class or function unchanged.
@@ -222,7 +222,7 @@ def encoding(name: str, **options: Any) -> Encoding:
 
     Args:
         name: one of `list_encodings()`.
-        **options: those of its class, such as num_heads or head_dim.
+        **options: options of its class, such as num_heads or head_dim.
 
     Returns:
         The encoding, a torch.nn.Module.
@@ -234,5 +234,5 @@ def encoding(name: str, **options: Any) -> Encoding:
 
 
 def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
-    """Every option of an encoding written out: from `options`, from what is `known` of the model, or its default."""
+    """All options of an encoding: from `options`, from the `known` sizes of the model, or defaults."""
     return resolve_options(name, options_of(ENCODINGS[name]), options, known, "lg.encoding")

@@ -103,7 +103,7 @@ class Composed(Encoding):
         return iter(self.each)
 
     def embed(self, x: Tensor, positions: Tensor, places: Sequence[Tensor | None] = ()) -> Tensor:
-        """Places: of each member that has some, instead of positions."""
+        """Embed x with all members. places: positions of members that compute them from token ids, else None."""
         for m, own in zip(self.each, places or [None] * len(self.each), strict=True):
             x = m.embed(x, of_axes(m, positions) if own is None else own)
         return x

@@ -128,7 +128,7 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 def sum_by_doubling(x: Tensor, documents: Tensor | None = None) -> Tensor:
-    """The same by sums over 2, 4, 8, ... tokens; of each document by itself, so that none has a share in another's gradient."""
+    """Cumulative sum by doubling, over 2, 4, 8, ... tokens, separately in each document, so that gradients stay separate."""
     step = 1
     while step < x.shape[-1]:
         before = x[..., :-step]
@@ -192,7 +192,7 @@ class PaTH(Encoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As a depthwise nn.Conv1d starts."""
+        """Initialize as a depthwise nn.Conv1d."""
         nn.init.uniform_(self.taps, -(self.kernel**-0.5), self.kernel**-0.5)
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:

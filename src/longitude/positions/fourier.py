@@ -87,13 +87,13 @@ class FoPE(Encoding):
         self.series = self._series()
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """Those that turn within a training text, float64 where the device has it."""
+        """Frequencies with a full turn within max_length, in float64 if the device has it."""
         exact = wide(torch.device("cpu") if device is None else device)
         return self.base ** -(2 * torch.arange(self.count, dtype=exact, device=device) / self.head_dim)
 
     @property
     def count(self) -> int:
-        """How many turn; a number of Python's, as graphs want sizes."""
+        """Number of frequencies with a full turn within max_length, as a Python int for graphs."""
         floor = 2 * math.pi / self.trained_length
         return sum(self.base ** (-2 * j / self.head_dim) > floor for j in range(self.head_dim // 2))
 

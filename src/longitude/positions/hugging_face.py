@@ -54,9 +54,9 @@ class RopeConfig(NamedTuple):
         proportion: the part of the pairs that rotates (p-RoPE).
         sections: pairs per axis (mrope), or None.
         interleaved: whether the pairs of the axes interleave, or come one axis after the other.
-        temperature: what multiplies queries in layers that rotate, {"name": name, **options} of an encoding, or None.
-        rotates: for each layer whether it rotates queries and keys; None: all do.
-        unrotated_temperature: as temperature, in layers that do not rotate.
+        temperature: encoding {"name": name, **options} of the temperature of queries in rotating layers, or None.
+        rotates: whether each layer rotates queries and keys; None: all do.
+        unrotated_temperature: temperature in layers that do not rotate.
     """
 
     base: float

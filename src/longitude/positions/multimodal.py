@@ -19,10 +19,10 @@ def multimodal_positions(segments: Sequence[int | tuple[int, int, int]], next_te
     Example: multimodal_positions([3, (1, 2, 2), 2]): text at 0, 1, 2, an image from 3, text at 5, 6.
 
     Args:
-        segments: in their order: n, a text of n tokens, or (frames, height, width), an image (frames = 1) or a video, counted in
-            the model's tokens (after its merging of patches), frame by frame and row by row.
-        next_text: what follows a grid starts at "max", 1 + the largest coordinate so far, as published; or at "extent", s + the
-            larger of height and width, as in recent versions of transformers: a long video then overlaps the text after it.
+        segments: segments in order: n for a text of n tokens, or (frames, height, width) for an image (frames = 1) or a video,
+            in the model's tokens (after its merging of patches), frame by frame and row by row.
+        next_text: start of the segment after a grid: "max", 1 + the largest coordinate so far, as published; or "extent", s +
+            the larger of height and width, as in recent versions of transformers: a long video then overlaps the text after it.
 
     Returns:
         int64 [L, 3].

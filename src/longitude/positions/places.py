@@ -134,7 +134,7 @@ class Coupled(Places):
 
 
 def among(ids: Tensor, some: Sequence[int]) -> Tensor:
-    """Which of ids [B, L] are among some."""
+    """Whether ids [B, L] are in a set, bool [B, L]."""
     return torch.isin(ids, torch.tensor(some, device=ids.device))
 
 

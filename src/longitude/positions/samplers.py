@@ -100,7 +100,7 @@ def sampler(name: str, **options: Any) -> Sampler:
 
     Args:
         name: "contiguous", "randomized" or "skipped".
-        **options: those of its class.
+        **options: options of its class.
 
     Returns:
         A function of (batch, length, generator) that returns positions int64 [batch, length].

@@ -33,7 +33,7 @@ class PairBias:
 
     Args:
         at: maps query positions [..., Lq, 1] and key positions [..., 1, Lk] to [..., heads, Lq, Lk].
-        numbers: that it holds for a pair on the way, from which memory is estimated; a layer of 32 before and after its ReLU
+        numbers: intermediate numbers per pair, from which memory is estimated; a layer of 32 before and after its ReLU
             are 64.
     """
 
@@ -108,7 +108,7 @@ class Temperature:
 
     Args:
         at: maps numbers [B or 1, 1, Lq] to factors [B or 1, heads or 1, Lq], float32 or wider.
-        of: what n_i is: "visible", the number of keys that the mask lets query i attend to, 1 where there are none; or
+        of: meaning of n_i: "visible", the number of visible keys of query i, 1 if there are none; or
             "positions", the query's position.
         module: whose parameters decide `at`, if any do.
     """

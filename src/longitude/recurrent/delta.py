@@ -41,11 +41,11 @@ def gated_delta_rule(
         S_t = (I - beta_t k_t^T k_t) diag(e^{g_t}) S_{t-1} + beta_t k_t^T v_t,    o_t = K^{-1/2} q_t S_t
 
     Args:
-        q: as given, [B, G, L, K]; published layers divide it, and k, by their norms.
-        k: [B, G, L, K]; each of the G heads serves H / G neighbouring heads of values. Where beta |k|^2 is above 2, S grows.
+        q: [B, G, L, K], used as given; published layers divide q and k by their norms.
+        k: [B, G, L, K]; each of the G heads serves H / G adjacent heads of values. If beta |k|^2 is above 2, S grows.
         v: [B, H, L, V].
         g: log of the decay, at most 0: by head [B, H, L] (Gated DeltaNet), or by channel [B, H, L, K] (Kimi Delta Attention).
-        beta: in [0, 1], or up to 2, [B, H, L].
+        beta: write strength in [0, 1], or up to 2, [B, H, L].
         mode: as in `retention`.
         chunk_size: as in `retention`.
         state: as in `retention`.
@@ -131,7 +131,7 @@ class DeltaMixer(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As Mamba-2's: A in [1, 16], steps log-uniform in [0.001, 0.1]."""
+        """Initialize as Mamba-2: A in [1, 16], steps log-uniform in [0.001, 0.1]."""
         fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
         fill_step_bias(self.dt_bias)
         self.conv1d.reset_parameters()

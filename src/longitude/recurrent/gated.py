@@ -65,7 +65,7 @@ class GatedMixer(StateMixer):
     def _steps(
         self, x: Tensor, state: tuple[Tensor, ...], reset: Tensor | None, valid: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One token after the other, with what begins a document and what is padding."""
+        """Run token by token. reset: starts of documents. valid: tokens that are no padding."""
         out = []
         every = nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0)
         for t in range(x.shape[1]):
@@ -80,7 +80,7 @@ class GatedMixer(StateMixer):
 
     @property
     def weights(self) -> list[Tensor]:
-        """As torch.lstm and torch.gru take them."""
+        """Weights in the order of torch.lstm and torch.gru."""
         return [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
 
     def recurrent(self, h: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def log_linear(
         scales: lambda, [B, H, L, levels]; the last scale applies to all higher levels too.
         mode: as in `retention`.
         chunk_size: as in `retention`.
-        state: what an earlier call returned; None at the beginning.
+        state: the state returned by an earlier call; None at the beginning.
         reset: as in `retention`.
         valid: as in `retention`; padding does not count.
 
@@ -120,7 +120,7 @@ def _chunk(
 ) -> tuple[Tensor, LogLinearState]:
     """Outputs of a few tokens, all pairs at once, and the state after them.
 
-    flags: what begins a document, and what is no padding. bits: of the largest number of tokens.
+    flags: starts of documents, and tokens that are no padding. bits: binary digits of the largest number of tokens.
     """
     reset, real = flags
     groups = q.shape[1]
@@ -164,7 +164,7 @@ def _chunk(
 
 
 def digits(x: Int[Tensor, ...], bits: int) -> Int[Tensor, ...]:
-    """How many binary digits a number below 2^bits has; 0 for 0."""
+    """Number of binary digits of a number below 2^bits; 0 for 0."""
     return (x[..., None] >> torch.arange(max(1, bits), device=x.device) > 0).sum(-1)
 
 
@@ -227,7 +227,7 @@ class LogLinearMamba2(Mamba2Block):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As Mamba-2's; L = 1."""
+        """Initialize as Mamba-2, with L = 1."""
         super().reset_parameters()
         nn.init.ones_(self.L)
 

@@ -52,11 +52,11 @@ def selective_scan(
         z: gate, [B, C, L].
         delta_bias: added to delta, [C].
         delta_softplus: whether d = softplus(delta + delta_bias).
-        mode: "recurrent" takes one token after the other; "chunked" holds the states of chunk_size tokens at a time, in
-            training too, in one loop in C where a compiler is found; "parallel" takes log2(L) rounds over all states,
-            [L, B, C, N] (Hillis and Steele 1986). The results are equal.
+        mode: "recurrent" runs token by token; "chunked" holds the states of chunk_size tokens at a time, in training too, in a
+            C kernel if there is a compiler; "parallel" takes log2(L) rounds over all states, [L, B, C, N] (Hillis and Steele
+            1986). The results are equal.
         chunk_size: tokens of a chunk.
-        state: what an earlier call returned, [B, C, N]; None at the beginning.
+        state: the state returned by an earlier call, [B, C, N]; None at the beginning.
         reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
         valid: False for padding, which leaves the state unchanged, [B, L].
 
@@ -123,7 +123,7 @@ def selective_scan(
 def _steps(
     dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, keep: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One token after the other."""
+    """Run the scan token by token."""
     out = []
     tokens = zip(dt[:, :, :, None].unbind(1), dtx[:, :, :, None].unbind(1), B.unbind(1), C.unbind(1), strict=True)
     for t, (dt_t, dtx_t, B_t, C_t) in enumerate(tokens):
@@ -137,7 +137,7 @@ def _steps(
 def _scanned(
     dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, keep: Tensor | None, size: int, parallel: bool
 ) -> tuple[Tensor, Tensor]:
-    """In torch's operators, the states of `size` tokens at a time, in rounds of doubling where that is faster."""
+    """Run the scan in torch's operators with the states of `size` tokens at a time, in rounds of doubling if that is faster."""
     keep = None if keep is None else keep.t()[..., None, None, None].to(dt.dtype)
     dt, dtx, B, C = (x.transpose(0, 1).contiguous() for x in (dt, dtx, B, C))  # tokens in front: memory in their order
     A, doubling = A.contiguous(), parallel or dt.device.type != "cpu"
@@ -217,7 +217,7 @@ class Mamba(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As published: A_n = -n, Delta log-uniform in [0.001, 0.1] for any token, D = 1."""
+        """Initialize as published: A_n = -n, Delta log-uniform in [0.001, 0.1] for any token, D = 1."""
         self.conv1d.reset_parameters()
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         fill_step_bias(self.dt_proj.bias)

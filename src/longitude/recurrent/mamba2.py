@@ -110,7 +110,7 @@ class Mamba2Block(ChunkedMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As published: A in [1, 16], Delta log-uniform in [0.001, 0.1], D = 1."""
+        """Initialize as published: A in [1, 16], Delta log-uniform in [0.001, 0.1], D = 1."""
         fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
         fill_step_bias(self.dt_bias)
         nn.init.ones_(self.D)

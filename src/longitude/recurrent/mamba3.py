@@ -68,7 +68,7 @@ def mamba3(
         speed: angular speed of each of the first R pairs in radians per unit step, [B, H, L, R].
         mode: as in `retention`.
         chunk_size: as in `retention`.
-        state: what an earlier call returned; None at the beginning.
+        state: the state returned by an earlier call; None at the beginning.
         reset: as in `retention`.
         valid: as in `retention`.
 
@@ -216,7 +216,7 @@ class Mamba3(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As published: Delta log-uniform in [0.001, 0.1], biases and D 1."""
+        """Initialize as published: Delta log-uniform in [0.001, 0.1], biases and D 1."""
         fill_step_bias(self.dt_bias)
         for one in (self.B_bias, self.C_bias, self.D):
             nn.init.ones_(one)

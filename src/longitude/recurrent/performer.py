@@ -59,7 +59,7 @@ def performer(
         epsilon: added to each feature.
         mode: "parallel", "chunked" or "recurrent", as in `retention`.
         chunk_size: tokens of a chunk.
-        state: what an earlier call returned; None at the beginning.
+        state: the state returned by an earlier call; None at the beginning.
         reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
         valid: False for padding, which leaves the state unchanged, [B, L].
 
@@ -168,16 +168,16 @@ def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: tor
 class Performer(RecurrentMixer):
     """Attention through random features: heads and projections as in MultiHeadAttention, `performer` between them.
 
-    The features follow from the seed alone, are the same for all heads, are never trained, and are not in state_dict. Encodings
-    that rotate act before the features; those that add to scores are refused.
+    The features depend only on the seed, are shared by all heads, are never trained, and are not in state_dict. Rotations act
+    before the features; encodings that add to scores raise ValueError.
 
     Args:
         dim: width of x and of the output.
         num_heads: heads of queries.
         num_kv_heads: heads of keys and values; None: num_heads.
         head_dim: width of a head; None: dim / num_heads.
-        features: their number m per head; None: int(head_dim ln head_dim), as published.
-        seed: of the features.
+        features: number m of features per head; None: int(head_dim ln head_dim), as published.
+        seed: seed of the features.
         epsilon, mode, chunk_size: as in `performer`.
         bias: whether the projections have biases.
 

@@ -48,7 +48,7 @@ def retention(
         mode: "parallel" computes all pairs at once, "chunked" pairs within chunk_size tokens and a state between chunks,
             "recurrent" token by token; the results are equal.
         chunk_size: tokens of a chunk.
-        state: what an earlier call returned, [B, H, K, V]; None at the beginning.
+        state: the state returned by an earlier call, [B, H, K, V]; None at the beginning.
         reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
         valid: False for padding, which leaves the state unchanged, [B, L].
 
@@ -71,7 +71,7 @@ def retention(
 def log_gamma(
     num_heads: int, decay: Tensor | Sequence[float] | None = None, device: torch.device | None = None
 ) -> Float[Tensor, " H"]:
-    """Log gamma_h: of 1 - 2^(-5-h), as published, or of the decays given."""
+    """Logarithms of the decays [H]: those of `decay`, or log(1 - 2^(-5-h)) as published."""
     exact = wide(torch.device("cpu") if device is None else device)
     if decay is None:
         return torch.log1p(-(2.0 ** -(5.0 + torch.arange(num_heads, device=device, dtype=exact))))

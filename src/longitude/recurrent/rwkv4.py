@@ -47,10 +47,10 @@ def rwkv4(
         time_first: [C].
         key: [B, L, C].
         value: [B, L, C].
-        mode: "recurrent" takes one token after the other; "chunked" processes all chunks of chunk_size tokens in parallel,
-            then from chunk to chunk; "parallel" joins sums of 1, 2, 4, ... tokens. The results are equal.
+        mode: "recurrent" runs token by token; "chunked" processes all chunks of chunk_size tokens in parallel, then passes
+            states from chunk to chunk; "parallel" joins sums of 1, 2, 4, ... tokens. The results are equal.
         chunk_size: tokens of a chunk.
-        state: what an earlier call returned; None at the beginning.
+        state: the state returned by an earlier call; None at the beginning.
         reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
         valid: False for padding, which leaves the state unchanged, [B, L].
 

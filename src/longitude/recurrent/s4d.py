@@ -49,9 +49,9 @@ def s4d(
         C: complex, [H, N/2].
         D: weight of the token itself, by channel, [H].
         mode: "parallel", or "convolution", is the product of Fourier transforms of length 2L; "chunked" convolves chunks of
-            chunk_size tokens with a state between them; "recurrent" takes one token after the other. The results are equal.
+            chunk_size tokens with a state between them; "recurrent" runs token by token. The results are equal.
         chunk_size: tokens of a chunk.
-        state: what an earlier call returned, [B, H, N/2]; None at the beginning.
+        state: the state returned by an earlier call, [B, H, N/2]; None at the beginning.
         reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
         valid: False for padding, which leaves the state unchanged, [B, L]. A convolution supports neither `reset` nor `valid`:
             with one of them "chunked" and "parallel" compute all states.
@@ -134,7 +134,7 @@ def _split(x: Tensor) -> Tensor:
 def _steps(
     x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, valid: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One token after the other."""
+    """Run token by token."""
     out = []
     for t, x_t in enumerate(x[..., None].unbind(2)):
         if reset is not None:
@@ -162,7 +162,7 @@ def _scanned(
 
 
 def _convolved(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """By Fourier transforms of twice the length."""
+    """Run as a convolution by Fourier transforms of twice the length."""
     length = x.shape[-1]
     size = max(1, int(length**0.5))  # r^(size i + j): two short lists of powers instead of a long one
     near = _powers(r, size)
@@ -260,7 +260,7 @@ class S4D(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As published: A by `init` with real part -1/2, dt log-uniform in [0.001, 0.1], C complex normal, D normal."""
+        """Initialize as published: A by `init`, real part -1/2; dt log-uniform in [0.001, 0.1]; C complex normal; D normal."""
         nn.init.uniform_(self.log_dt, math.log(1e-3), math.log(0.1))
         nn.init.constant_(self.log_A_real, math.log(0.5))
         N = self.state_size

@@ -39,7 +39,7 @@ FACTORS = (2, 4, 8)
 """Lengths that are shown, in multiples of the trained length."""
 ALL = "all layers"
 NEW = 1e-9
-"""By so much an angle must be above the trained ones, relatively, to be new."""
+"""Relative amount by which an angle must exceed the trained ones to count as new."""
 
 
 class Stretched(NamedTuple):
@@ -222,7 +222,7 @@ def _understood(config: Any) -> tuple[Reading | None, str]:
 
 
 def _of_class(config: Any) -> Iterator[str]:
-    """How the class of a config with ALiBi differs from what the config declares."""
+    """Difference between the class of a config with ALiBi and the config."""
     if has_alibi(config) and (own := alibi_of_class(config)) and not np.allclose(own, alibi_of(config), rtol=1e-6):
         theirs = f"its first slope is {own[0]:.4g}, not {alibi_of(config)[0]:.4g}"
         yield f"transformers' class of {config.model_type} does not read alibi_bias_max: {theirs}"

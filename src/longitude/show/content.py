@@ -47,7 +47,7 @@ def gates(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 
 def reflections(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """How strongly each token reflects, and what remains of a key as tokens go by."""
+    """Draw the reflection strength of each token, and the decay of a key over later tokens."""
     if not encoding.reads_tokens:
         return
     length = min(shape.length, SHOWN)

@@ -54,7 +54,7 @@ class Lines:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Columns line, x, y: what is drawn."""
+        """The drawn points as columns line, x, y."""
         parts = [pd.DataFrame({"line": name, "x": x, "y": y}) for name, (x, y) in self.lines.items()]
         whole: Any = pd.concat(parts, ignore_index=True)
         return whole[np.isfinite(whole["y"])].reset_index(drop=True)
@@ -163,7 +163,7 @@ def _joined(places: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _together(curves: Mapping[str, Lines]) -> Lines:
-    """One picture: of each label the line that stands for it, or all its lines."""
+    """Combine curves of several labels: the focus line of each label, or all its lines."""
     first, sentences = next(iter(curves.values())), re.compile(r"(?<=\.) (?=[A-Z])")
     lines = {}
     for label, each in curves.items():
@@ -192,7 +192,7 @@ def offsets_of(length: int) -> np.ndarray:
 
 
 def number(value: float) -> str:
-    """As short as it can be read: 1024, 0.25, 3.1e-05."""
+    """Format a number briefly: 1024, 0.25, 3.1e-05."""
     value = float(value) + 0.0
     return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
 

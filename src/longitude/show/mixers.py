@@ -30,7 +30,7 @@ def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:
 
 
 def block_sizes(mixer: HierarchicalAttention, query: int) -> np.ndarray:
-    """How many tokens share one key with each token up to the query, as the mixer cuts its prefix: [query + 1]."""
+    """Size [query + 1] of the block of each token up to the query, as the mixer cuts its prefix."""
     sizes = np.ones(query + 1)
     prefix = mixer.rule().in_blocks(query + 1)
     chunk = Chunks(1, prefix, prefix + 1)
@@ -43,7 +43,7 @@ def block_sizes(mixer: HierarchicalAttention, query: int) -> np.ndarray:
 
 
 def blocks(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
-    """Which keys a query of hierarchical attention reads one by one, and which in blocks."""
+    """Draw the keys that a query of hierarchical attention reads individually and in blocks."""
     if not isinstance(mixer, HierarchicalAttention):
         return
     newest = shape.length - 1
@@ -65,7 +65,7 @@ def blocks(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
 
 
 def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
-    """Which keys each query attends to, in a window or in blocks."""
+    """Draw the visible keys of each query, in a window or in blocks."""
     if isinstance(mixer, HierarchicalAttention):
         span = min(shape.length, max(KEYS, 4 * mixer.window))
         queries = _some(span, QUERIES)
@@ -100,7 +100,7 @@ def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
 
 
 def influence(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
-    """How much the newest output changes with each token before it."""
+    """Draw the influence of each earlier token on the newest output."""
     x = shape.tokens().requires_grad_()
     generator = torch.Generator().manual_seed(1)
     out = mixer(x)[0, -1] @ torch.randn(shape.dim, generator=generator, dtype=torch.float64)
@@ -121,5 +121,5 @@ def influence(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
 
 
 def _some(count: int, most: int) -> np.ndarray:
-    """At most `most` of 0 .. count - 1, evenly chosen, the ends among them."""
+    """At most `most` evenly spaced numbers of 0 .. count - 1, with both ends."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))

@@ -24,7 +24,7 @@ PLAIN = "without a scheme"
 
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
-    """Every registered scheme that a factor, a trained length and the length that they make decide, by its name."""
+    """Registered schemes that need only a factor and a trained length, by name."""
     known = {"factor": float(factor), "original_max_length": original, "max_length": math.ceil(factor * original)}
     found = {}
     for name, scheme in SCHEMES.items():

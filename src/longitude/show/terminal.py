@@ -120,7 +120,7 @@ def _curve(canvas: Canvas, x: np.ndarray, y: np.ndarray, hue: str | None) -> Non
 
 
 def _row(canvas: Canvas, y: float) -> int:
-    """From above."""
+    """Row of a canvas for y, counted from the top."""
     return (
         canvas.height - 1 - min(canvas.height - 1, int((y - canvas.ymin) / (canvas.ymax - canvas.ymin) * canvas.height))
     )
@@ -182,7 +182,7 @@ def _shades(grid: Grid, width: int) -> Iterator[str]:
 
 
 def _some(things: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of them, evenly chosen, the ends among them."""
+    """At most `most` evenly spaced items, with both ends."""
     if len(things) <= most:
         return list(things)
     return [things[i] for i in np.linspace(0, len(things) - 1, most).round().astype(int)]

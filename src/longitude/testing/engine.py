@@ -338,9 +338,9 @@ def try_laws(
     results: dict[str, Result] | None = None,
     total: int | None = None,
 ) -> dict[str, Result]:
-    """Every law on one subject, in order -> results by name.
+    """Try laws on a subject, in order: results by name.
 
-    results: of laws that were tried before, on which these may rest; total: how many laws there are with them.
+    results: results of earlier laws, on which these may rest. total: number of all laws, earlier ones included.
     """
     laws, results = list(laws), {} if results is None else results
     for law in laws:

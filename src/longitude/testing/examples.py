@@ -40,7 +40,7 @@ SMALL = {
 """Options of a mixer of these names, too, are filled in, whatever their default, so that 20 tokens meet every case."""
 
 SMALL_ENCODING = {"window": 5, "group": 3, "chunk_size": 7, "local_size": 2}
-"""The same for options of an encoding: far offsets are met within 20 tokens."""
+"""Small options of encodings, so that distant offsets occur within 20 tokens."""
 
 FORMS = {"mode": MODES, "route": ("expanded", "absorbed")}
 """Options of these names choose between ways to the same numbers."""

@@ -48,7 +48,7 @@ def learned_of(module: nn.Module) -> Named:
 
 
 def parameters_of(encoding: nn.Module) -> Named:
-    """The same, by names that no input has."""
+    """Parameters of an encoding, by names that differ from those of inputs."""
     return {f"encoding.{name}": p for name, p in learned_of(encoding).items()}
 
 
@@ -119,7 +119,7 @@ class LayerStack(nn.Module):
         documents: Tensor | None = None,
         caches: Sequence[Any] | None = None,
     ) -> Tensor:
-        """The same, cut at `cuts`, 0 and L among them, with a cache between the chunks."""
+        """Run x in chunks with a cache, cut at `cuts`, which include 0 and L."""
         caches = self.caches() if caches is None else caches
         parts = [
             self(x[:, a:b], positions(a, b), None if documents is None else documents[:, :b], caches)

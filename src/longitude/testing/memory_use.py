@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Memory(NamedTuple):
-    """Bytes on the CPU: of the largest tensor, and the most that was alive at once beyond what was alive before."""
+    """Bytes on the CPU. largest: largest tensor. peak: most additional memory in use at a time."""
 
     largest: int
     peak: int

@@ -1,4 +1,4 @@
-"""The ways to compute one operation, one file or folder each: what it declares, and how it runs."""
+"""Backends of attention, a file or folder each: declaration and implementation."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -67,7 +67,7 @@ class Backend:
 
 
 BACKENDS: dict[str, Backend] = {}
-"""By name; of equal prices "auto" takes the first."""
+"""Backends by name; of equal prices "auto" takes the first."""
 
 
 def register_backend(backend: Backend) -> Backend:

@@ -36,9 +36,9 @@ def biased_bytes(r: Request) -> int:
 
 
 def biased(r: Request) -> tuple[Tensor, Tensor] | None:
-    """Its output and the logsumexp of its scores. None where a query has no key, or may have no finite score.
+    """Output and logsumexp of the scores of a block. None if a query has no key, or may have no finite score.
 
-    Zeros are what torch's function makes of scores that are all -inf, or all NaN.
+    torch's function returns zeros for scores that are all -inf, or all NaN.
     """
     allowed = r.allowed()
     if not allowed.any(-1).all():

@@ -41,7 +41,7 @@ def chunked(r: Request) -> tuple[Tensor, Tensor]:
 
 
 def one_block(block: Request) -> tuple[Tensor, Tensor]:
-    """Its output and logsumexp, the latter empty unless wanted."""
+    """Output and logsumexp of a block of queries; the logsumexp is empty unless requested."""
     if takes(block) and (done := biased(block)) is not None:
         out, lse = done
         return out, lse if block.lse else out.new_empty(0, 0, 0)

@@ -82,8 +82,8 @@ class Call:
 def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs) -> tuple[Tensor, Call]:
     """Tokens that get keys, those of a memory included, and the checked call.
 
-    ValueError for what does not fit, before a cache takes tokens in.
-    mask: of the inputs, with what the layer itself adds.
+    ValueError for invalid arguments, before the cache changes.
+    mask: the mask of the inputs, with the layer's part joined.
     """
     cache, memory, remembered = inputs.cache, inputs.memory, 0
     if memory is not None:

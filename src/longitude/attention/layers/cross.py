@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class CrossAttention(nn.Module):
-    """Attention of one sequence to another: W_o softmax(scale W_q x . W_k s) W_v s.
+    """Cross-attention of a sequence x to a source s: W_o softmax(scale W_q x . W_k s) W_v s.
 
-    The two have no common order, so there is no encoding and no causality: each query attends to every valid token of the source.
+    The two have no common order, so there is no encoding and no causality: queries attend to all valid tokens of the source.
 
     Args:
         dim: width of x and of the output.
@@ -30,8 +30,8 @@ class CrossAttention(nn.Module):
         num_kv_heads: heads of keys and values; None: num_heads.
         kv_dim: width of the source; None: dim.
         bias: whether the projections have biases.
-        dropout: of weights, in training.
-        scale: of scores; None: head_dim^-1/2.
+        dropout: dropout probability of the weights, in training.
+        scale: factor of the scores; None: head_dim^-1/2.
         backend: as in attend.
 
     Raises:

@@ -262,7 +262,7 @@ class LatentAttention(Mixer):
 
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """In the dtype of x; autocast gives norms a narrower one than their weight's, which torch warns of."""
+    """Apply a norm in the dtype of its weight and return the dtype of x: torch warns of narrower inputs, as under autocast."""
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 

@@ -68,7 +68,7 @@ class Tokens(NamedTuple):
 
 
 def first_where(flags: Bool[Tensor, "#B N"], count: int) -> Int[Tensor, "#B count"]:
-    """The places of the first True ones in order, then those of others: as many in every row, as compilers need it."""
+    """Indices of the first True entries in order, then of other entries: a fixed `count` per row, as compilers need."""
     return flags.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
 
 
@@ -81,7 +81,7 @@ def at_tokens(x: Float[Tensor, "B H N D"], at: Int[Tensor, "#B ..."]) -> Float[T
 def summaries(
     rule: Rule, tokens: Tokens, past: int, every: Sequence[Float[Tensor, "B H N D"]], summarise: Sequence[nn.Module]
 ) -> list[Float[Tensor, "B H L D"]]:
-    """At each token from `past` on that ends a block, the summary of the block, zeros elsewhere; of keys and of values."""
+    """Summaries of keys and of values at the tokens from `past` on that end a block; zeros at other tokens."""
     ends = tokens.ends(rule)[:, past:]
     length = ends.shape[1]
     here = first_where(ends, (length - 1) // rule.stride + 1)  # ends are `stride` tokens apart, or more
@@ -197,7 +197,7 @@ class Summary(nn.Module):
         self.down = nn.Parameter(torch.empty(hidden, head_dim))
 
     def reset_parameters(self) -> None:
-        """As Linear layers; no places at first."""
+        """Initialize the matrices as in Linear layers, and the learned positions with zeros."""
         nn.init.zeros_(self.places)
         for matrix in (self.up, self.down):
             nn.init.uniform_(matrix, -(matrix.shape[0] ** -0.5), matrix.shape[0] ** -0.5)

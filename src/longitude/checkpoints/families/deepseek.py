@@ -30,7 +30,7 @@ NAMES = {
     "up_proj": "up",
     "down_proj": "down",
 }
-"""Their name of a module -> ours, where they differ."""
+"""Module names of DeepSeek -> our names, if they differ."""
 
 
 def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
@@ -61,7 +61,7 @@ def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
 
 
 def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
-    """One attention layer of a DeepSeek-V2 or DeepSeek-V3 model as ours, with its encoding.
+    """Convert an attention layer of a DeepSeek-V2 or DeepSeek-V3 model, with its encoding.
 
     Args:
         attention: The layer; the model around it may mix experts.
@@ -92,7 +92,7 @@ def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
 
 
 def config_of(config: PreTrainedConfig) -> LongitudeConfig:
-    """Their config -> ours."""
+    """Convert a DeepSeek config to ours."""
     if config.model_type not in KINDS:
         raise UsageError("from_deepseek", f"a model of type {' or '.join(KINDS)}", repr(config.model_type))
     if config.first_k_dense_replace < config.num_hidden_layers:
@@ -142,6 +142,6 @@ def layout_of(config: PreTrainedConfig) -> str:
 
 
 def renamed(module: nn.Module) -> dict[str, Tensor]:
-    """Its tensors under our names: model.layers.3.self_attn.kv_b_proj.weight is model.layers.3.mixer.kv_up.weight."""
+    """Rename tensors: model.layers.3.self_attn.kv_b_proj.weight becomes model.layers.3.mixer.kv_up.weight."""
     state = module.state_dict()
     return {".".join(NAMES.get(part, part) for part in name.split(".")): tensor for name, tensor in state.items()}

@@ -48,7 +48,7 @@ SILU = ("silu", "swish")
 
 
 def config_of(where: str, config: PreTrainedConfig, plain: Mapping[str, Any]) -> LongitudeConfig:
-    """Their config -> ours; plain: their config.json, each key of which is understood or refused."""
+    """Convert a config to ours. plain: content of config.json; unknown keys raise an error."""
     kind, theirs = config.model_type, config.to_dict()
     own = {
         "mamba": {"intermediate_size"},

@@ -1,4 +1,4 @@
-"""Their names of tensors and keys against ours: renaming by a table, and keys of a config.json that nobody understands."""
+"""Renaming of published tensors and keys by tables, and detection of unknown keys in a config.json."""
 
 from __future__ import annotations
 

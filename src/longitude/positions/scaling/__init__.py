@@ -42,7 +42,7 @@ def rope_frequencies(
         rotary_dim: the first dimensions of a head, which alone rotate; default: all.
         length: tokens, for a scheme that follows a length; None: its declared length, else the original one.
         proportion: p-RoPE: only the int(p rotary_dim) // 2 fastest pairs rotate; the others have frequency 0.
-        device: where the frequencies are made.
+        device: device of the frequencies.
         who: the name that errors begin with.
 
     Returns:

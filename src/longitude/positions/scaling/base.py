@@ -1,4 +1,4 @@
-"""How fast rotary pairs rotate, and what a scheme that changes it is."""
+"""Frequencies of rotary pairs, and the base classes of scaling schemes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Scaling:
 
     name: ClassVar[str] = "none"
     source: ClassVar[str] = ""
-    """Its paper: authors and year with a link."""
+    """Paper of the scheme: authors and year with a link."""
 
     def frequencies(
         self, rotary_dim: int, base: float, length: int | Tensor | None = None, device: torch.device | None = None
@@ -69,7 +69,7 @@ class Scaling:
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """Its name and every option, for JSON."""
+        """Name and all options of the scheme, for JSON."""
         options = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
         return {"name": self.name} | {name: list(v) if isinstance(v, tuple) else v for name, v in options}
 
@@ -97,7 +97,7 @@ def register_scheme(name: str) -> Callable[[Scheme], Scheme]:
     """Decorate a subclass of Scaling: a scheme of lg.Rotary, and with a factor alone, a method of `longitude extend`.
 
     Args:
-        name: of the scheme, in labels, configs and messages.
+        name: name of the scheme in labels, configs and messages.
 
     Returns:
         A decorator that sets the name and returns the class.
@@ -148,7 +148,7 @@ class Follows(Scaling):
         return declared
 
     def canonical(self, length: Any) -> Any:
-        """One number for all lengths of equal tables."""
+        """Map a length to a representative of all lengths with equal tables."""
         raise NotImplementedError
 
     def length_at(self, query: Length, newest: Length) -> Length | None:

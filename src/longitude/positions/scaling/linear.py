@@ -1,4 +1,4 @@
-"""One change for all pairs: positions interpolated, or another base."""
+"""Schemes that change all pairs equally: position interpolation, or another base."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class _Decayed:
 
 
 def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) -> Chunks:
-    """One decay for all channels: it multiplies the scores, exp of the sum of log w over the tokens between (Dao and Gu 2024)."""
+    """Chunks for a decay per head: scores are multiplied by exp of the sum of log w between the tokens (Dao and Gu 2024)."""
     size = q.shape[-2]
     log_w = log_w.squeeze(-1).expand(*log_w.shape[:-2], size)
     # Sums of their own terms alone: a difference of two long sums would keep little of a short one. In place where no
@@ -130,12 +130,12 @@ def before_decay(q: Tensor, reset: Tensor | None) -> Tensor:
 
 
 def by_halves(q: Tensor, k: Tensor, w: Tensor, own: Tensor) -> Chunks:
-    """From single tokens up, two neighbouring blocks become one.
+    """Chunks built by merging adjacent blocks, from single tokens up.
 
         pairs = [[pairs_1, 0], [queries_2 keys_1^T, pairs_2]]
 
-    where queries_2 have decayed since the second block began and keys_1 until the first one ends. own [.., C]: of a token with
-    itself.
+    with queries_2 decayed since the start of the second block and keys_1 until the end of the first. own [.., C]: score of a
+    token with itself.
     """
     size = q.shape[-2]
     blocks = 1 << (size - 1).bit_length()

@@ -51,7 +51,7 @@ def decayed_by_kernel(
     bonus: Float[Tensor, "H K"] | None,
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """As `decayed`, without resets."""
+    """`decayed` without resets, by a kernel."""
     batch, heads, length, _ = v.shape
     q, k = (x.repeat_interleave(heads // x.shape[1], 1).to(v.dtype) for x in (q, k))
     q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
@@ -84,7 +84,7 @@ def delta_by_kernel(
     beta: Float[Tensor, "B H L"],
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """As `gated_delta_rule`, without resets: by Gated DeltaNet's kernel, or by Kimi Delta Attention's for a decay by channel."""
+    """`gated_delta_rule` without resets, by Gated DeltaNet's kernel, or Kimi Delta Attention's for decays by channel."""
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1).to(v.dtype) for x in (q, k))
     q, k, v, beta = (x.transpose(1, 2).contiguous() for x in (q, k, v, beta.float()))
     by_channel = log_decay.shape[-1] > 1
@@ -109,7 +109,7 @@ def rwkv7_by_kernel(
     removed: Float[Tensor, "B H L K"],
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """As `rwkv7` with removed = a kappa, without resets. Chunks of 16 tokens take any decay, by differences of logarithms."""
+    """`rwkv7` with removed = a kappa and without resets, by a kernel. Its chunks of 16 tokens support any decay."""
     chunk_rwkv7 = import_module("fla.ops.rwkv7").chunk_rwkv7
     r, k, v, read, removed = (x.transpose(1, 2).to(v.dtype).contiguous() for x in (r, k, v, -kappa, removed))
     w, first = log_w.transpose(1, 2).float().contiguous(), None if state is None else state.float().contiguous()

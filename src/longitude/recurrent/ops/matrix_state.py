@@ -1,4 +1,4 @@
-"""A matrix state for each head, in three modes: what `decayed` and `delta` share around their formulas."""
+"""Recurrences with a matrix state per head, in three modes: common code of `decayed` and `delta`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Formula(Protocol):
     """Tokens [B, G, R, L, ...] in the order of `run`'s queries, keys, v, log_decay -> outputs [B, G, R, L, V], and the state."""
 
     def steps(self, *tokens: Tensor, reset: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token after the other: the formula itself."""
+        """Run token by token: the formula itself."""
         ...
 
     def chunks(self, size: int, *tokens: Tensor, reset: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole chunks of `size` tokens: all pairs in each, and a state from one to the next."""
+        """Run in whole chunks of `size` tokens: all pairs within a chunk, and a state between chunks."""
         ...
 
 
@@ -104,6 +104,6 @@ def _in_chunks(
 def _parted(
     tokens: Sequence[Tensor], queries: int, keys: int, log_decay: Tensor
 ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor]:
-    """As many queries, as many keys, values, and decays where there are some of each token."""
+    """Split tokens into queries, keys, values and decays; log_decay, if decays are not per token."""
     v, *decays = tokens[queries + keys :]
     return tokens[:queries], tokens[queries : queries + keys], v, decays[0] if decays else log_decay

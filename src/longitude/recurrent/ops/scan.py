@@ -57,7 +57,7 @@ def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
 
 
 class _Loop(torch.autograd.Function):
-    """One multiplication and addition per token, forward and backward, in place: autograd would keep a graph of each."""
+    """Scan with a multiplication and addition per token, forward and backward, in place, without an autograd graph of each."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ def previous(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B 1 C"]]:
-    """The token before each, zeros before the first of a document; and the tail for the next call.
+    """Previous token of each token, zeros at the start of a document; and the tail for the next call.
 
-    tail: what an earlier call returned; None at the beginning. reset: True for tokens that begin a document. valid: False for
-    padding, which is skipped; its own output means nothing.
+    tail: the tail returned by an earlier call; None at the beginning. reset: True for tokens that begin a document. valid:
+        False
+    for padding, which is skipped; its output is undefined.
     """
     row = _Row(x, 2, tail, reset, valid)
     return row.restore(row.shifted(1)), row.tail()
@@ -35,9 +36,9 @@ def causal_conv(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B K-1 C"]]:
-    """out_t = bias + sum_j weight[:, K-1-j] x_{t-j}, j = 0 .. K-1, each channel alone; and the tail for the next call.
+    """Depthwise causal convolution out_t = bias + sum_j weight[:, K-1-j] x_{t-j}, j = 0 .. K-1; and the tail for the next call.
 
-    weight: as nn.Conv1d's, the last column for the token itself. tail, reset, valid: as `previous` has them.
+    weight: as in nn.Conv1d, with the last column for the token itself. tail, reset, valid: as in `previous`.
     """
     if weight.dim() != 2 or weight.shape[0] != x.shape[-1] or weight.shape[1] < 1:
         raise UsageError("weight", f"[{x.shape[-1]}, K] with K of 1 or more", list(weight.shape))
@@ -101,7 +102,7 @@ class _Row:
         return torch.where(same[..., None], tokens, 0)
 
     def restore(self, out: Tensor) -> Tensor:
-        """Back to the order in which the tokens came."""
+        """Restore the original order of tokens."""
         return out if self.order is None else _gather(out, self.order.argsort(1))
 
     def tail(self) -> Tensor:

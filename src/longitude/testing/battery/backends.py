@@ -36,7 +36,7 @@ from longitude.testing.memory_use import memory_of
 from longitude.testing.parts import ENCODING_LAWS
 
 PRECISIONS = {torch.float64: 1e-10, torch.float32: 2e-4}
-"""How near each backend comes to `reference` in float64."""
+"""Largest relative error of a backend against `reference` in float64, by dtype."""
 LENGTHS = ((1, 1), (7, 7), (63, 63), (5, 12))
 
 
@@ -85,7 +85,7 @@ def backends(
 def masks_as_tensors(build: Example, kinds: tuple[str, ...] | None = ("dilated", "chunks that start over")) -> None:
     """A mask and its bool tensor of pairs give equal results, on every backend.
 
-    kinds: of masks; None: all.
+    kinds: kinds of masks; None: all.
     """
     length, tensors = 23, heads_and_tokens(23, 23)
     token = torch.arange(length)
@@ -219,7 +219,7 @@ def _derivatives(case: Call, backend: str, some: Tensor, asked: dict[str, bool],
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 MOST = 2.1
-"""Times the memory, for twice the tokens: what is linear takes at most 2, what is quadratic 4, a mask of bytes too."""
+"""Largest growth of memory for twice the tokens: linear memory grows by at most 2, quadratic memory by 4."""
 
 
 @ENCODING_LAWS.law(threshold=MOST)

@@ -13,7 +13,7 @@ from longitude.testing.memory_use import bytes_held, tensors_held
 from longitude.testing.parts import MIXER_LAWS
 
 MOST = {"O(1)": 1.0, "O(log N)": 2.0, "O(N)": 16.0}
-"""How many times its bytes a cache may take for eight times the tokens; what grows with the tokens reserves memory ahead."""
+"""Largest growth of a cache in bytes for eight times the tokens; caches that grow with the tokens reserve memory ahead."""
 
 
 @MIXER_LAWS.law(name="memory", needs=CACHES)

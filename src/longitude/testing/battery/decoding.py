@@ -99,7 +99,7 @@ def two_documents(length: int) -> Tensor:
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
 DIFFERENCES = 1e-5
-"""How near central differences come to a gradient."""
+"""Largest relative difference between central differences and a gradient."""
 
 
 @shared_law(threshold=1e-10, needs=CACHES)
@@ -217,10 +217,10 @@ GRAD_MODES = {"gradients": torch.enable_grad, "no_grad": torch.no_grad, "inferen
 
 @shared_law(threshold=1e-10, needs=CACHES)
 def grad_modes(build: MixerExample) -> None:
-    """The same under no_grad, inference_mode and train(), where dropout is 0.
+    """Equal results under no_grad, inference_mode and train(), if dropout is 0.
 
-    A cache filled in one is read in another, by one token and by several, with a backward where there are gradients, and
-    continues in the first.
+    A cache filled in one mode is read in another, by one token and by several, with a backward if there are gradients, and
+    continues in the first mode.
     """
     net, x = LayerStack(build), numbers(2, 21, DIM)
     want = net(x, 0).detach()

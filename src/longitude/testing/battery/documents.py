@@ -12,7 +12,7 @@ from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts
 from longitude.testing.parts import MIXER_LAWS, shared_law
 
 NOISE = 50.0
-"""How large the numbers of padding are, compared with those of tokens."""
+"""Scale of the numbers at padding, relative to those of tokens."""
 
 
 @shared_law(threshold=1e-9, needs=CACHES)

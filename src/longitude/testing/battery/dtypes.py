@@ -15,7 +15,7 @@ from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 from longitude.training import parameter_groups
 
 ROUNDED = {torch.bfloat16: 0.01, torch.float16: 0.002}
-"""How far the rounding of weights alone may move an output, relative to its largest number; without weights, by EXACT."""
+"""Largest change of an output by rounding its weights, relative to its largest number; without weights, EXACT."""
 EXACT = 1e-12
 
 

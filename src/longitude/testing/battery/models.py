@@ -258,7 +258,7 @@ def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
         return lambda cache: model(token_ids(batch, 4), cache=cache, **options)
 
     def refused_above(tokens: int) -> Act:
-        """By the last layer, when the first one has taken the tokens in."""
+        """An operation that fails in the last layer, after the first layer has updated its cache."""
 
         def refuse(*_: Any) -> None:
             raise ValueError("refused by a layer above")

@@ -1,4 +1,4 @@
-"""Laws of the module: what its state is, what it shares, and what it gives for extreme inputs."""
+"""Laws of modules: their state, shared tensors, and outputs for extreme inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shared_tables(build: Example) -> None:
 
 
 def _variants(build: Example) -> list[tuple[str, int, dict[str, Any]]]:
-    """Other configurations of the same kind: what differs, seed, options."""
+    """Other configurations of the same class: description of the difference, seed, options."""
     found: list[tuple[str, int, dict[str, Any]]] = [("other parameters", 1, {})]
     tried: list[tuple[str, dict[str, Any]]] = []
     if build.resolved(**OTHER_SHAPES) != build.resolved():

@@ -74,7 +74,7 @@ def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUI
 
 
 def _near(mask: Mask, dependent: Tensor, of_query: bool) -> Tensor:
-    """Which outputs [B, L] it may reach: those that depend on it, and within its document, where it is no padding, all.
+    """Outputs [B, L] that a NaN may reach: those that depend on it, and all of its document unless it is padding.
 
     And all of its sequence where a mask is made of causality or windows: these hide by weights of 0.
     """
@@ -108,7 +108,7 @@ def _require_lost(here: str, lost: Tensor, dependent: Tensor) -> None:
 
 
 def _in_a_parameter(build: Example, tensors: Named) -> None:
-    """Under causality each query may be computed alone, with the keys that it attends to."""
+    """NaN in a parameter; under causality queries are computed separately, with their visible keys."""
     for name in learned_of(build()):
         spoiled = build()
         learned_of(spoiled)[name].view(-1)[-1] = math.nan
@@ -126,9 +126,9 @@ def _in_a_parameter(build: Example, tensors: Named) -> None:
 
 
 def _in_whole_tokens(build: Example, tensors: Named) -> None:
-    """In all that a token brings, also in float32: on every backend its output is not finite, other rows are as without it.
+    """NaN in all tensors of a token, also in float32: on every backend its output is not finite, other rows are unchanged.
 
-    NaN all over any parameter: the loss is not finite.
+    NaN in all of a parameter: the loss is not finite.
     """
     for dtype in (torch.float32, torch.float64):
         encoding = build().to(dtype)
@@ -148,7 +148,7 @@ def _in_whole_tokens(build: Example, tensors: Named) -> None:
 def _in_a_token(
     where: str, forward: Callable[[Named], Tensor], clean: Named, values: tuple[float, ...] = NOT_FINITE
 ) -> None:
-    """In one number of each tensor at a token: its output [B, L, ...] is not finite in any head; another row as without."""
+    """NaN in a number of each tensor at a token: its output [B, L, ...] is not finite in any head; other rows are unchanged."""
     want = forward(clean)
     for value in values:
         bad = {name: x.clone() for name, x in clean.items()}

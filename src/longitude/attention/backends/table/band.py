@@ -1,4 +1,4 @@
-"""Attention in a band with a table of offsets: what it takes, and band.c and decode.c, one pass where there is a compiler."""
+"""Attention in a band with a table of offsets: its inputs, and calls of band.c and decode.c if there is a compiler."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Band(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Those that are allowed."""
+        """Number of diagonals in the band."""
         return self.last - self.first + 1
 
     def mask(self, table: Tensor) -> Tensor:

@@ -132,8 +132,8 @@ NEGLIGIBLE = {torch.float32: 60 * math.log(2), torch.float64: 120 * math.log(2)}
 class Bound:
     """|scale q.k| <= most [H], by Cauchy and Schwarz: scale times the longest q times the longest k.
 
-    safe: e^score is of ordinary size, so rows need not be lowered by their highest score. may_underflow: weights may be
-    denormal numbers, which take many times as long: those of scores below `lowest`, in base 2, change no digit and become 0.
+    safe: e^score cannot overflow, so rows need not be lowered by their highest score. may_underflow: weights may be
+    denormal numbers, which are many times slower. Weights of scores below `lowest`, in base 2, are negligible and become 0.
     coarse_rounding: the rounding of scores may exceed 1.
     """
 

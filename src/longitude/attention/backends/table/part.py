@@ -1,4 +1,4 @@
-"""Attention over some of the keys of a query: what `merge_attention` joins, and its gradients from the result of all."""
+"""Attention over a part of the keys, for `merge_attention`, and its gradients from the merged result."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def walk(k: Tensor, w: Tensor, b: Tensor, chunk: int) -> Iterator[tuple[Tensor, 
 
 
 def to_first_query(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same with n = Lq: keys before the first query are carried to it."""
+    """Carry keys before the first query to it, and drop their reflections: q, k, w, b with n = Lq."""
     rows, tokens, length = q.shape[2], w.shape[2], k.shape[2]
     assert rows <= tokens <= length, (rows, tokens, length)
     q, k, w, b = _wide(q, k, w, b)
@@ -91,7 +91,7 @@ def to_first_query(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int) -> tu
 
 
 def _wide(*xs: Tensor) -> tuple[Tensor, ...]:
-    """In one dtype, float32 or wider."""
+    """Convert tensors to a common dtype, float32 or wider."""
     dtype = reduce(torch.promote_types, (x.dtype for x in xs), torch.float32)
     return tuple(x.to(dtype) for x in xs)
 

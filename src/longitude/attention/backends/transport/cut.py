@@ -1,4 +1,4 @@
-"""Which queries meet which keys in one call, when tokens are taken in blocks."""
+"""Pairs of queries and keys of a call that are computed together, in blocks of tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
     @property
     def past_keys(self) -> slice:
-        """Those keys."""
+        """Keys before the first block that queries attend to."""
         far = self.first if self.high is None else min(self.first, self.high)
         return slice(self.first - far, self.first + min(0, self.visible))
 

@@ -58,7 +58,7 @@ def gap_of(r: Request) -> int:
 
 
 def offsets_of(r: Request) -> Tensor:
-    """From the last key to the first query, up to the last query to the first key."""
+    """Offsets in ascending order: from first query minus last key to last query minus first key."""
     gap = gap_of(r)
     return torch.arange(gap + 1 - r.length, gap + r.rows, device=r.q.device)
 

@@ -109,7 +109,7 @@ def _rates(rates, first, i, real, rows, Q: tl.constexpr, ENDS: tl.constexpr):
 
 @triton.jit
 def _interval(lo, hi, first, rows, Q: tl.constexpr, K: tl.constexpr):
-    """The keys of a block of queries: from which block, up to which key; and from where to where all attend to all."""
+    """Keys of a block of queries: start, aligned to a block, and end; then the range that all queries attend to."""
     newest = tl.minimum(first + Q, rows) - 1
     return tl.load(lo + first) // K * K, tl.load(hi + newest), tl.load(lo + newest), tl.load(hi + first)
 
@@ -192,7 +192,7 @@ def _diagonals(x, Q: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _last(sums):
-    """Those of the last square."""
+    """Sums of the last square."""
     squares: tl.constexpr = sums.shape[0]
     return tl.sum(tl.where(tl.arange(0, squares)[:, None] == squares - 1, sums, 0.0), 0)
 

@@ -212,7 +212,7 @@ class Chunks(NamedTuple):
     high: int
 
     def left_children(self, level: int, device: torch.device) -> Int[Tensor, "chunks m"]:
-        """Those that prefixes of each chunk may use: node 2 j for each j."""
+        """Left children [chunks, m] at a level, node 2 j for each j, that prefixes of each chunk may use."""
         chunk = torch.arange(self.low, self.high, device=device)[:, None]
         if (inside := self.size >> (level + 1)) > 0:
             return chunk * inside + torch.arange(inside, device=device)

@@ -137,7 +137,7 @@ def with_rows(state: State | None, rows: list[int], part: State, batch: int) -> 
 
 
 def grown(state: State, levels: int) -> State:
-    """The same, able to hold blocks of this many levels."""
+    """Pad a state with room for blocks of this many levels."""
     more = levels - state.ends.shape[1]
     names = "block_keys", "block_values", "ends"
     return state._replace(**{name: F.pad(getattr(state, name), (0, 0, 0, more)) for name in names})
@@ -209,9 +209,9 @@ def with_token(
 
 
 def with_block(rule: Rule, state: State, rows: list[int], before: list[int]) -> State:
-    """The state after the oldest token in the window of these rows became a block of one. before: tokens in blocks already.
+    """The state after the oldest window token of these rows became a block of one token. before: tokens already in blocks.
 
-    Adding one to a binary number: as long as a digit is 1, both blocks of its level become one of the next.
+    It increments a binary counter: while a digit is 1, both blocks of its level merge into a block of the next level.
     """
     at, slots = _index(rows, state.keys), _index([a % rule.window for a in before], state.keys)
     dtype = state.block_keys.dtype
