@@ -62,8 +62,8 @@ class Row:
         train_bytes: Of text that they are; with a tokenizer at the mean bytes per token of the training text.
         train_seconds: Of its training, on the machine as busy as it was, so that it never repeats; None where it was interrupted.
         parameters: Numbers that the model has.
-        flops_per_token: Of its training, for each of these tokens, forward and backward; see longitude/study/budget.py for what
-            is counted.
+        flops_per_token: Of its training, for each of these tokens, forward and backward; see longitude/checkpoints/costs.py for
+            what is counted.
 
     Raises:
         ValueError: For a float that is not finite.

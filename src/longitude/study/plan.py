@@ -17,7 +17,6 @@ from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import require_space
 from longitude.runs.store import Store
-from longitude.study.budget import train_steps
 from longitude.study.config import (
     BYTE,
     GENERATED,
@@ -28,6 +27,7 @@ from longitude.study.config import (
     require_numbers,
     with_all,
 )
+from longitude.study.costs import train_steps
 from longitude.study.data import StudyData
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start

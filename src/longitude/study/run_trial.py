@@ -14,13 +14,14 @@ import torch
 import transformers
 
 from longitude.attention.backends import routes
+from longitude.checkpoints.costs import TRAINING
 from longitude.measure import write_rows
 from longitude.report.wording import and_
 from longitude.runs.device import device_of
 from longitude.runs.files import atomic, out_of_space, read_json, write_json
 from longitude.runs.store import Store, Unit
-from longitude.study.budget import BACKWARD, flops_per_token, tokens_read
 from longitude.study.config import StudyConfig
+from longitude.study.costs import flops_per_token, tokens_read
 from longitude.study.data import StudyData
 from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, read_status
 from longitude.study.resume import drop_unfinished
@@ -84,7 +85,7 @@ class TrialRunner:
 
     def _run(self, units: TrialUnits, on_progress: OnShare, note: Note) -> Status:
         trial = units.trial
-        training = BACKWARD * replace(self.config, steps=trial.steps).training_tokens
+        training = TRAINING * replace(self.config, steps=trial.steps).training_tokens
         share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(self.config))
 
         def trained(step: int, loss: float) -> None:
