@@ -103,7 +103,9 @@ def _training(source: Source, length: int, tuning: Tuning) -> Cost:
     return _cost("training", source, length, windows, flops, memory, flops / rate)
 
 
-def _cost(part: str, source: Source, length: int, windows: int, flops: float, memory: Memory, seconds: float) -> Cost:
+def _cost(
+    part: str, source: Source, length: int, windows: int, flops: float, memory: Memory, seconds: float | None
+) -> Cost:
     return Cost(
         model=source.name,
         part=part,

@@ -277,10 +277,11 @@ def keys_of(question: Mapping[str, Any]) -> list[Keys]:
     ]
 
 
-def run_of(store: Store, question: Mapping[str, Any]) -> Run:
-    """What the store holds of a question."""
+def run_of(store: Store, question: Mapping[str, Any], statuses: Mapping[Trial, Status] | None = None) -> Run:
+    """What the store holds of a question; statuses: of its trials, where they are known."""
     every = keys_of(question)
-    statuses = {keys.trial: status_of(store, keys) for keys in every}
+    if statuses is None:
+        statuses = {keys.trial: status_of(store, keys) for keys in every}
     found = choices(statuses)
     study = {**question, "choices": {label: choice.as_json for label, choice in found.items()}}
     counted = store.find("ngrams", question["ngrams"])

@@ -96,20 +96,25 @@ class TrialRunner:
             on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")
 
         try:
-            if (folder := self.store.find(units.training.kind, units.training.key)) is None:
-                with self.making(trial, units.training, note) as folder:
-                    write_json(folder / STATUS, asdict(self.train(trial, folder, trained, note)))
-                folder = self.store.folder(units.training)
-            status = read_status(folder)
+            status, model = self.made(
+                units.training, trial, note, lambda folder: self.train(trial, folder, trained, note)
+            )
             if status.status == "diverged" or self.train_only:
                 return status
-            if (rows := self.store.find(units.measuring.kind, units.measuring.key)) is None:
-                with self.making(trial, units.measuring, note) as rows:
-                    write_json(rows / STATUS, asdict(self.measure(status, trial, folder, rows, measured)))
-                rows = self.store.folder(units.measuring)
-            return read_status(rows)
+            return self.made(
+                units.measuring, trial, note, lambda folder: self.measure(status, trial, model, folder, measured)
+            )[0]
         except FailedError as failed:
             return trial.status("failed", 0, reason=str(failed))
+
+    def made(self, unit: Unit, trial: Trial, note: Note, make: Callable[[Path], Status]) -> tuple[Status, Path]:
+        """What a unit ended with, and its folder; make: into an unfinished folder, where the unit is not finished."""
+        if (finished := self.store.find(unit.kind, unit.key)) is not None:
+            return read_status(finished), finished
+        with self.making(trial, unit, note) as folder:
+            status = make(folder)
+            write_json(folder / STATUS, asdict(status))
+        return status, self.store.folder(unit)
 
     @contextmanager
     def making(self, trial: Trial, unit: Unit, note: Note) -> Iterator[Path]:

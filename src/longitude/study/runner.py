@@ -69,8 +69,8 @@ def study(
         note(_introduction(planned))
         if len(planned.config.seeds) < FEW:
             note(_few_seeds(planned.config.seeds))
-        Trials(planned, store, executor, on_progress, note).run()
-        run = run_of(store, question)
+        statuses = Trials(planned, store, executor, on_progress, note).run()
+        run = run_of(store, question, statuses)
         write_rows(run.rows, planned.run / ROWS)
         return run
 
@@ -110,7 +110,7 @@ class Trials:
         self.done = 0
         self.running: dict[Trial, tuple[float, str]] = {}
 
-    def run(self) -> None:
+    def run(self) -> dict[Trial, Status]:
         """Train every candidate where there are several learning rates, choose, and run what is chosen to its end."""
         every = self.planned.trials
         if self.sweeps:
@@ -124,6 +124,7 @@ class Trials:
                 self.note(_sentence(trial, self.statuses[trial]))
         last = [units for units in every if units.trial in final]
         self.complete(last, lambda status: status.status in ENDED, train_only=False)
+        return self.statuses
 
     def complete(self, part: Sequence[TrialUnits], ended: Callable[[Status], bool], train_only: bool) -> None:
         """Run those that have not ended. What another process runs comes last, and is taken over where that dies."""
