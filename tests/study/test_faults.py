@@ -20,8 +20,8 @@ from longitude.runs import store
 from longitude.study import ngrams, resume, run_trial, runner, train
 from longitude.study.executors import InProcess, Workers
 from longitude.study.results import read_run
-from longitude.study.resume import LossLog
 from longitude.study.tasks import text
+from longitude.study.train import LossLog
 from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run, trial_of, units_in
 
 pytestmark = pytest.mark.usefixtures("numbers")

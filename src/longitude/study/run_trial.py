@@ -24,10 +24,17 @@ from longitude.study.config import StudyConfig
 from longitude.study.costs import flops_per_token, tokens_read
 from longitude.study.data import StudyData
 from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, read_status
-from longitude.study.resume import drop_unfinished
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
-from longitude.study.train import first_model, measurable, remove_checkpoints, save, selection_loss, train
+from longitude.study.train import (
+    drop_unfinished,
+    first_model,
+    measurable,
+    remove_checkpoints,
+    save,
+    selection_loss,
+    train,
+)
 from longitude.study.trial import Status, Trial
 from longitude.study.units import TrialUnits
 
