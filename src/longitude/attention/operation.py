@@ -20,7 +20,7 @@ from longitude.attention.masks import AllOf, Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
-from longitude.attention.request import AllowedPairs, Options, Request, require_heads, transformed, validate
+from longitude.attention.request import AllowedPairs, Options, Request, places, require_heads, transformed, validate
 from longitude.attention.ring import ring
 from longitude.attention.sequence_slice import SequenceSlice, require_sliceable, slice_positions
 from longitude.attention.terms import (
@@ -38,7 +38,7 @@ from longitude.derivatives import in_forward_mode, transforms_active
 from longitude.errors import unknown
 from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
 from longitude.positions.composed import Composed, by_name, compose
-from longitude.positions.coordinates import Positions, places
+from longitude.positions.coordinates import Positions
 
 
 @overload

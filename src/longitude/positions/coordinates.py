@@ -98,7 +98,7 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-# ---- of queries and keys ---------------------------------------------------------------------------------------------
+# ---- parts of a stream ------------------------------------------------------------------------------------------------
 def part_of(positions: Positions, batch: slice | list[int], part: slice) -> Positions:
     """Positions of some rows of the batch and some tokens."""
     if isinstance(positions, int):
@@ -121,37 +121,3 @@ def as_int(positions: Positions) -> Positions:
     first = int(positions.flatten()[0])
     counted = positions == torch.arange(first, first + positions.shape[-1])
     return first if bool(counted.all()) else positions
-
-
-def places(
-    q: Tensor, k: Tensor, q_positions: Positions | None, k_positions: Positions | None, axes: int = 1
-) -> tuple[Positions, Positions]:
-    """Positions of queries and keys, by default those of a stream whose last Lq of Lk tokens are the queries."""
-    batch, rows, keys = q.shape[0], q.shape[2], k.shape[2]
-    if q_positions is not None:
-        q_positions = canonical("q_positions", q_positions, batch, rows, axes)
-    if k_positions is not None:
-        k_positions = canonical("k_positions", k_positions, batch, keys, axes)
-    if q_positions is None and k_positions is None:
-        k_positions = 0 if rows <= keys else rows - keys  # an int for torch.export too, as max() is not
-    if k_positions is None:
-        k_positions = _last_of(q_positions, rows, keys) if rows == keys or isinstance(q_positions, int) else None
-        if k_positions is None:
-            raise ValueError(f"k_positions: expected them, for {rows} queries at {q_positions!r} and {keys} keys")
-    if q_positions is None:
-        q_positions = _last_of(k_positions, keys, rows)
-        if q_positions is None:
-            raise ValueError(f"q_positions: expected them, for {rows} queries and {keys} keys at {k_positions!r}")
-    return q_positions, k_positions
-
-
-def _last_of(positions: Positions | None, count: int, last: int) -> Positions | None:
-    """Positions of the last tokens of a stream, where those of its last `count` are known; None where that does not tell."""
-    if count == last:
-        return positions  # and no symbol of a compiler is added to it
-    first = count - last
-    if isinstance(positions, int):
-        return positions + first if positions + first >= 0 else None
-    if positions is None or first < 0:
-        return None
-    return positions[:, first:] if positions.dim() > 1 else positions[first:]

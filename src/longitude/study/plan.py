@@ -16,7 +16,7 @@ from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import require_space
-from longitude.runs.store import Store
+from longitude.runs.store import Store, Unit
 from longitude.study.config import (
     BYTE,
     GENERATED,
@@ -34,7 +34,7 @@ from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
 from longitude.study.trial import trials_of
-from longitude.study.units import TrialUnits, units_of
+from longitude.study.units import TrialUnits, ngrams_unit, units_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class StudyPlan:
     def trials(self) -> list[TrialUnits]:
         """Every trial with its units, in the order of the study."""
         return [units_of(self.config, trial, self.data.description) for trial in trials_of(self.config, self.steps)]
+
+    @cached_property
+    def ngrams(self) -> Unit:
+        """The n-grams that every model must beat."""
+        return ngrams_unit(self.config, self.data.description)
 
 
 def plan(config: StudyConfig, run: Path) -> StudyPlan:

@@ -24,7 +24,7 @@ from longitude.study.run_trial import Note, TrialRunner, ignore
 from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
 from longitude.study.trial import Status, Trial
-from longitude.study.units import TrialUnits, ngrams_unit, plain
+from longitude.study.units import TrialUnits, plain
 
 ENDED = ("done", "diverged")
 FEW = 3
@@ -88,7 +88,7 @@ def question_for(planned: StudyPlan) -> dict[str, Any]:
         "configuration": asdict(config),
     }
     asked |= {"data": data, "recipe": recipe(config), "train_steps": planned.steps, "trials": trials}
-    return plain(asked | {"ngrams": ngrams_unit(config, data).key})
+    return plain(asked | {"ngrams": planned.ngrams.key})
 
 
 class Trials:
@@ -178,10 +178,9 @@ class Trials:
 
 def _count_ngrams(planned: StudyPlan, store: Store) -> None:
     """Bits per byte of n-grams on held-out text, where the task has any."""
-    unit = ngrams_unit(planned.config, planned.data.description)
-    while not store.holds(unit):
+    while not store.holds(planned.ngrams):
         try:
-            with store.making(unit) as folder:
+            with store.making(planned.ngrams) as folder:
                 found = ngrams_of(planned.config, planned.data)
                 write_json(folder / NGRAMS, {str(order): bits for order, bits in found.items()})
         except BusyError:
