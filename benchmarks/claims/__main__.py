@@ -23,7 +23,7 @@ from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, WRONG_USE, print_j
 from longitude.report.table import show, table as plain_table
 from longitude.runs.progress import Progress
 from longitude.study.config import StudyConfig, option
-from longitude.study.executors import Execution
+from longitude.study.execution import Execution
 
 MANY_MODELS = 2**16  # more than run at once: an executor then names all its workers
 LINES_PER_MODEL = 7  # plain lines of progress where there is no terminal

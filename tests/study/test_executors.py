@@ -17,7 +17,8 @@ import torch
 
 from longitude.study import ray_cluster
 from longitude.study.config import StudyConfig
-from longitude.study.executors import Execution, InProcess, Workers
+from longitude.study.execution import Execution
+from longitude.study.executors import InProcess, Workers
 from longitude.study.ray_cluster import RayCluster
 from longitude.study.run_trial import TrialRunner
 from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, process, run
@@ -113,7 +114,7 @@ def on(device: str, threads: int) -> StudyConfig:
 
 
 def test_as_many_workers_as_the_cores_hold(monkeypatch):
-    monkeypatch.setattr("longitude.study.executors.cores", lambda: 8)
+    monkeypatch.setattr("longitude.study.execution.cores", lambda: 8)
     assert Execution().of(on("cpu", 2), 20) == Workers(4)
     assert Execution().of(on("cpu", 2), 3) == Workers(3)
     assert Execution().of(on("cpu", 16), 3) == Execution(workers=1).of(on("cpu", 1), 3) == InProcess()

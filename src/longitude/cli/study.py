@@ -11,7 +11,7 @@ from longitude.cli.report import show
 from longitude.cli.shared import FAILURES, waiting
 from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
-from longitude.study.executors import Execution
+from longitude.study.execution import Execution
 
 GROUPS = {
     "data": "task data tokenizer train_length split_length positions position_range documents",

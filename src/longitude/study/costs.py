@@ -4,8 +4,6 @@ FLOPs and memory are those of `longitude.checkpoints.costs`. What else a layer d
 which real steps of this machine give; a token that is measured takes a third of one that trains.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -25,9 +23,7 @@ from longitude.study.data import StudyData
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, train
 from longitude.study.trial import Trial
-
-if TYPE_CHECKING:
-    from longitude.study.plan import StudyPlan
+from longitude.study.units import StudyPlan
 
 REFERENCE = "none"
 """The label whose steps are those of the study where labels are matched by compute: attention without an encoding."""

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import require_space
-from longitude.runs.store import Store, Unit
+from longitude.runs.store import Store
 from longitude.study.config import (
     BYTE,
     GENERATED,
@@ -28,40 +27,11 @@ from longitude.study.config import (
     with_all,
 )
 from longitude.study.costs import train_steps
-from longitude.study.data import StudyData
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
-from longitude.study.trial import trials_of
-from longitude.study.units import TrialUnits, ngrams_unit, units_of
-
-
-@dataclass(frozen=True)
-class StudyPlan:
-    """A study that passed every check, with its text read; nothing is written yet.
-
-    Attributes:
-        config: What is asked.
-        data: What models are trained and measured on.
-        run: The run directory.
-        steps: Of the labels that have steps of their own.
-    """
-
-    config: StudyConfig
-    data: StudyData
-    run: Path
-    steps: dict[str, int] = field(default_factory=dict)
-
-    @cached_property
-    def trials(self) -> list[TrialUnits]:
-        """Every trial with its units, in the order of the study."""
-        return [units_of(self.config, trial, self.data.description) for trial in trials_of(self.config, self.steps)]
-
-    @cached_property
-    def ngrams(self) -> Unit:
-        """The n-grams that every model must beat."""
-        return ngrams_unit(self.config, self.data.description)
+from longitude.study.units import StudyPlan
 
 
 def plan(config: StudyConfig, run: Path) -> StudyPlan:

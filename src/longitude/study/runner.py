@@ -17,14 +17,13 @@ from longitude.study import rates
 from longitude.study.config import listed
 from longitude.study.executors import Executor, InProcess
 from longitude.study.ngrams import ngrams_of
-from longitude.study.plan import StudyPlan
 from longitude.study.rates import choices, chosen, is_candidate
 from longitude.study.results import FAILURE, NGRAMS, ROWS, VERB, Run, run_of, status_of
 from longitude.study.run_trial import Note, TrialRunner, ignore
 from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
 from longitude.study.trial import Status, Trial
-from longitude.study.units import TrialUnits, plain
+from longitude.study.units import StudyPlan, TrialUnits, plain
 
 ENDED = ("done", "diverged")
 FEW = 3

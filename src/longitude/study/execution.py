@@ -1,0 +1,65 @@
+"""The options that decide where a study runs. Importing this does not load torch."""
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from longitude.runs.device import cores
+from longitude.study.config import StudyConfig, option
+from longitude.study.executors import Executor, InProcess, Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Where the models of a study are trained and measured; it changes no result.
+
+    Args:
+        workers: Models side by side on this machine, each in a process of its own; by default one for each GPU, or one for
+            as many cores as a model has --threads.
+        executor: local: on this machine. ray: as tasks of Ray, on this machine or a cluster (`pip install 'longitude[ray]'`).
+        ray_address: Of the cluster, HOST:PORT or auto; by default RAY_ADDRESS, or Ray on this machine alone.
+        cpus_per_trial: Cores that Ray reserves for a model; by default its --threads.
+        gpus_per_trial: GPUs that Ray reserves for a model, in fractions too; by default one where --device is cuda.
+    """
+
+    workers: int | None = None
+    executor: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+    cpus_per_trial: float | None = None
+    gpus_per_trial: float | None = None
+
+    def of(self, config: StudyConfig, trials: int) -> Executor:
+        """The executor for this many trials of a study. ValueError for options that do not go together."""
+        device, threads = config.device, config.threads
+        ray_only = ("ray_address", "cpus_per_trial", "gpus_per_trial")
+        foreign = ("workers",) if self.executor == "ray" else ray_only
+        if given := [option(name) for name in foreign if getattr(self, name) is not None]:
+            raise ValueError(f"{given[0]} has no meaning with --executor {self.executor}; leave one of them out")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        for name in ("cpus_per_trial", "gpus_per_trial"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{option(name)} must be 0 or more, got {value}")
+        if self.executor == "ray":
+            from longitude.study.ray_cluster import RayCluster
+
+            cpus = threads if self.cpus_per_trial is None else self.cpus_per_trial
+            gpus = float(device == "cuda") if self.gpus_per_trial is None else self.gpus_per_trial
+            cluster = RayCluster(self.ray_address, cpus, gpus)
+            cluster.check()
+            return cluster
+        gpus_here = _gpus() if device == "cuda" else ()
+        workers = self.workers
+        if workers is None:
+            workers = len(gpus_here) if gpus_here else max(1, cores() // threads) if device == "cpu" else 1
+        workers = min(workers, trials)
+        return Workers(workers, gpus_here) if workers > 1 else InProcess()
+
+
+def _gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(named.split(",") if named else map(str, range(torch.cuda.device_count())))
