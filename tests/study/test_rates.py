@@ -10,7 +10,7 @@ import torch
 from longitude.measure import from_frame, read_rows
 from longitude.runs.store import Store
 from longitude.study import rates, run_trial, runner
-from longitude.study.budget import train_steps
+from longitude.study.costs import train_steps
 from longitude.study.executors import Workers
 from longitude.study.plan import plan
 from longitude.study.rates import Choice, choices, choose, chosen, chosen_rates, edges, recorded, shown

@@ -16,10 +16,9 @@ from longitude.measure import from_frame, losses_by_length, read_rows
 from longitude.study import run_trial, train
 from longitude.study.data import Windows
 from longitude.study.plan import checked
-from longitude.study.resume import LossLog, newest, seal
 from longitude.study.tasks import text
 from longitude.study.tasks.base import of_task, sampler_of
-from longitude.study.train import build_model
+from longitude.study.train import LossLog, build_model, newest, seal
 from tests.study.conftest import REVERSE, SHAPE, TINY, OneTrial, dying
 
 TINY = replace(TINY, steps=20, batch_size=4)  # saves at steps 5, 10, 15, 20

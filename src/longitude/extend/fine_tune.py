@@ -381,7 +381,7 @@ def _newest(folder: Path, model: Any) -> Path | None:
 
 # ---- memory ---------------------------------------------------------------------------------------------------
 def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> None:
-    needed = training_memory(model, config, batch, length, gradient_checkpointing)
+    needed = training_memory(model, config, batch, length, gradient_checkpointing).total
     there = total_memory("cuda" if torch.cuda.is_available() else "cpu")
     smaller = "take shorter windows with --positions skipped, a smaller batch, or --lora"
     require_memory(needed, there, f"fine-tuning {batch} windows of {length} tokens takes", smaller)

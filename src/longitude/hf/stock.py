@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from longitude.attention.request import as_int
 from longitude.errors import UsageError
 from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
-from longitude.positions.coordinates import canonical, explicit
+from longitude.positions.coordinates import as_int, canonical, explicit
 from longitude.positions.hugging_face import RopeConfig, read_ropes
 from longitude.positions.remapped import Remapped
 from longitude.positions.rotary import Rotary

@@ -12,8 +12,7 @@ from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
 from claims.page import charts, page
 from longitude.cli import main as longitude
-from longitude.study.kept import keep
-from longitude.study.results import is_kept, read_run
+from longitude.study.results import is_kept, keep, read_run
 from tests.study.conftest import write_run
 
 LARGE = 400_000

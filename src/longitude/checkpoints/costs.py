@@ -1,19 +1,28 @@
-"""What reading and training a model take: FLOPs from its outline, time from a short run of a few of its layers here."""
+"""What every --plan says: FLOPs from a model's outline, time from a short run of a few of its layers here, memory.
+
+FLOPs are those of matrix products. Of our own models they are those of every Linear layer, and what a mixer says of its own
+(`Mixer.products`): scores and weighted values, or what is added to a matrix or diagonal state and read of it. Not counted are
+norms, gates, decays, convolutions, biases, the scores of cross-attention, and the state of rwkv4, which is a vector; nor does it
+matter how a backend computes it.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from longitude.checkpoints.load import one_line_of
 from longitude.checkpoints.quiet import quiet
+from longitude.models.decoder import LongitudeModel
+from longitude.runs.memory import Memory
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
@@ -24,6 +33,42 @@ LARGEST = 250_000_000
 """Numbers of a model that is run to see how fast this machine is; a larger one has fewer layers, and a smaller vocabulary."""
 WORDS, WIDEST = 8192, 1024
 """That vocabulary, and tokens of the windows that are timed at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a part of a command takes, about. What is unknown or does not apply is None.
+
+    Attributes:
+        model: A folder, a name or a label.
+        part: "training", "measuring", "searching".
+        parameters: Number of parameters of the model.
+        steps: Steps of its training.
+        length: Length of windows and prompts, in tokens.
+        tokens: That are read, at most.
+        flops: Of matrix products.
+        memory: At its height.
+        seconds: On this machine as busy as it is now.
+        h100_seconds: On one H100 in bfloat16 at 40 % of its rate.
+        reason: Why there is no time.
+    """
+
+    model: str
+    part: str
+    parameters: int | None = None
+    steps: int | None = None
+    length: int
+    tokens: int
+    flops: float
+    memory: Memory | None = None
+    seconds: float | None = None
+    h100_seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, with the sum of the memory."""
+        return asdict(self) | {"memory": self.memory and asdict(self.memory) | {"total": self.memory.total}}
 
 
 @dataclass(frozen=True)
@@ -41,8 +86,19 @@ class Flops:
         return self.per_token * length + self.per_pair * length * (length + 1) / 2
 
 
+def products_per_token(model: Any, keys: float) -> float:
+    """Multiply-adds of a token in a model of ours, with a query's `keys` keys on average."""
+    stacks = [module for module in model.modules() if isinstance(module, LongitudeModel)]
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    mixed = sum(mixer.products(keys) for stack in stacks for mixer in stack.mixers)
+    return (linear + mixed) / len(stacks)  # a token of an encoder-decoder is in one of its stacks
+
+
 def forward_flops(outline: Any) -> Flops:
     """Of a model on the meta device, counted while it reads two lengths. ValueError for one that does not run there."""
+    if any(isinstance(module, LongitudeModel) for module in outline.modules()):
+        none, one = (products_per_token(outline, keys) for keys in (0, 1))
+        return Flops(2 * none, 2 * (one - none))
 
     def count(length: int) -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), quiet():
