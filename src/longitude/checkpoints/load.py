@@ -27,9 +27,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import fault_of, require_numbers
+from longitude.checkpoints.reading import fault_of, require_numbers, text_part
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
+from longitude.positions.hugging_face import lost_type
 from longitude.runs.files import read_json
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -587,7 +588,7 @@ def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) ->
         with quiet(), torch.device("meta"):
             return make(config)
     except Exception as error:
-        why = fault_of(config) or one_line_of(error)
+        why = fault_of(config) or lost_type(text_part(config), error) or one_line_of(error)
         raise ValueError(f"{path}: config.json: no model can be built of it ({why})") from error
 
 
