@@ -549,3 +549,9 @@ def test_a_function_that_was_replaced_in_place_is_not_what_transformers_publishe
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", wrong)
     assert "apply_rotary_pos_emb" in (replaced(LlamaForCausalLM) or "")
     assert check(model)["layer_rotations"].status == "broken"
+
+
+def test_keys_that_are_not_one_for_each_token_are_said_in_words():
+    """DeepSeek V4 compresses keys, and transformers has no static cache of its kinds of layers: no raw error is the reason."""
+    found = check(make_families.toy("deepseek_v4"), laws=["layer_rotations", "layer_masks"])
+    assert [(one.status, "Error" in one.reason) for one in found.values()] == [("does not apply", False)] * 2

@@ -36,7 +36,7 @@ from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.runs.distributed import WAIT, is_first_process, processes
-from longitude.runs.files import new_folder, place, require_space
+from longitude.runs.files import COMPLETE, checksums, is_as_sealed, new_folder, place, require_space, write_json
 from longitude.runs.memory import require_memory, total_memory, training_memory
 from longitude.runs.store import key_of
 
@@ -353,6 +353,7 @@ class Keep(TrainerCallback):
             return
         parent = Path(args.output_dir)
         saved, whole = (parent / f"{name}-{state.global_step}" for name in (UNFINISHED, WHOLE))
+        write_json(saved / COMPLETE, checksums(saved))
         place(saved, whole)
         for older in _whole(parent)[:-1]:
             shutil.rmtree(older)
@@ -373,6 +374,10 @@ def _newest(folder: Path, model: Any) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"{UNFINISHED}-*"):
             shutil.rmtree(path)
+        for path in _whole(folder):
+            if not is_as_sealed(path):
+                warnings.warn(f"{path} was damaged after it was saved, and is dropped", stacklevel=2)
+                shutil.rmtree(path)
         moments = sum(p.numel() * 12 for p in model.parameters() if p.requires_grad)
         require_space(folder, 2 * moments, "what a training saves, while the older one is there")
     PartialState().wait_for_everyone()

@@ -19,6 +19,7 @@ from longitude.checkpoints.keys import Ropes, difference, of_full_attention, rop
 from longitude.checkpoints.load import differences, in_one_line, require_shards, shapes_of
 from longitude.checkpoints.positions import Kind, table_of
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import turning_alike
 from longitude.checkpoints.source import Source, require_fit
 from longitude.extend.factors import writable
 from longitude.extend.layers import Layers, NotAsMeant, auto_class
@@ -285,7 +286,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.notes.append(method.note)
     if unread := unread_keys(source.inner, source.config):
         plan.notes.append(f"{unread_words(unread)}. They stay as they are.")
-    plan.notes += layers.notes()
+    plan.notes += [*turning_alike(source.config), *layers.notes()]
     if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
         plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")
     if not names_any(source.inner, BASES):

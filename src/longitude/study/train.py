@@ -26,7 +26,7 @@ from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
-from longitude.runs.files import atomic, flush, write_json
+from longitude.runs.files import COMPLETE, atomic, checksums, flush, is_as_sealed, write_json
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
 from longitude.study.tasks.base import task_of
@@ -58,15 +58,14 @@ MODEL = (
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------
-COMPLETE = "complete.json"
 
 
 def seal(checkpoint: Path) -> None:
-    """Declare a checkpoint complete: all its files are on the disk, and then its mark is."""
+    """Declare a checkpoint complete: all its files are on the disk, and then its mark is, with their checksums."""
     for path in checkpoint.rglob("*"):
         if path.is_file():
             flush(path)
-    write_json(checkpoint / COMPLETE, True)
+    write_json(checkpoint / COMPLETE, checksums(checkpoint))
 
 
 def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
@@ -75,7 +74,9 @@ def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
     for step, checkpoint in sorted(_checkpoints(folder), reverse=True):
         reason = f"losses are logged to step {logged} only" if step > logged else "it was not finished"
         if step <= logged and (checkpoint / COMPLETE).exists():
-            return checkpoint, messages
+            if is_as_sealed(checkpoint):
+                return checkpoint, messages
+            reason = "its files were damaged after it was saved"
         messages.append(f"dropped {checkpoint.name}: {reason}")
         shutil.rmtree(checkpoint)
     return None, messages
