@@ -60,7 +60,11 @@ GIVEN = {
 
 
 @TORCHS
-@pytest.mark.parametrize("encoding", [None, T5, lg.SSMax(4).double()], ids=["none", "t5", "ssmax"])
+@pytest.mark.parametrize(
+    "encoding",
+    [None, T5, lg.TransformerXL(4, 8, 8).double(), lg.SSMax(4).double()],
+    ids=["none", "t5", "transformer_xl", "ssmax"],
+)
 @pytest.mark.parametrize("given", GIVEN)
 def test_a_map_over_masks_and_positions_is_its_rows(given, encoding):
     numbers, options = GIVEN[given]
