@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -42,8 +43,13 @@ def module_of(path: str) -> str:
     return ".".join(Path(path).relative_to("src").with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Modules that a test file reads: by import statements, by strings of code, and by `lg.NAME`."""
+    return frozenset(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -58,11 +64,16 @@ def imported(path: Path) -> Iterator[str]:
         yield f"longitude.{LAZY['longitude'].get(name, name)}"
 
 
+@cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph("longitude", exclude_type_checking_imports=True)
+
+
 def near(files: list[str]) -> list[str]:
     """Arguments of pytest for changed files; none: nothing that a test reads has changed."""
     if any(name in EVERYWHERE for name in files):
         return ["tests"]
-    graph = grimp.build_graph("longitude", exclude_type_checking_imports=True)
+    graph = _graph()
     sources = [name for name in files if name.startswith("src/longitude/") and name.endswith(".py")]
     touched = {module_of(name) for name in sources}
     for module in [each for each in touched if each in graph.modules]:
@@ -71,7 +82,7 @@ def near(files: list[str]) -> list[str]:
     chosen = {*ALWAYS} if sources else set[str]()
     for path in ROOT.glob("tests/**/test_*.py"):
         name = str(path.relative_to(ROOT))
-        if name != LAWS and (name in files or (touched | helpers) & {*imported(path)}):
+        if name != LAWS and (name in files or (touched | helpers) & imported(path)):
             chosen.add(name)
     registered = [
         name for file in sources if (ROOT / file).exists() for name in REGISTERED.findall((ROOT / file).read_text())

@@ -340,8 +340,7 @@ def keep_claims(name: str, run: Path) -> list[Path]:
     from claims.evidence import KEPT
     from claims.protocol import SERIES, differs, preset_of
     from claims.series import list_studies
-    from longitude.study.kept import keep as keep_study
-    from longitude.study.results import read_run
+    from longitude.study.results import keep as keep_study, read_run
 
     one = name.removeprefix(f"{SERIES}/")
     found = {one: run} if one != name else {each: run / each for each in list_studies() if (run / each).is_dir()}

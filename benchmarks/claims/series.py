@@ -156,7 +156,9 @@ def time_of(member: Member, fresh: bool, on_progress: Watch) -> Time:
     seconds, source = _committed(member), "as committed"
     if seconds is None:
         found = costs(planned, on_progress)
-        seconds, source = {cost.label: cost.seconds for cost in found}, "from a few steps here"
+        seconds, source = dict.fromkeys(config.encodings, 0.0), "from a few steps here"
+        for cost in found:
+            seconds[cost.model] += cost.seconds or 0.0
     return Time(member.name, len(waiting), sum(seconds[label] for label in waiting), source)
 
 

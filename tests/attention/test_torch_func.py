@@ -60,7 +60,11 @@ GIVEN = {
 
 
 @TORCHS
-@pytest.mark.parametrize("encoding", [None, T5, lg.SSMax(4).double()], ids=["none", "t5", "ssmax"])
+@pytest.mark.parametrize(
+    "encoding",
+    [None, T5, lg.TransformerXL(4, 8, 8).double(), lg.SSMax(4).double()],
+    ids=["none", "t5", "transformer_xl", "ssmax"],
+)
 @pytest.mark.parametrize("given", GIVEN)
 def test_a_map_over_masks_and_positions_is_its_rows(given, encoding):
     numbers, options = GIVEN[given]
@@ -107,8 +111,15 @@ def test_who_has_no_rule_says_so():
 ROPE_AND_ALIBI = [lg.Rotary(8, "half"), lg.ALiBi(4)]
 
 
-@pytest.mark.parametrize("masked", [lambda seen: lg.Causal(), lambda seen: seen], ids=["causal", "tensor"])
-@pytest.mark.parametrize("encoding", [None, ROPE_AND_ALIBI, "log_n"], ids=["none", "list", "name"])
+@pytest.mark.parametrize(
+    ("encoding", "masked"),
+    [
+        pytest.param(ROPE_AND_ALIBI, lambda seen: seen, id="list-tensor"),
+        pytest.param("log_n", lambda seen: lg.Causal(), id="name-causal"),
+        pytest.param(None, lambda seen: seen, id="none-tensor", marks=pytest.mark.slow),
+        pytest.param(None, lambda seen: lg.Causal(), id="none-causal", marks=pytest.mark.slow),
+    ],
+)
 def test_one_graph_of_free_sizes(encoding, masked):
     """Heads that share keys, a list of encodings, a name, and a mask given as a tensor; lengths, heads and batch are free."""
 

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from longitude.checkpoints.load import require_own_files
+from longitude.checkpoints.load import load, require_own_files
 from tests.extend.conftest import files, saved
+from tests.support import refused
 
 
 @pytest.fixture(scope="module")
@@ -257,3 +258,17 @@ def test_a_full_disk(verb, whole, text, tmp_path, command, full_at):
     left = {path.name for path in (tmp_path / "deep").rglob("*")}
     assert left <= ({"out", ".lock"} if verb == "measure" else set())  # a run, which the same command continues
     assert command(*arguments[verb])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [
+        ("kimi_k2", None), ("llama5", None), ("qwen", None), ("phi4", None), ("deepseek_v5", None), ("hunyuan", None),
+        ("baichuan", None), ("lama", "llama"), ("qwen2_mo", "qwen2_moe"), ("gpt-neox", "gpt_neox"), ("Mistral", "mistral"),
+    ],
+)  # fmt: skip
+def test_another_model_is_no_slip_of_a_known_one(kind, meant, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with refused(repr(kind), got=repr(kind)) as caught:
+        load(str(tmp_path))
+    assert ("trust_remote_code" if meant is None else meant) in caught.value.remedy

@@ -62,7 +62,7 @@ def test_every_query_depends_on_the_keys_that_its_layer_has_in_sight(family):
 SPARSE = {
     "deepseek_v32": "DeepseekV32Attention", "glm_moe_dsa": "GlmMoeDsaAttention", "deepseek_v4": "DeepseekV4Attention",
     "minimax_m3_vl_text": "MiniMaxM3VLAttention", "doge": "DogeAttention", "qwen4_exp_text": "Qwen4ExpTextAttention",
-    "recurrent_gemma": "RecurrentGemmaAttention", "zaya": "ZayaDecoderLayer", "falcon": "FalconDecoderLayer",
+    "zaya": "ZayaDecoderLayer", "falcon": "FalconDecoderLayer",
 }  # fmt: skip
 """Family -> the class that its refusal names."""
 MINIMAX = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 3, "index_n_heads": 2, "index_block_size": 4}

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, GraniteSWAConfig, LlamaConfig, PhimoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GraniteSWAConfig, LlamaConfig, PhimoeConfig
 
 import longitude as lg
 from longitude.checkpoints.config import contradictions, remarks, ropes
 from longitude.checkpoints.keys import of_full_attention
+from longitude.checkpoints.load import built_without_weights
 from longitude.checkpoints.reading import read, text_part
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Linear, YaRN
@@ -17,7 +18,7 @@ from longitude.show import checkpoint
 from tests.checkpoints.published import KIMI_K2, MPT_16, OLMO_3, ORIGINAL, PHI_35_MOE, PUBLISHED, QWEN3_VL
 from tests.support import refused, refused_calls
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 96, "intermediate_size": 64,
     "pad_token_id": 0,
 }  # fmt: skip
@@ -63,9 +64,8 @@ def test_phi_35_moe_has_factors_of_its_own():
 
 def test_factors_that_differ_are_not_understood():
     scheme = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, ORIGINAL: 64, "factor": 2.0}
-    config = PhimoeConfig(
-        **SMALL, num_key_value_heads=4, rope_theta=1e4, rope_scaling={**scheme, "short_mscale": 1.1, "long_mscale": 1.2}
-    )
+    shape = SMALL | {"num_key_value_heads": 4, "rope_theta": 1e4}
+    config = PhimoeConfig(**shape, rope_scaling={**scheme, "short_mscale": 1.1, "long_mscale": 1.2})  # type: ignore[call-arg]
     with pytest.raises(NotUnderstood, match="short_mscale") as error:
         ropes(config)
     assert error.value.keys == ("rope_scaling.short_mscale", "rope_scaling.long_mscale")
@@ -262,3 +262,31 @@ def test_a_class_of_another_family_is_named() -> None:
     ):  # fmt: skip
         found = remarks({"model_type": kind, "architectures": [name]}, LlamaConfig())
         assert any(name in each for each in found) == named, (kind, name)
+
+
+# ---- what is to be known, and what is missing ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 1.0},
+        {"rope_parameters": PLAIN | {"rope_theta": 0.5}},
+        {"rope_scaling": PLAIN | {"rope_theta": 1}},
+    ],
+)
+@pytest.mark.parametrize("kind", ["llama", None])
+def test_a_base_by_which_no_pair_is_slower_is_noted_by_its_key(kind, keys):
+    raw = SMALL | keys | ({} if kind is None else {"model_type": kind})
+    with pytest.warns(UserWarning, match="rope_theta"):
+        lg.from_hugging_face(raw)
+    if kind is not None:
+        assert any("rope_theta" in note for note in remarks(raw, AutoConfig.for_model(**raw)))
+        assert not any("rope_theta" in note for note in remarks(SMALL | keys, AutoConfig.for_model(kind, **SMALL)))
+
+
+def test_a_type_of_layers_without_rope_parameters_is_named():
+    """Cohere Compass has none by default, and its class raises a KeyError of the type alone."""
+    config = AutoConfig.for_model("cohere_compass_text", **SMALL)
+    with refused("rope_parameters", "full_attention"):
+        built_without_weights("here", AutoModelForCausalLM.from_config, config)
+    with refused("rope_parameters", "full_attention"):
+        lg.from_hugging_face(config)

@@ -1,8 +1,10 @@
 """Tiny random checkpoints of many kinds, as transformers saves them, with a tokenizer of bytes; and runs of the verb."""
 
 import json
+from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.utils import logging
 
 from longitude.checkpoints.load import byte_tokenizer
+from longitude.cli import main
 from tests.support import edit_config
 
 LENGTH = 64
@@ -115,6 +118,21 @@ def files(folder: Path) -> dict[str, bytes]:
 def checkpoint(tmp_path_factory):
     """checkpoint(kind) -> its folder, made once."""
     return cache(lambda kind: saved(kind, tmp_path_factory.mktemp("models") / kind))
+
+
+@pytest.fixture(scope="session")
+def longer(checkpoint, tmp_path_factory):
+    """longer(kind, *arguments) -> the folder that `longitude extend` makes of checkpoint(kind), made once and only read."""
+
+    @cache
+    def make(kind: str, *arguments: object) -> Path:
+        out = tmp_path_factory.mktemp("longer") / "out"
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
+            code = main(["extend", *map(str, (checkpoint(kind), *arguments, "--out", out))])
+        assert code == 0, errors.getvalue()
+        return out
+
+    return make
 
 
 @pytest.fixture

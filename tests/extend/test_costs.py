@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from longitude.checkpoints.calibration import H100, forward_flops
+from longitude.checkpoints.costs import H100, forward_flops
 from longitude.checkpoints.source import open_source
 from longitude.extend import costs as module, short_contexts
 from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, sample_within

@@ -59,10 +59,9 @@ class Ours(torch.nn.Module):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text"])
-def test_transformers_rotates_as_we_do(kind, method, checkpoint, write) -> None:
+def test_transformers_rotates_as_we_do(kind, method, checkpoint, longer) -> None:
     """Frequencies, attention factor and logits, at the original length and at the new one."""
-    out, _ = write(checkpoint(kind), *by(method))
-    model, before = loaded(out), loaded(checkpoint(kind))
+    model, before = loaded(longer(kind, *by(method))), loaded(checkpoint(kind))
     ropes = from_hugging_face(before.config)
     scaled = {
         layer: rope if layer == "sliding_attention" else rope._replace(scaling=SCHEMES[method])
@@ -157,9 +156,9 @@ KINDS = ("mistral", "qwen2", "qwen3", "falcon", "cohere", "smollm3")
 
 
 @pytest.mark.parametrize(("kind", "method"), [*product(["llama"], WITHOUT_SEARCH), *product(KINDS, ["yarn"])])
-def test_keys(kind, method, checkpoint, write) -> None:
+def test_keys(kind, method, checkpoint, longer) -> None:
     """max_position_embeddings is the new length, and for dynamic the trained one; both schemas agree; all other keys stay."""
-    out, _ = write(checkpoint(kind), *by(method))
+    out = longer(kind, *by(method))
     before, after = config(checkpoint(kind)), config(out)
     assert loaded(out).config.max_position_embeddings == after["max_position_embeddings"]
     assert after["max_position_embeddings"] == (LENGTH if method == "dynamic" else 4 * LENGTH)
@@ -333,30 +332,29 @@ def test_what_cannot_be_extended(kind, options, words, checkpoint, refused) -> N
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
-def test_never_scaled_twice(method, checkpoint, write, refused) -> None:
+def test_never_scaled_twice(method, longer, write, refused) -> None:
     """Dynamic declares the trained length before and after; the base before ntk and base is lost."""
-    once, _ = write(checkpoint("llama"), *by(method, 2 * LENGTH), out="once")
-    reason = "(dynamic_ntk, from 64 tokens by a factor of 2)" if method == "dynamic" else "extended already"
-    assert reason in refused(once, *by("yarn"))
+    once, further = longer("llama", *by(method)), by("yarn", 8 * LENGTH)
+    reason = "(dynamic_ntk, from 64 tokens by a factor of 4)" if method == "dynamic" else "extended already"
+    assert reason in refused(once, *further)
     if method in ("ntk", "base"):
-        assert "original checkpoint" in refused(once, *by("yarn"), "--original", LENGTH)
+        assert "original checkpoint" in refused(once, *further, "--original", LENGTH)
         return
-    assert f"expected --original {LENGTH}" in refused(once, *by("yarn"), "--original", LENGTH // 2)
-    again, _ = write(once, *by("yarn"), "--original", LENGTH, out="again")
-    direct, _ = write(checkpoint("llama"), *by("yarn"), out="direct")
-    assert config(again) == config(direct)
+    assert f"expected --original {LENGTH}" in refused(once, *further, "--original", LENGTH // 2)
+    again, _ = write(once, *further, "--original", LENGTH)
+    assert config(again) == config(longer("llama", *further))
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "dynamic"])
-def test_extended_by_others(kind, save, checkpoint, write, refused) -> None:
+def test_extended_by_others(kind, save, longer, write, refused) -> None:
     """Their files have it in rope_parameters alone."""
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     rope |= {"original_max_position_embeddings": LENGTH} if kind == "yarn" else {}
     source = save(rope_parameters=rope, max_position_embeddings=LENGTH if kind == "dynamic" else 2 * LENGTH)
     assert f"--original {LENGTH}" in refused(source, *by("ntk"))
     out, _ = write(source, *by("ntk"), "--original", LENGTH)
-    direct, _ = write(checkpoint("llama"), *by("ntk"), out="direct")
-    assert torch.equal(rotary_of(loaded(out)).inv_freq, rotary_of(loaded(direct)).inv_freq)
+    direct = loaded(longer("llama", *by("ntk")))
+    assert torch.equal(rotary_of(loaded(out)).inv_freq, rotary_of(direct).inv_freq)
 
 
 def test_what_transformers_would_rotate_otherwise(save, checkpoint, refused, write) -> None:

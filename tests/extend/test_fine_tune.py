@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from longitude.checkpoints.load import load
-from longitude.extend.fine_tune import RANK, Keep, Windows, _require_memory, _stream, fine_tune
+from longitude.extend.fine_tune import RANK, Keep, Windows, _newest as newest, _require_memory, _stream, fine_tune
 from longitude.extend.units import staged, work_of, working
 from longitude.positions.samplers import sampler
+from longitude.runs.files import COMPLETE, checksums, write_json
 from longitude.runs.store import Unit
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
@@ -389,3 +390,16 @@ def test_processes_that_share_each_window_are_one(options, extended, text, tmp_p
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     for name, tensor in one.items():  # Adam divides small gradients, and their rounding, by their size
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-4)
+
+
+def test_a_saved_training_that_was_damaged_is_dropped(tmp_path) -> None:
+    saved = tmp_path / "step-4"
+    saved.mkdir()
+    torch.save({"moments": torch.arange(100.0)}, saved / "optimizer.pt")
+    write_json(saved / COMPLETE, checksums(saved))
+    assert newest(tmp_path, torch.nn.Linear(2, 2)) == saved
+    damaged = bytearray((saved / "optimizer.pt").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (saved / "optimizer.pt").write_bytes(damaged)
+    with pytest.warns(UserWarning, match="step-4"):
+        assert newest(tmp_path, torch.nn.Linear(2, 2)) is None

@@ -8,8 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, logging
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-import longitude.hf  # noqa: F401  (registers attn_implementation="longitude")
 import make_families
+from longitude.hf import set_positions
+from longitude.hf.stock import KEY
 from tests.support import refused
 
 PADDING_IN_STATES = {"recurrent_gemma"}
@@ -88,3 +89,37 @@ def test_a_family_that_cannot_is_refused_when_it_is_made(family):
         AutoModelForCausalLM.from_config(config, attn_implementation="longitude")
     with refused("attn_implementation='longitude'", REFUSED[family]):
         AutoModelForCausalLM.from_config(config).set_attn_implementation("longitude")
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        *((family, ["DynamicIndexedLayer"]) for family in ("deepseek_v32", "glm_moe_dsa", "axk2")),
+        ("deepseek_v4", ["DeepseekV4Attention"]),
+        *((family, ["rope_parameters"]) for family in ("codegen", "gptj")),
+        ("deepseek_v2", ["DeepseekV2Attention", "kv_lora_rank"]),
+        ("deepseek_v3", ["DeepseekV3Attention", "kv_lora_rank"]),
+    ],
+)
+def test_attention_that_cannot_have_other_positions_is_named(family, words):
+    model = make_families.toy(family)
+    with refused(*words, what="set_positions"):
+        set_positions(model, "alibi")
+    assert getattr(model.config, KEY, None) is None and model(torch.arange(3, 9)[None]).logits.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_family_takes_other_positions_or_is_refused_in_words():
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    found = {}
+    for family in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        if (made := toy(family)) is not None:
+            model = made[0]
+            try:
+                set_positions(model, "alibi")
+                found[family] = model(torch.arange(3, 15)[None]).logits.isfinite().all()
+            except ValueError:
+                found[family] = False
+    assert sum(map(bool, found.values())) > 30

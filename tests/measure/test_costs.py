@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from longitude.checkpoints.calibration import H100
+from longitude.checkpoints.costs import H100
 from longitude.measure import costs as module
 from longitude.measure.config import MeasureConfig
 from longitude.measure.costs import costs

@@ -5,16 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from longitude.measure.retrieval import scoring
+from longitude.measure.retrieval import tasks
 from longitude.statistics import proportions
 
 
 def test_scores_are_the_published_ones():
-    number = scoring.first_number
+    number = tasks.first_number
     assert [number(output, ["12345"]) for output in (" 12345.", "12345 67", "is 12345", "012345")] == [1] * 4
     assert [number(output, ["12345"]) for output in ("", " 1234", " 123456", "7 12345", "12,345", "none")] == [0] * 6
-    assert scoring.match_all("ABC, def and 12", ["abc", "DEF", "ghi", "12"]) == 0.75
-    assert scoring.match_all("xabcx", ["abc"]) == 1 and scoring.match_all("a b c", ["abc"]) == 0
+    assert tasks.match_all("ABC, def and 12", ["abc", "DEF", "ghi", "12"]) == 0.75
+    assert tasks.match_all("xabcx", ["abc"]) == 1 and tasks.match_all("a b c", ["abc"]) == 0
 
 
 def test_intervals_are_wilsons():

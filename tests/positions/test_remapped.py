@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.labels import parse_label
 from longitude.positions.base import RowBias
 from longitude.show.rotations import scores
 from longitude.show.shape import Shape
@@ -306,8 +305,3 @@ def test_its_scores_are_drawn():
     for offsets, cosine in drawing.lines.values():
         close(torch.from_numpy(cosine[offsets >= 8] - cosine[-1]).abs().max().item(), 0.0, 1e-12)
         assert abs(cosine[0] - cosine[-1]) > 1e-3
-
-
-def test_label():
-    """Of a study."""
-    assert parse_label("self_extend:window=8,group=4").encodings == [{"name": "self_extend", "window": 8, "group": 4}]

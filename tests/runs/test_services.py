@@ -47,7 +47,7 @@ def test_memory_of_a_model_is_at_least_its_numbers():
     assert need.total > need.weights + need.cache and "GB (weights" in str(need)
     whole = memory.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=4096, logits=10**9)
     assert whole.cache == 0 and whole.layer > need.layer
-    steps = [memory.training_memory(model, model.config, 2, 1024, saving) for saving in (True, False)]
+    steps = [memory.training_memory(model, model.config, 2, 1024, saving).total for saving in (True, False)]
     assert 16 * weights < steps[0] < steps[1]
 
 

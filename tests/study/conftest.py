@@ -20,13 +20,13 @@ from longitude.runs.store import Store, Unit
 from longitude.study import analysis, runner
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
-from longitude.study.plan import StudyPlan, plan
+from longitude.study.plan import plan
 from longitude.study.report import summary_lines, table
 from longitude.study.results import FIRST, LAST, Run, keys_of, question_of, read_run, status_of
 from longitude.study.run_trial import TrialRunner
 from longitude.study.tasks.base import of_task
 from longitude.study.trial import Status, Trial
-from longitude.study.units import TrialUnits, ngrams_unit, units_of
+from longitude.study.units import StudyPlan, TrialUnits, ngrams_unit, units_of
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
 WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "layers": 4, "hidden": 128}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from longitude.study.budget import flops_per_token, on_meta, train_steps
-from longitude.study.costs import Cost, costs, wall_seconds
+from longitude.checkpoints.costs import Cost
+from longitude.study.costs import costs, flops_per_token, on_meta, train_steps, wall_seconds
 from longitude.study.plan import plan
 from longitude.study.train import build_model
 from tests.study.conftest import TINY, run
@@ -74,7 +74,8 @@ def test_labels_matched_by_compute_cost_what_plain_attention_costs_whatever_else
 
 
 def test_trials_side_by_side():
-    each = [Cost("a", 1, 1, 1, 1, 1, 3, 1), Cost("b", 1, 1, 1, 1, 1, 1, 1)]
+    seconds = [("training", 3), ("measuring", 1), ("training", 1), ("measuring", 1)]
+    each = [Cost(model="", part=part, length=1, tokens=1, flops=1, seconds=took) for part, took in seconds]
     assert wall_seconds(each, seeds=2, workers=1) == 12
     assert wall_seconds(each, seeds=2, workers=2) == 6
     assert wall_seconds(each, seeds=2, workers=1, rates=3) == 2 * (3 * 4 + 2)
@@ -84,12 +85,12 @@ def test_trials_side_by_side():
 @pytest.mark.slow
 def test_a_plan_counts_the_parameters_of_the_run_and_writes_nothing(tmp_path):
     config = replace(TINY, encodings=("rope",), steps=200, hidden=64, batch_size=8, methods=("non-overlapping",))
-    [cost] = costs(plan(config, Path(tmp_path / "none")))
+    cost, _ = costs(plan(config, Path(tmp_path / "none")))
     outcome, _ = run(config, tmp_path / "run")
     [status] = outcome.trials
     assert cost.parameters == status.parameters
     assert status.training_seconds is not None
-    print(f"training {cost.training_seconds / status.training_seconds:.2f}")
+    print(f"training {cost.seconds / status.training_seconds:.2f}")
     assert not (tmp_path / "none").exists()
 
 
@@ -97,6 +98,6 @@ def test_a_search_is_not_run_to_plan_it(tmp_path, monkeypatch):
     """Its tokens take what those of a training step take without the backward pass."""
     monkeypatch.setattr("longitude.study.tasks.text.searched", lambda *_: 1 / 0)
     found = costs(plan(replace(TINY, encodings=("rope",), methods=("non-overlapping", "longrope")), tmp_path))
-    searched = found[0].measuring_seconds
+    training, searched = (cost.seconds for cost in found)
     tokens = 2 * 64 * 8192 / 3
-    assert searched > tokens * found[0].training_seconds / (TINY.steps * TINY.batch_size * TINY.train_length)
+    assert searched > tokens * training / (TINY.steps * TINY.batch_size * TINY.train_length)

@@ -10,7 +10,7 @@ import torch
 from longitude.measure import from_frame, read_rows
 from longitude.runs.store import Store
 from longitude.study import rates, run_trial, runner
-from longitude.study.budget import train_steps
+from longitude.study.costs import train_steps
 from longitude.study.executors import Workers
 from longitude.study.plan import plan
 from longitude.study.rates import Choice, choices, choose, chosen, chosen_rates, edges, recorded, shown
@@ -141,9 +141,18 @@ def test_a_sweep_trains_every_candidate_and_measures_the_chosen(tmp_path):
     assert [note for note in notes if note.startswith("learning rates, by the loss")]
 
 
-def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(tmp_path, monkeypatch):
-    assert run(TINY, tmp_path / "grown")[0].complete
-    first = {units.trial for units in plan(TINY, tmp_path / "grown").trials}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        assert run(SWEEP, path)[0].complete
+    return path
+
+
+def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(whole, tmp_path, monkeypatch):
+    assert run(TINY, tmp_path)[0].complete
+    first = {units.trial for units in plan(TINY, tmp_path).trials}
     plain, trained = run_trial.train, []
 
     def spied(model, config, trial, *rest):
@@ -151,10 +160,9 @@ def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(
         return plain(model, config, trial, *rest)
 
     monkeypatch.setattr(run_trial, "train", spied)
-    assert run(SWEEP, tmp_path / "grown")[0].complete
+    assert run(SWEEP, tmp_path)[0].complete
     assert len(trained) == 2 and not first & {*trained}
-    assert run(SWEEP, tmp_path / "whole")[0].complete
-    assert_same_runs(tmp_path / "grown", tmp_path / "whole")
+    assert_same_runs(tmp_path, whole)
 
 
 @pytest.fixture
@@ -232,15 +240,6 @@ def test_a_failed_candidate_is_tried_again_before_anything_is_chosen(tmp_path, m
 
 def die() -> None:
     raise KeyboardInterrupt
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    path = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
-        assert run(SWEEP, path)[0].complete
-    return path
 
 
 @pytest.mark.one_in(5)

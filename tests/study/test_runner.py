@@ -156,7 +156,7 @@ def test_killed_twenty_times_at_random_the_rows_are_the_same(tmp_path):
 @pytest.mark.timeout(1200)
 def test_killed_with_kill_9_repeatedly_the_rows_are_the_same(tmp_path):
     kills = [
-        "import longitude.study.resume as c; killed_at(c.LossLog, 'append', 8)\n",  # in mid-training
+        "import longitude.study.train as c; killed_at(c.LossLog, 'append', 8)\n",  # in mid-training
         "import torch; killed_at(torch, 'save', 2)\n",  # in mid-save
         "killed_at(os, 'fsync', 22)\n",  # while the files of a save go to the disk
         "import longitude.study.run_trial as c; killed_at(c, 'write_rows', 1)\n",  # before rows

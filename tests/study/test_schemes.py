@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from longitude.extend.learned_table import stretched
+from longitude.extend.plan import stretched
 from longitude.measure import losses_by_length, read_rows
 from longitude.positions.absolute import Sinusoidal
 from longitude.study import schemes, tasks

@@ -14,9 +14,8 @@ from longitude.models import LongitudeForCausalLM
 from longitude.runs.store import Store
 from longitude.study.plan import plan
 from longitude.study.results import read_run
-from longitude.study.resume import LossLog
 from longitude.study.schemes import extended
-from longitude.study.train import build_model, first_model
+from longitude.study.train import LossLog, build_model, first_model
 from tests.study.conftest import NUMBERS, TINY, OneTrial, dying, run, trial_of, units_in
 
 YARN = "rope:scaling=yarn,factor=3,original_max_length=16"

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import longitude.models  # noqa: F401  the Auto classes know the model
@@ -16,10 +17,9 @@ from longitude.measure import from_frame, losses_by_length, read_rows
 from longitude.study import run_trial, train
 from longitude.study.data import Windows
 from longitude.study.plan import checked
-from longitude.study.resume import LossLog, newest, seal
 from longitude.study.tasks import text
 from longitude.study.tasks.base import of_task, sampler_of
-from longitude.study.train import build_model
+from longitude.study.train import LossLog, build_model, newest, seal
 from tests.study.conftest import REVERSE, SHAPE, TINY, OneTrial, dying
 
 TINY = replace(TINY, steps=20, batch_size=4)  # saves at steps 5, 10, 15, 20
@@ -218,6 +218,23 @@ def test_a_checkpoint_is_whole_or_refused(tmp_path):
     assert newest(tmp_path, logged=9)[0] == tmp_path / "checkpoint-5"  # its losses are not all there
     (tmp_path / "checkpoint-5" / "complete.json").unlink()
     assert newest(tmp_path, logged=20)[0] is None and not (tmp_path / "checkpoint-5").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "complete.json"])
+def test_a_byte_that_changed_after_a_checkpoint_was_saved_is_noticed(file, tmp_path):
+    """The loaders of torch and safetensors take it: most flipped bytes are another number."""
+    for step in (5, 10):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        save_file({"weight": torch.arange(100.0)}, folder / "model.safetensors")
+        torch.save({"moments": torch.arange(100.0)}, folder / "optimizer.pt")
+        seal(folder)
+    assert newest(tmp_path, logged=20) == (tmp_path / "checkpoint-10", [])
+    damaged = bytearray((tmp_path / "checkpoint-10" / file).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "checkpoint-10" / file).write_bytes(damaged)
+    found, [message] = newest(tmp_path, logged=20)
+    assert found == tmp_path / "checkpoint-5" and "checkpoint-10" in message
 
 
 def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):

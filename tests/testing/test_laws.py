@@ -127,6 +127,7 @@ SHORT = {
         "gradients": [{"lengths": (7,)}],
         "causality": [{"lengths": (13,)}],
         "memory": [{"length": 512}],
+        "nan_in_documents": [{"paddings": ("behind",)}],
         "backends": [
             {"lengths": ((1, 1), (5, 12)), "kinds": ("documents by row",)},
             {"lengths": ((5, 9),), "kinds": QUICK_MASKS},
@@ -205,6 +206,7 @@ def test_laws_of_encodings_at_all_lengths_under_all_masks(name: str) -> None:
         "chunks": [{"lengths": (63,)}],
         "padding": [{}],
         "packed_documents": [{}],
+        "nan_in_documents": [{}],
     }
     for law, every in (WIDE | own).items():
         for options in every:

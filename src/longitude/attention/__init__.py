@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from longitude.attention.backends.base import Backend as Backend, register_backend as register_backend
     from longitude.attention.cache import LongitudeCacheLayer as LongitudeCacheLayer
     from longitude.attention.grouped_heads import pool_heads as pool_heads
-    from longitude.attention.layers.chunks import ChunkAttention as ChunkAttention
     from longitude.attention.layers.cross import CrossAttention as CrossAttention
     from longitude.attention.layers.hierarchical import (
         HierarchicalAttention as HierarchicalAttention,
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from longitude.attention.layers.latent import LatentAttention as LatentAttention
     from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
     from longitude.attention.layers.sparse import NativeSparseAttention as NativeSparseAttention
-    from longitude.attention.layers.window import WindowAttention as WindowAttention
+    from longitude.attention.layers.window import ChunkAttention as ChunkAttention, WindowAttention as WindowAttention
     from longitude.attention.merge import merge_attention as merge_attention
     from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
 
@@ -29,12 +28,11 @@ __getattr__, __all__ = loaded_on_use(
         "grouped_heads": "pool_heads",
         "merge": "merge_attention",
         "sequence_slice": "SequenceSlice",
-        "layers.chunks": "ChunkAttention",
         "layers.cross": "CrossAttention",
         "layers.hierarchical": "HierarchicalAttention hierarchical_attention",
         "layers.latent": "LatentAttention",
         "layers.longformer": "LongformerAttention",
         "layers.sparse": "NativeSparseAttention",
-        "layers.window": "WindowAttention",
+        "layers.window": "ChunkAttention WindowAttention",
     },
 )

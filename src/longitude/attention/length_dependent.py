@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from longitude.attention.regions import RegionCut, cut_by_region
-from longitude.attention.request import Request, part_of, transformed
+from longitude.attention.request import Request, transformed
 from longitude.derivatives import readable, recomputed
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, explicit
+from longitude.positions.coordinates import Positions, explicit, part_of
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,7 @@ from longitude.attention.masks import AllOf, Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
-from longitude.attention.request import (
-    AllowedPairs,
-    Options,
-    Request,
-    places,
-    require_heads,
-    transformed,
-    validate,
-)
+from longitude.attention.request import AllowedPairs, Options, Request, places, require_heads, transformed, validate
 from longitude.attention.ring import ring
 from longitude.attention.sequence_slice import SequenceSlice, require_sliceable, slice_positions
 from longitude.attention.terms import (

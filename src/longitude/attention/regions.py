@@ -13,13 +13,13 @@ from torch import Tensor
 from longitude.attention.masks import AllOf, Mask
 from longitude.attention.merge import merge_attention, with_logit
 from longitude.attention.patterns import Ago
-from longitude.attention.request import Request, as_int, part_of, transformed
+from longitude.attention.request import Request, transformed
 from longitude.attention.spans import assembled, pieces
 from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError
 from longitude.positions.base import Region, RowBias, Transport
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, explicit
+from longitude.positions.coordinates import Positions, as_int, explicit, part_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from longitude.derivatives import readable
 from longitude.errors import UsageError
 from longitude.positions.base import Columns, Drift, Encoding, Region, Term, Transport
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, canonical, explicit
+from longitude.positions.coordinates import Positions, canonical, explicit, part_of
 
 
 class Options(TypedDict, total=False):
@@ -305,30 +305,6 @@ def transformed(
         k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype)
         q, k = encoding.queries(r.q, q_tables), encoding.keys(r.k, k_tables)
     return replace(r, q=q, k=k)
-
-
-def part_of(positions: Positions, batch: slice | list[int], part: slice) -> Positions:
-    """Positions of some rows of the batch and some tokens."""
-    if isinstance(positions, int):
-        return positions + part.start
-    if positions.dim() == 1:
-        return positions[part]
-    return (positions if positions.shape[0] == 1 else positions[batch])[:, part]
-
-
-def following(first: Tensor, length: int) -> Tensor:
-    """Positions of `length` tokens from `first` on: [1] -> [L], [B, 1] -> [B, L], [B, 1, 1] -> [B, L, 1]."""
-    step = torch.arange(length, device=first.device)
-    return first + (step[:, None] if first.dim() == 3 else step)
-
-
-def as_int(positions: Positions) -> Positions:
-    """The int that positions [L] or [B, L] count up from in every row, where reading them is free; else themselves."""
-    if isinstance(positions, int) or positions.dim() > 2 or not positions.is_cpu or not readable(positions):
-        return positions
-    first = int(positions.flatten()[0])
-    counted = positions == torch.arange(first, first + positions.shape[-1])
-    return first if bool(counted.all()) else positions
 
 
 def places(

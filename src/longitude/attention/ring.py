@@ -15,10 +15,11 @@ from longitude.attention.backends.base import BACKENDS, Backend, refuses
 from longitude.attention.masks import Mask
 from longitude.attention.merge import merge_attention
 from longitude.attention.not_finite import nan_where_attended
-from longitude.attention.request import Request, part_of
+from longitude.attention.request import Request
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.errors import UsageError
 from longitude.positions.base import OffsetBias, OffsetVectors, PairBias
+from longitude.positions.coordinates import part_of
 
 
 def ring(name: str) -> Backend:

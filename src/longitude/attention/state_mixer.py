@@ -11,11 +11,10 @@ from torch import Tensor
 from longitude.attention.documents import begins_of, require_number_per_token, require_tokens
 from longitude.attention.masks import Causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
-from longitude.attention.request import following
 from longitude.derivatives import readable
 from longitude.errors import UsageError
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import Positions, canonical, explicit
+from longitude.positions.coordinates import Positions, canonical, explicit, following
 
 if TYPE_CHECKING:
     from longitude.attention.state_cache import StateLayer

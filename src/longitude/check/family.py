@@ -59,7 +59,8 @@ def by_its_class(test: Test) -> Test:
         except Exception as error:
             if from_outside(error, test, subject) is not None:
                 raise
-            found, reason = error, f"{type(error).__name__}: {one_line(error)[:200]}"
+            raw = f"{type(error).__name__}: {one_line(error)[:200]}"
+            found, reason = error, f"what this law asks of it fails ({raw})"
         return judged(test, subject, found, reason)
 
     return tried

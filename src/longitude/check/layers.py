@@ -5,6 +5,7 @@ Other laws compare a model with itself, and one that is wrong in the same way ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 from warnings import catch_warnings
@@ -157,6 +158,11 @@ def layer_rotations(subject: Subject) -> Measurement:
     """
     subject.require("position_ids", "rows cannot have positions of their own")
     found = Rotations(subject)
+    tokens = found.tokens.shape[1]
+    for index, one in found.after.items():
+        if (keys := one.key.shape[2]) != tokens:
+            cause = f"attention of layer {index} gets {keys} keys for {tokens} tokens, and its config is read as one for each"
+            return Measurement(math.inf, subject.threshold, cause=cause)
     errors = {layout: found.errors(layout) for layout in found.layers}
     far = {
         layout: [at for at, error in each.items() if not error <= subject.threshold] for layout, each in errors.items()
@@ -248,7 +254,7 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
                             index, f"behind {name} query {start + row} attends to {got[row]} keys, expected {want[row]}"
                         )
                 start += part.shape[1]
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             notes.append(f"it does not take {name} ({type(error).__name__})")
     return wrong, notes
 

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
 
 import torch
+import transformers
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import safe_open
 from torch import nn
@@ -27,9 +29,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import fault_of, require_numbers
-from longitude.errors import unknown
+from longitude.checkpoints.reading import fault_of, require_numbers, text_part
+from longitude.errors import UsageError, unknown
 from longitude.hf.stock import KEY, class_of
+from longitude.positions.hugging_face import lost_type
 from longitude.runs.files import read_json
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -430,12 +433,26 @@ def _require_configuration(file: Path) -> dict[str, Any]:
                 f"{file.parent}: its model ({plain['model_type']}) is code that comes with the checkpoint, and such code is "
                 f"never run; take a checkpoint of an architecture that transformers has"
             )
-        raise unknown("model_type", plain["model_type"], list(CONFIG_MAPPING.keys()), f"It is in {file}.")
+        raise _unknown_type(file, plain["model_type"])
     try:
         require_numbers(plain)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return plain
+
+
+def _unknown_type(file: Path, kind: str) -> UsageError:
+    """The nearest model_type is offered where the numbers in it are the same: with others it is another model."""
+
+    def numbers(name: str) -> list[str]:
+        return re.findall(r"\d+", name)
+
+    name = kind.lower().replace("-", "_")
+    alike = [known for known in CONFIG_MAPPING.keys() if numbers(known) == numbers(name)]  # noqa: SIM118  it is lazy
+    near = get_close_matches(name, [known for known in alike if known.count("_") == name.count("_")], 1, 0.8)
+    newer = "if a newer one has it, upgrade; code that comes with a checkpoint (trust_remote_code) is never run"
+    remedy = f"did you mean {near[0]!r}?" if near else newer
+    return UsageError(str(file), f"a model_type that transformers {transformers.__version__} has", repr(kind), remedy)
 
 
 def depth_of(value: Any) -> int:
@@ -586,7 +603,7 @@ def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) ->
         with quiet(), torch.device("meta"):
             return make(config)
     except Exception as error:
-        why = fault_of(config) or one_line_of(error)
+        why = fault_of(config) or lost_type(text_part(config), error) or one_line_of(error)
         raise ValueError(f"{path}: config.json: no model can be built of it ({why})") from error
 
 

@@ -36,6 +36,8 @@ from longitude.positions.hugging_face import (
 )
 from longitude.positions.scaling.base import Follow
 
+ALL_BASES = (*BASES, *LOCAL_BASES)
+
 
 def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None) -> Reading:
     """Read the positions of a config, confirmed by its class if transformers has one. ValueError: see from_hugging_face."""
@@ -45,7 +47,8 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     if theirs is None:
         kind = as_mapping(written).get("model_type")
         alone = f"not understood: model_type {kind!r}, of which no class is here: its keys are read as if all layers rotated"
-        return Reading(read_ropes(written, follow, max_length), notes=[] if kind is None else [alone])
+        notes = [*([] if kind is None else [alone]), *turning_alike(written)]
+        return Reading(read_ropes(written, follow, max_length), notes=notes)
     from longitude.checkpoints.trace import traced
 
     keys = as_mapping(theirs)
@@ -72,7 +75,24 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     if isinstance(config, Mapping):
         own = read_ropes(with_own_base(as_mapping(written), theirs, declared), follow, max_length)
         require_kept(own, declared)
-    return Agreement(theirs, keys, declared, seen).reading(attends)
+    found = Agreement(theirs, keys, declared, seen).reading(attends)
+    return found._replace(notes=[*found.notes, *turning_alike(keys)])
+
+
+def turning_alike(config: Mapping[str, Any] | Any) -> list[str]:
+    """A note for each base of 1 or less: at 1 all pairs turn by one radian a token, below it the later ones turn faster."""
+    keys = as_mapping(text_part(config))
+    found = [
+        (key, where[key])
+        for where in (keys, *(one for _, one in rope_dicts(keys)))
+        for key in ALL_BASES
+        if key in where
+    ]
+    return [
+        f"{key} = {base:g}: {'all pairs turn by the same angle' if base == 1 else 'later pairs turn faster than the first'}"
+        for key, base in dict.fromkeys(found)
+        if type(base) in (int, float) and base <= 1
+    ]
 
 
 def class_of(config: Mapping[str, Any] | Any) -> Any:
@@ -160,7 +180,7 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
         if isinstance(given := raw.get(key), list) and given and type(layers) is int and len(given) < layers:
             raise UsageError("config", f"{key} to have one entry for each of {layers} layers", len(given))
     for where in (raw, *(one for _, one in rope_dicts(raw))):
-        check_positive("config", **{key: where[key] for key in (*BASES, *LOCAL_BASES) if where.get(key) is not None})
+        check_positive("config", **{key: where[key] for key in ALL_BASES if where.get(key) is not None})
     if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:
         check_positive("attn_config", alibi_bias_max=inner["alibi_bias_max"])
 

@@ -31,7 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from longitude.checkpoints.positions import is_rotary
 from longitude.checkpoints.quiet import quiet
-from longitude.positions.hugging_face import NotUnderstood
+from longitude.positions.hugging_face import NotUnderstood, lost_type
 from longitude.positions.layers import LayerPositions
 
 NAME = "longitude_trace"
@@ -467,7 +467,7 @@ def _traced(written: Written, tokens: int) -> list[Layer] | NotUnderstood:
     except NotUnderstood as error:
         return error
     except Exception as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = lost_type(config, error) or " ".join(str(error).split())[:160] or type(error).__name__
         return NotUnderstood(
             f"the class of model_type {config.model_type!r} cannot be tried without weights ({reason})", ["model_type"]
         )

@@ -181,10 +181,18 @@ def _options(verb: Callable[..., int], defaults: Mapping[str, Any]) -> dict[str,
     return found
 
 
+@cache  # reading the source of a class takes 10 ms, and each of its options asks
+def _documented(holder: Any) -> dict[str, str]:
+    """What the docstring of a function or dataclass says of each argument."""
+    return {
+        each.arg_name: " ".join((each.description or "").split())
+        for each in docstring_parser.parse_from_object(holder).params
+    }
+
+
 def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
     """The annotation of an argument with the help of its holder's docstring; None, False and () are no defaults to show."""
-    texts = {each.arg_name: each.description or "" for each in docstring_parser.parse_from_object(holder).params}
-    shown: dict[str, Any] = {"help": " ".join(texts.get(name, "").split())}
+    shown: dict[str, Any] = {"help": _documented(holder).get(name, "")}
     if default in (None, False, (), "", Parameter.empty):
         shown["help_behavior_hint"] = ""
     given = [each for each in getattr(kind, "__metadata__", ()) if each is not tyro.conf.Positional]

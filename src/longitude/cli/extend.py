@@ -1,6 +1,6 @@
 """`longitude extend`."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -208,11 +208,9 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
 
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     """What the extension would take."""
-    from longitude.checkpoints.calibration import PROTOCOL
-    from longitude.cli.shared import duration
+    from longitude.cli.shared import print_costs
     from longitude.extend.costs import Tuning, costs
     from longitude.extend.plan import Target
-    from longitude.report.table import show as display, table
     from longitude.runs.progress import Progress
 
     target = tuning = None
@@ -225,16 +223,7 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     minutes = None if config.no_measure else config.cost_minutes
     with Progress() as bar:
         found = costs(model, target, tuning, config.budget, minutes, bar.note)
-    if json:
-        print_json([asdict(cost) for cost in found])
-        return DONE
-    shown = table("part", "tokens", "FLOPs", "GB", "here", "one H100")
-    for cost in found:
-        numbers = [f"{cost.tokens:,}", f"{cost.flops:.2e}", f"{cost.memory / 1e9:.1f}"]
-        shown.add_row(cost.part, *numbers, duration(cost.seconds), duration(cost.h100_seconds))
-    parts = [shown] if found else ["nothing is measured, searched or trained: files are copied"]
-    display(*parts, f"\n{PROTOCOL}")
-    return DONE
+    return print_costs(found, json, *([] if found else ["nothing is measured, searched or trained: files are copied"]))
 
 
 def place_of(model: str, config: ExtendOptions) -> Path:

@@ -71,12 +71,10 @@ def show(results: Any, json: bool) -> None:
 
 def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> int:
     """What the measurement would take."""
-    from dataclasses import asdict
-
-    from longitude.checkpoints.calibration import PROTOCOL
-    from longitude.cli.shared import duration
+    from longitude.cli.shared import print_costs
     from longitude.measure.costs import costs
-    from longitude.report.table import show, table
+    from longitude.runs.device import device_of
+    from longitude.runs.memory import available_memory
     from longitude.runs.progress import Progress
 
     with Progress() as bar:
@@ -86,19 +84,6 @@ def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> 
             bar.note(what)
 
         found = costs(config, models, report)
-    if json:
-        print_json([asdict(cost) for cost in found])
-        return DONE
-    shown = table("model", "length", "tokens", "FLOPs", "GB", "here", "one H100")
-    for cost in found:
-        here = "?" if cost.seconds is None else duration(cost.seconds)
-        numbers = [f"{cost.length:,}", f"{cost.tokens:,}", f"{cost.flops:.2e}", f"{cost.memory.total / 1e9:.1f}"]
-        shown.add_row(cost.model, *numbers, here, duration(cost.h100_seconds))
-    lines = [f"\n{cost.model}: needs {cost.memory}, of which {cost.free / 1e9:.1f} GB are free" for cost in found]
-    reasons = [cost.reason for cost in found if cost.reason]
-    show(
-        shown,
-        *dict.fromkeys([*lines, *reasons]),
-        f"\n{PROTOCOL}",
-    )
-    return DONE
+    free = f"{available_memory(device_of(config.device).type) / 1e9:.1f} GB are free"
+    lines = [f"\n{cost.model}: needs {cost.memory}, of which {free}" for cost in found]
+    return print_costs(found, json, *dict.fromkeys([*lines, *(cost.reason for cost in found if cost.reason)]))

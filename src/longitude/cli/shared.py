@@ -2,7 +2,7 @@
 
 import codecs
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from io import TextIOWrapper
 from json import dumps, loads
@@ -60,6 +60,34 @@ def waiting(message: str) -> Iterator[None]:
     console = Console(stderr=True)
     with console.status(message) if console.is_terminal else nullcontext():
         yield
+
+
+def print_costs(found: Sequence[Any], json: bool, *lines: str) -> int:
+    """Costs of `longitude.checkpoints.costs` as one table for every --plan, a column for what any of them has."""
+    from longitude.checkpoints.costs import PROTOCOL
+    from longitude.report.table import show, table
+
+    if json:
+        print_json([cost.as_json for cost in found])
+        return DONE
+    columns = {
+        "model": [cost.model for cost in found],
+        "part": [cost.part for cost in found],
+        "parameters": [cost.parameters and f"{cost.parameters:,}" for cost in found],
+        "steps": [cost.steps and f"{cost.steps:,}" for cost in found],
+        "length": [f"{cost.length:,}" for cost in found],
+        "tokens": [f"{cost.tokens:,}" for cost in found],
+        "FLOPs": [f"{cost.flops:.2e}" for cost in found],
+        "GB": [cost.memory and f"{cost.memory.total / 1e9:.1f}" for cost in found],
+        "here": ["?" if cost.seconds is None else duration(cost.seconds) for cost in found],
+        "one H100": [cost.h100_seconds and duration(cost.h100_seconds) for cost in found],
+    }
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
+    made = table(*shown, words=2)
+    for cells in zip(*shown.values(), strict=True):
+        made.add_row(*(cell or "" for cell in cells))
+    show(*[made] * bool(found), *lines, f"\n{PROTOCOL}")
+    return DONE
 
 
 def duration(seconds: float) -> str:

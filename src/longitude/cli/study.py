@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from longitude.cli.report import show
-from longitude.cli.shared import DONE, FAILURES, print_json, waiting
+from longitude.cli.shared import FAILURES, waiting
 from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
@@ -113,37 +113,17 @@ def study(
 
 def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     """What the study would take."""
-    from dataclasses import asdict
-
-    from rich.console import Console
-    from rich.table import Table
-
+    from longitude.cli.shared import print_costs
     from longitude.runs.progress import Progress
     from longitude.study.costs import costs, wall_seconds
 
     with Progress() as bar:
         found = costs(planned, lambda label, done, total: bar.update(f"a few steps of {label}", done, total))
-    if json:
-        print_json([asdict(cost) for cost in found])
-        return DONE
-    names = ("label", "parameters", "steps", "FLOPs/token", "FLOPs", "GB", "training s", "measuring s")
-    table = Table(*names, box=None, padding=(0, 1, 0, 0))
-    for cost in found:
-        numbers = [
-            f"{cost.parameters:,}",
-            f"{cost.steps:,}",
-            f"{cost.flops_per_token:.2e}",
-            f"{cost.flops:.2e}",
-            f"{cost.memory / 1e9:.2f}",
-        ]
-        table.add_row(cost.label, *numbers, f"{cost.training_seconds:.0f}", f"{cost.measuring_seconds:.0f}")
-    Console(soft_wrap=True).print(table)
-    config, trials, rates = planned.config, len(planned.trials), len(planned.config.learning_rates)
-    if execution.executor == "ray":
-        seconds = wall_seconds(found, len(config.seeds), 1, rates)
-        print(f"{trials} models of these, {seconds / 60:.1f} minutes of work on a machine like this one")
-        return DONE
-    workers = getattr(execution.of(config, trials), "workers", 1)
-    minutes = wall_seconds(found, len(config.seeds), workers, rates) / 60
-    print(f"{trials} models of these, {workers} at once: about {minutes:.1f} minutes on this machine as busy as now")
-    return DONE
+    config, trials = planned.config, len(planned.trials)
+    on_ray = execution.executor == "ray"
+    workers = 1 if on_ray else getattr(execution.of(config, trials), "workers", 1)
+    minutes = wall_seconds(found, len(config.seeds), workers, len(config.learning_rates)) / 60
+    whole = f"{workers} at once: about {minutes:.1f} minutes on this machine as busy as now"
+    if on_ray:
+        whole = f"{minutes:.1f} minutes of work on a machine like this one"
+    return print_costs(found, json, f"\n{trials} models of these, {whole}")

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from longitude.checkpoints.calibration import H100, TRAINING, flops_per_second, forward_flops
+from longitude.checkpoints.costs import H100, TRAINING, Cost, flops_per_second, forward_flops
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.fine_tune import Positions, window_of
 from longitude.extend.plan import Target, original_length
 from longitude.extend.short_contexts import BATCH, memory_within, sample_within
-from longitude.runs.memory import training_memory
+from longitude.runs.memory import Memory, training_memory
 
 RECOMPUTED = 4 / 3
 """Work of a training step with gradient checkpointing relative to one without: each layer runs forward twice."""
-
-
-@dataclass(frozen=True)
-class ExtendCost:
-    """Estimated cost of a part of an extension.
-
-    Attributes:
-        part: "measuring", "searching" or "training".
-        tokens: Tokens that are processed.
-        flops: FLOPs of the matrix products, with every layer attending to all earlier tokens.
-        memory: Peak memory in bytes.
-        seconds: Seconds on this machine under its current load.
-        h100_seconds: Seconds on one H100 in bfloat16 at 40% of its peak rate.
-    """
-
-    part: str
-    tokens: int
-    flops: float
-    memory: int
-    seconds: float
-    h100_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +36,7 @@ def costs(
     budget: float,
     minutes: float | None,
     on_progress: Callable[[str], object] = lambda what: None,
-) -> list[ExtendCost]:
+) -> list[Cost]:
     """Estimate the costs of the parts of an extension by timing a few layers of the model. Needs only config.json.
 
     Low-rank training (LoRA) counts as training of all weights: its steps take up to a third less.
@@ -85,7 +63,7 @@ def costs(
         found.append(_reading("measuring", source, sample.length, 2 * sample.tokens, sample.seconds))
     if target is not None and target.searched and target.to > original:
         on_progress(f"timing windows of {target.to} tokens for the search")
-        window = _reading("searching", source, target.to, target.to).seconds
+        window = _seconds(source, target.to)
         windows = max(1, round(60 * budget / window))
         found.append(_reading("searching", source, target.to, windows * target.to, windows * window))
     if tuning is not None:
@@ -103,20 +81,37 @@ def _window(source: Source, target: Target | None, original: int, tuning: Tuning
     return tuning.length or (original if short else target.to)
 
 
-def _reading(part: str, source: Source, length: int, tokens: int, seconds: float | None = None) -> ExtendCost:
-    """Cost of evaluating tokens. seconds: total time, if this machine was already timed."""
-    windows, rows = max(1, round(tokens / length)), max(1, BATCH // length)
+def _seconds(source: Source, length: int) -> float:
+    """Seconds to evaluate a window."""
+    rate = flops_per_second(source.skeleton, length, max(1, BATCH // length), source.dtype)
+    return forward_flops(source.skeleton).of(length) / rate
+
+
+def _reading(part: str, source: Source, length: int, tokens: int, seconds: float | None) -> Cost:
+    windows = max(1, round(tokens / length))
     flops = windows * forward_flops(source.skeleton).of(length)
-    if seconds is None:
-        seconds = flops / flops_per_second(source.skeleton, length, rows, source.dtype)
-    return ExtendCost(part, windows * length, flops, memory_within(source, length).total, seconds, flops / H100)
+    return _cost(part, source, length, windows, flops, memory_within(source, length), seconds)
 
 
-def _training(source: Source, length: int, tuning: Tuning) -> ExtendCost:
+def _training(source: Source, length: int, tuning: Tuning) -> Cost:
     windows = tuning.steps * tuning.batch
     times = TRAINING * (RECOMPUTED if tuning.gradient_checkpointing else 1)
     flops = windows * times * forward_flops(source.skeleton).of(length)
     rate = flops_per_second(source.skeleton, length, tuning.batch, torch.float32, training=True)
-    given: Any = (tuning.batch, length, tuning.gradient_checkpointing)
-    memory = 2**29 + training_memory(source.skeleton, source.config, *given)
-    return ExtendCost("training", windows * length, flops, memory, flops / rate, flops / H100)
+    memory = training_memory(source.skeleton, source.config, tuning.batch, length, tuning.gradient_checkpointing)
+    return _cost("training", source, length, windows, flops, memory, flops / rate)
+
+
+def _cost(
+    part: str, source: Source, length: int, windows: int, flops: float, memory: Memory, seconds: float | None
+) -> Cost:
+    return Cost(
+        model=source.name,
+        part=part,
+        length=length,
+        tokens=windows * length,
+        flops=flops,
+        memory=memory,
+        seconds=seconds,
+        h100_seconds=flops / H100,
+    )

@@ -36,7 +36,7 @@ from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.runs.distributed import WAIT, is_first_process, processes
-from longitude.runs.files import new_folder, place, require_space
+from longitude.runs.files import COMPLETE, checksums, is_as_sealed, new_folder, place, require_space, write_json
 from longitude.runs.memory import require_memory, total_memory, training_memory
 from longitude.runs.store import key_of
 
@@ -354,6 +354,7 @@ class Keep(TrainerCallback):
             return
         parent = Path(args.output_dir)
         saved, whole = (parent / f"{name}-{state.global_step}" for name in (UNFINISHED, WHOLE))
+        write_json(saved / COMPLETE, checksums(saved))
         place(saved, whole)
         for older in _whole(parent)[:-1]:
             shutil.rmtree(older)
@@ -374,6 +375,10 @@ def _newest(folder: Path, model: Any) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"{UNFINISHED}-*"):
             shutil.rmtree(path)
+        for path in _whole(folder):
+            if not is_as_sealed(path):
+                warnings.warn(f"{path} was damaged after it was saved, and is dropped", stacklevel=2)
+                shutil.rmtree(path)
         moments = sum(p.numel() * 12 for p in model.parameters() if p.requires_grad)
         require_space(folder, 2 * moments, "what a training saves, while the older one is there")
     PartialState().wait_for_everyone()
@@ -382,7 +387,7 @@ def _newest(folder: Path, model: Any) -> Path | None:
 
 # ---- memory ---------------------------------------------------------------------------------------------------
 def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> None:
-    needed = training_memory(model, config, batch, length, gradient_checkpointing)
+    needed = training_memory(model, config, batch, length, gradient_checkpointing).total
     there = total_memory("cuda" if torch.cuda.is_available() else "cpu")
     smaller = "take shorter windows with --positions skipped, a smaller batch, or --lora"
     require_memory(needed, there, f"fine-tuning {batch} windows of {length} tokens takes", smaller)

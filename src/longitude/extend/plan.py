@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.config import FULL, head_dim_of, unread_keys
 from longitude.checkpoints.keys import Ropes, difference, of_full_attention, ropes_of, with_ropes
-from longitude.checkpoints.load import differences, in_one_line, require_shards
-from longitude.checkpoints.positions import Kind
+from longitude.checkpoints.load import differences, in_one_line, require_shards, shapes_of
+from longitude.checkpoints.positions import Kind, table_of
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import turning_alike
 from longitude.checkpoints.source import Source, require_fit
 from longitude.extend.factors import writable
 from longitude.extend.layers import Layers, NotAsMeant, auto_class
-from longitude.extend.learned_table import find_table, stretched
 from longitude.extend.methods import ROTATED_VALUES, method_of, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
+from longitude.positions.absolute import Learned
 from longitude.positions.config_keys import BASES, names_any
 from longitude.positions.hugging_face import ORIGINAL, unread_words
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Scaling, YaRN
@@ -284,7 +286,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.notes.append(method.note)
     if unread := unread_keys(source.inner, source.config):
         plan.notes.append(f"{unread_words(unread)}. They stay as they are.")
-    plan.notes += layers.notes()
+    plan.notes += [*turning_alike(source.config), *layers.notes()]
     if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
         plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")
     if not names_any(source.inner, BASES):
@@ -327,3 +329,46 @@ def _plan_table(plan: ExtendPlan) -> None:
         "Rows between trained ones are their averages: neighbours are nearly alike, and no row but the first and the last is "
         "where it was. Fine-tune before use; short contexts cost as well."
     )
+
+
+@dataclass(frozen=True)
+class LearnedTable:
+    """A table in the files of a checkpoint.
+
+    Attributes:
+        name: The tensor's name.
+        rows: Positions it has.
+        offset: Rows before them for no position (2 in OPT, one more than the padding token's id in RoBERTa).
+        dim: Width of a row.
+    """
+
+    name: str
+    rows: int
+    offset: int
+    dim: int
+
+
+def find_table(source: Source) -> LearnedTable:
+    """The learned table of a checkpoint. ValueError when its files hold none of that name, or several."""
+    table = table_of(source.skeleton)
+    assert table is not None, "called for a model without a table"
+    name, module = table
+    offset = getattr(module, "offset", 0 if module.padding_idx is None else module.padding_idx + 1)
+    prefix = getattr(source.skeleton, "base_model_prefix", "")
+    names = [f"{name}.weight", f"{name}.weight".removeprefix(f"{prefix}.")]  # the latter where saved without the head
+    held = [key for shard in source.shards for key in shapes_of(shard) if key in names]
+    if source.pickled:  # its tensors get the model's names when they are written
+        held = names[:1]
+    if len(held) != 1:
+        raise ValueError(f"{source.name}: expected one tensor {names[0]}, the table of positions, got {held or 'none'}")
+    return LearnedTable(held[0], module.num_embeddings - offset, offset, module.embedding_dim)
+
+
+def stretched(table: Tensor, offset: int, length: int) -> Tensor:
+    """Table [offset + rows, dim] -> [offset + length, dim], linear along positions; first, last and offset rows unchanged."""
+    rows = len(table) - offset
+    if length == rows:
+        return table
+    encoding = Learned(rows, table.shape[1], row_offset=offset, beyond="interpolate", length=length)
+    encoding.table = nn.Parameter(table, requires_grad=False)
+    return torch.cat([table[:offset], encoding.codes(torch.arange(length)).to(table.dtype)])

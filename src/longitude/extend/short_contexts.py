@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from longitude.checkpoints.calibration import flops_per_second, forward_flops
 from longitude.checkpoints.config import FULL, head_dim_of
+from longitude.checkpoints.costs import flops_per_second, forward_flops
 from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source

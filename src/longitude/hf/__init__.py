@@ -10,10 +10,9 @@ require_extra("longitude.hf", "models")
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from longitude.hf.attention import stock_attention
+from longitude.hf.attention import refusing, stock_attention
 from longitude.hf.masks import stock_mask
 from longitude.hf.stock import from_pretrained, set_positions
-from longitude.hf.support import refusing
 from longitude.hf.trainer import SequenceParallelTrainer, Trainer
 
 AttentionInterface.register("longitude", stock_attention)

@@ -24,6 +24,8 @@ from longitude.positions.coordinates import Positions, explicit
 CALL = "longitude_call"
 """The argument by which a layer's call reaches its attention."""
 ENCODING = "longitude_encoding"
+PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+"""Layers of a cache that hold keys and values alone."""
 
 
 def encoding_of(attention: nn.Module) -> Composed | None:
@@ -181,7 +183,7 @@ def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
     layer: Any = cache.layers[index]
     if isinstance(layer, StockCacheLayer):
         return layer
-    plain = isinstance(layer, DynamicLayer) and type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+    plain = isinstance(layer, DynamicLayer) and type(layer) in PLAIN_LAYERS
     if not plain or layer.get_seq_length() or cache.offloading:
         kind = f"a filled {type(cache).__name__}" if plain else f"one of {type(layer).__name__}"
         got = "one that offloads" if cache.offloading else kind

@@ -13,17 +13,16 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from longitude.attention.request import as_int
 from longitude.errors import UsageError
-from longitude.hf.layer import PositionEmbeddings, attach
+from longitude.hf.layer import PLAIN_LAYERS, PositionEmbeddings, attach
 from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
-from longitude.positions.coordinates import canonical, explicit
+from longitude.positions.coordinates import as_int, canonical, explicit
 from longitude.positions.hugging_face import RopeConfig, read_ropes
 from longitude.positions.remapped import Remapped
 from longitude.positions.rotary import Rotary
@@ -113,6 +112,8 @@ def attentions(base: Any) -> list[nn.Module]:
         raise ValueError(
             f"set_positions: {kind} has no rotation to replace (rotary_emb); expected a model such as Llama, Mistral, GPT-NeoX"
         )
+    if not hasattr(base.config, "rope_parameters"):
+        raise UsageError("set_positions", "a config with rope_parameters", f"{type(base.config).__name__} without them")
     if not hasattr(sys.modules[type(base).__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise ValueError(
             f"set_positions: {kind} has attention of its own; expected a model that takes attn_implementation"
@@ -123,7 +124,55 @@ def attentions(base: Any) -> list[nn.Module]:
     found = [m for m in base.modules() if hasattr(m, "layer_idx") and hasattr(m, "scaling")]
     if [m.layer_idx for m in found] != list(range(base.config.num_hidden_layers)):
         raise ValueError(f"set_positions: expected one attention in each layer of {kind}, found {len(found)}")
+    require_plain_keys(found, base.config)
+    require_identity(found[0], rotary, base.config)
     return found
+
+
+def require_plain_keys(attentions: list[nn.Module], config: PreTrainedConfig) -> None:
+    """UsageError where the cache that transformers makes for a model holds more than keys and values, as an indexer's keys."""
+    for attention, layer in zip(attentions, DynamicCache(config=config).layers):
+        if type(layer) not in PLAIN_LAYERS:
+            raise UsageError(
+                "set_positions",
+                "attention whose cache holds keys and values alone",
+                f"{type(attention).__name__}, which caches {type(layer).__name__}",
+                "it selects or compresses keys, and positions of those are not an encoding's",
+            )
+
+
+def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrainedConfig) -> None:
+    """UsageError where a layer without weights takes the model's own rotation and not the identity that replaces it.
+
+    Nothing is said where it cannot be made or run by itself.
+    """
+    own = deepcopy(config)
+    own._attn_implementation = "eager"
+    labels = getattr(config, "layer_types", None) or [None]
+    label = labels[:1] if "layer_type" in inspect.signature(rotary.forward).parameters else []
+
+    def run(embeddings: Any) -> None:
+        x = torch.zeros(1, 1, config.hidden_size, device="meta", dtype=torch.float32)
+        made(hidden_states=x, position_embeddings=embeddings, attention_mask=None)
+
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            made: Any = type(attention)(own, 0).float()
+            turned = type(rotary)(own)(torch.zeros(1, 1, 1), torch.zeros(1, 1), *label)
+            run(turned)
+    except Exception:
+        return
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            run((torch.ones(1, 1, 1), torch.zeros(1, 1, 1)))
+    except Exception as error:
+        latent = " with latent keys (kv_lora_rank)" if getattr(config, "kv_lora_rank", None) else ""
+        raise UsageError(
+            "set_positions",
+            "attention that multiplies queries and keys by cos and sin",
+            f"{type(attention).__name__}{latent}, which rotates in its own way",
+            f"its rotation cannot be replaced ({' '.join(str(error).split())[:120]})",
+        ) from error
 
 
 def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config: PreTrainedConfig) -> None:

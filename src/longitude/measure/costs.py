@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.calibration import H100, WIDEST, flops_per_second, forward_flops
 from longitude.checkpoints.config import trained_length
+from longitude.checkpoints.costs import H100, WIDEST, Cost, flops_per_second, forward_flops
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, require_consistent, with_trained
 from longitude.measure.plan import memory_of, outline_of
 from longitude.measure.windows import plan_windows
-from longitude.runs.device import device_of
-from longitude.runs.memory import Memory, available_memory
-
-
-@dataclass(frozen=True)
-class MeasureCost:
-    """Of one checkpoint at one length, about.
-
-    Attributes:
-        model: Its folder or name.
-        length: Length of windows and prompts, in tokens.
-        tokens: That are read: of all tasks, at most.
-        flops: FLOPs of the matrix products, with every layer attending to all earlier tokens.
-        memory: Bytes at the longest length.
-        free: Bytes that there are here.
-        seconds: On this machine as busy as it is now; None where the model's class could not be timed.
-        h100_seconds: On one H100 in bfloat16 at 40 % of its rate.
-        reason: Why there is no time.
-    """
-
-    model: str
-    length: int
-    tokens: int
-    flops: float
-    memory: Memory
-    free: int
-    seconds: float | None
-    h100_seconds: float
-    reason: str = ""
 
 
 def costs(
     config: MeasureConfig, models: tuple[str, ...], on_progress: Callable[[str, float, float], None] = lambda *_: None
-) -> list[MeasureCost]:
+) -> list[Cost]:
     """The cost of every model at every length. Needs config.json alone: no weights, tokenizer or text.
 
     Args:
@@ -60,7 +30,7 @@ def costs(
             counted.
     """
     require_consistent(config)
-    found, free = [], available_memory(device_of(config.device).type)
+    found = []
     outlines = {model: outline_of(model, checkpoints.config_of(model)) for model in models}
     trained = [trained_length(outline.config) for outline in outlines.values() if config.trained]
     lengths = with_trained(config.lengths, trained)
@@ -76,9 +46,19 @@ def costs(
         for length in lengths:
             windows = _windows(config, length)
             work = windows * flops.of(length)
-            here = None if rate is None else work / rate
-            tokens = round(windows * length)
-            found.append(MeasureCost(model, length, tokens, work, needs, free, here, work / H100, reason))
+            found.append(
+                Cost(
+                    model=model,
+                    part="measuring",
+                    length=length,
+                    tokens=round(windows * length),
+                    flops=work,
+                    memory=needs,
+                    seconds=None if rate is None else work / rate,
+                    h100_seconds=work / H100,
+                    reason=reason,
+                )
+            )
     return found
 
 

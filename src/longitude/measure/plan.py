@@ -230,12 +230,8 @@ def outline_of(model: str, config: Any) -> Any:
             )
             if not published:
                 raise ValueError(f"{model}: config.json: {contradiction}")
-    try:
-        with torch.device("meta"):
-            return (class_of(config.name_or_path, config) if ours else AutoModelForCausalLM.from_config)(config)
-    except Exception as error:  # whatever a model's code raises about a value that it did not expect
-        reason = f"{type(error).__name__}: {checkpoints.one_line_of(error)}"
-        raise ValueError(f"{model}: its model cannot be built from config.json ({reason}); correct it") from error
+    make = class_of(config.name_or_path, config) if ours else AutoModelForCausalLM.from_config
+    return checkpoints.built_without_weights(model, make, config)
 
 
 def memory_of(config: MeasureConfig, outline: Any) -> Memory:

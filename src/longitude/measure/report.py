@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import altair as alt
+
 from longitude.measure import retrieval
-from longitude.measure.charts import figures
+from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
 from longitude.measure.tables import by_position, effective, sentences, tables, wrong_answers
+from longitude.report.figure import Figure, colour_of, themed
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
 from longitude.report.wording import legible
@@ -72,3 +75,75 @@ def terminal(results: Results) -> Iterator[Any]:
     if results.answers:
         yield f"answers: {results.path / ANSWERS}"
     yield from sentences(results)
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+FIRST = 16
+"""Positions below are not drawn: with so little context every model is bad."""
+
+
+def figures(results: Results) -> list[Figure]:
+    """All figures that the run has numbers for."""
+    rows = [row for row in results.rows if row.value is not None and (row.task != "text" or row.metric != "perplexity")]
+    flat = [row for row in rows if row.method == "non-overlapping"] or [row for row in rows if row.method == "sliding"]
+    by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
+    drawn = []
+    if flat:
+        about = f"Bits per byte, {flat[0].method} windows, lower is better; bands are 95 % intervals over documents."
+        ticks = alt.Axis(values=sorted({row.length for row in flat if row.length}))
+        x = alt.X("length:Q", title="window length, tokens", scale=alt.Scale(type="log", base=2), axis=ticks)
+        drawn.append(_lines(results, flat, "by-length", "Loss by window length", about, x))
+    if by_position:
+        about = f"Bits per byte of the targets at each position of the longest window, from position {FIRST} on."
+        x = alt.X("position:Q", title="position in the window, tokens", scale=alt.Scale(type="log", base=2))
+        drawn.append(_lines(results, by_position, "by-position", "Loss by position", about, x))
+    tasks = dict.fromkeys(row.task for row in rows if row.depth is not None)
+    return drawn + [_grid(results, rows, task) for task in tasks]
+
+
+def _lines(results: Results, rows: list[Row], name: str, title: str, about: str, x: alt.X) -> Figure:
+    """A line per model with a band, by length or by the middle of positions."""
+    points = [
+        {"model": row.label, "length": row.length, "from": row.position_from, "to": row.position_to, "value": row.value}
+        | {"low": row.low or row.value, "high": row.high or row.value}
+        | {"position": ((row.position_from or 0) * (row.position_to or 1)) ** 0.5}
+        for row in rows
+    ]
+    colours = alt.Scale(domain=results.labels, range=[colour_of(i) for i in range(len(results.labels))])
+    legend = alt.Legend(title=None, orient="top", labelLimit=400, symbolOpacity=1)
+    colour = alt.Color("model:N", sort=results.labels, scale=colours, legend=legend)
+    base = alt.Chart(alt.Data(values=points))
+    y = alt.Y("value:Q", title="bits per byte", scale=alt.Scale(zero=False))
+    places = ["length:Q"] if name == "by-length" else ["from:Q", "to:Q"]
+    layers = [
+        base.mark_area(opacity=0.15).encode(x, alt.Y("low:Q", title="bits per byte"), alt.Y2("high:Q"), colour),
+        base.mark_line().encode(x, y, colour),
+        base.mark_point(filled=True, size=45).encode(
+            x, y, colour, tooltip=["model:N", *places, "value:Q", "low:Q", "high:Q"]
+        ),
+    ]
+    return Figure(name, title, about, about, themed(alt.layer(*layers).properties(height=340)))
+
+
+def _grid(results: Results, rows: list[Row], task: str) -> Figure:
+    """A panel per model; a square per length and depth."""
+    panels = []
+    for label in results.labels:
+        own = [row for row in rows if row.task == task and row.label == label and row.depth is not None]
+        points = [{"length": row.length, "depth": row.depth, "score": row.value} for row in own]
+        base = alt.Chart(alt.Data(values=points), title=label).encode(
+            alt.X("length:O", title="length, tokens", axis=alt.Axis(labelAngle=0)), alt.Y("depth:O", title="depth")
+        )
+        score = alt.Color("score:Q", scale=alt.Scale(domain=[0, 1], scheme="viridis"), legend=alt.Legend(format="%"))
+        dark = alt.condition("datum.score < 0.6", alt.value("white"), alt.value("black"))
+        tooltip = ["length:O", "depth:O", alt.Tooltip("score:Q", format=".0%")]
+        square = base.mark_rect().encode(score, tooltip=tooltip)
+        words = base.mark_text().encode(text=alt.Text("score:Q", format=".0%"), color=dark)
+        if own:
+            panels.append((square + words).properties(width=alt.Step(64), height=alt.Step(34)))
+    chosen = retrieval.TASKS[task]
+    about = (
+        f"{chosen.metric.capitalize()} by length and by the depth of the needle, 0 first and 1 last: {chosen.summary}."
+    )
+    chart = themed(alt.concat(*panels, columns=2))
+    return Figure(f"grid-{task}", f"Retrieval: {task}", about, about, chart, resizes=False)

@@ -62,8 +62,7 @@ class Row:
         train_bytes: Bytes of text that they are; with a tokenizer at the mean bytes per token of the training text.
         train_seconds: Time of its training, which no other run repeats exactly; None if training was interrupted.
         parameters: Numbers that the model has.
-        flops_per_token: FLOPs of its training per token, forward and backward; longitude/study/budget.py says what is
-            counted.
+        flops_per_token: FLOPs of its training per token, forward and backward, as counted by longitude/checkpoints/costs.py.
 
     Raises:
         ValueError: For a float that is not finite.

@@ -17,7 +17,6 @@ from longitude.attention.cache import LongitudeCache, adopt
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
-from longitude.attention.request import as_int, following
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
@@ -28,7 +27,7 @@ from longitude.models.sequence import require_slice
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed, of_axes
-from longitude.positions.coordinates import Positions, canonical, explicit
+from longitude.positions.coordinates import Positions, as_int, canonical, explicit, following
 from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 logger = logging.get_logger(__name__)

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.c_compile import needs_operator
-from longitude.derivatives import numbers_of
+from longitude.derivatives import numbers_of, readable
 from longitude.errors import UsageError
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
@@ -96,3 +96,28 @@ def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
 def wide(device: torch.device) -> torch.dtype:
     """float64 where the device has it, else float32: the dtype of angles, slopes and fixed biases."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+# ---- parts of a stream ------------------------------------------------------------------------------------------------
+def part_of(positions: Positions, batch: slice | list[int], part: slice) -> Positions:
+    """Positions of some rows of the batch and some tokens."""
+    if isinstance(positions, int):
+        return positions + part.start
+    if positions.dim() == 1:
+        return positions[part]
+    return (positions if positions.shape[0] == 1 else positions[batch])[:, part]
+
+
+def following(first: Tensor, length: int) -> Tensor:
+    """Positions of `length` tokens from `first` on: [1] -> [L], [B, 1] -> [B, L], [B, 1, 1] -> [B, L, 1]."""
+    step = torch.arange(length, device=first.device)
+    return first + (step[:, None] if first.dim() == 3 else step)
+
+
+def as_int(positions: Positions) -> Positions:
+    """The int that positions [L] or [B, L] count up from in every row, where reading them is free; else themselves."""
+    if isinstance(positions, int) or positions.dim() > 2 or not positions.is_cpu or not readable(positions):
+        return positions
+    first = int(positions.flatten()[0])
+    counted = positions == torch.arange(first, first + positions.shape[-1])
+    return first if bool(counted.all()) else positions

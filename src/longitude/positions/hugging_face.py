@@ -124,12 +124,24 @@ def unread_words(keys: Sequence[str]) -> str:
 
 
 def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
-    """A config's entries that are not None, and sliding_window, which says as None that there are no windows."""
+    """A config's entries that are not None, and sliding_window, which says as None that there are no windows.
+
+    What a class has by another name (RecurrentGemma's attention_window_size) stands under the usual name, too.
+    """
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_dict"):
             raise UsageError("", "a config as a mapping or an object with to_dict()", repr(config))
-        config = config.to_dict()
+        usual = {name: getattr(config, name, None) for name in getattr(config, "attribute_map", {})}
+        config = usual | config.to_dict()
     return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
+
+
+def lost_type(config: Mapping[str, Any] | Any, error: BaseException) -> str | None:
+    """Error text for a config that lacks rope parameters of a layer type, if its class raised a KeyError for that type."""
+    keys, kind = as_mapping(config), error.args[0] if isinstance(error, KeyError) and error.args else None
+    if kind is None or kind in (keys.get(SCHEMAS[0]) or {}) or kind not in (keys.get("layer_types") or ()):
+        return None
+    return f"{SCHEMAS[0]} has nothing for layers of {kind!r}: write their rope_type and rope_theta"
 
 
 def read_ropes(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from longitude.derivatives import readable
 from longitude.errors import UsageError, check_flags, check_sizes
 from longitude.linear import WideLinear
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register
@@ -116,7 +117,7 @@ class TransformerXL(Encoding):
 
         def at(offset: Tensor) -> Tensor:
             """Offset [...] -> [heads, ..., head_dim], each offset once where many pairs of tokens share it."""
-            if torch.compiler.is_compiling():
+            if not readable(offset):
                 return vectors(offset)
             low, high = (int(end) for end in offset.aminmax())
             if high - low >= offset.numel():

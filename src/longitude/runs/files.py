@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ except ImportError:  # Windows, where everything that writes no run directory wo
 LOCK = ".lock"
 SYSTEM = re.compile(r"\(os error (\d+)\)")
 """What a library in Rust, as safetensors, says of an error of the system."""
+COMPLETE = "complete.json"
+"""Written last into a checkpoint of a training: the checksums of its other files."""
 FULL = 2**20
 """With fewer bytes free, a disk is full."""
 
@@ -83,6 +86,27 @@ def place(folder: Path, out: Path) -> None:
         raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
     os.rename(folder, out)
     flush(out.parent)
+
+
+def checksums(folder: Path) -> dict[str, int]:
+    """CRC-32 of each file but COMPLETE. torch.load skips those of its zip files, and safetensors has none."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != COMPLETE:
+            number = 0
+            with open(path, "rb") as file:
+                while block := file.read(2**20):
+                    number = zlib.crc32(block, number)
+            found[path.relative_to(folder).as_posix()] = number
+    return found
+
+
+def is_as_sealed(folder: Path) -> bool:
+    """Whether a folder's files are those whose checksums are in its COMPLETE."""
+    try:
+        return read_json(folder / COMPLETE) == checksums(folder)
+    except ValueError:  # no JSON any more
+        return False
 
 
 def lock(descriptor: int, shared: bool = False) -> None:

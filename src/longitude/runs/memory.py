@@ -44,12 +44,12 @@ def require_memory(needed: float, free: float, what: str, remedy: str) -> None:
 # ---- what a model needs ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, about, of a forward pass.
+    """Bytes, about, of a forward pass or a training step.
 
     Attributes:
-        weights: Bytes of the model's weights.
+        weights: Of the model; in training with gradients and moments.
         cache: Keys and values of the longest window.
-        layer: Intermediate results of one layer for a chunk of tokens.
+        layer: Intermediate results of one layer for a chunk of tokens; in training those kept for the backward pass.
         logits: Bytes of the logits that are computed at once.
         base: Python and its libraries.
     """
@@ -115,8 +115,8 @@ def has_square_scores(config: Any) -> bool:
     return getattr(config, "_attn_implementation", None) == "eager"
 
 
-def training_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> int:
-    """Bytes of a training step with Adam at its height, about, for `batch` windows of `length` tokens.
+def training_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> Memory:
+    """Of a training step with Adam at its height, for `batch` windows of `length` tokens.
 
     Weights, gradients and two moments; what layers keep for the backward pass; logits and their gradient in float32.
     """
@@ -126,7 +126,8 @@ def training_memory(model: Any, config: Any, batch: int, length: int, gradient_c
     size = next(model.parameters()).element_size()
     layer = tokens * (10 * width + 4 * inner) * size
     saved = config.num_hidden_layers * (tokens * width * size if gradient_checkpointing else layer)
-    return fixed + saved + (layer if gradient_checkpointing else 0) + 3 * tokens * config.vocab_size * 4
+    kept = saved + (layer if gradient_checkpointing else 0)
+    return Memory(weights=fixed, cache=0, layer=kept, logits=3 * tokens * config.vocab_size * 4)
 
 
 # ---- what a call takes -----------------------------------------------------------------------------------------------

@@ -1,67 +1,66 @@
-"""What a study will take before anything runs: parameters, FLOPs and memory from the meta device, time from a short calibration.
+"""What a study takes: FLOPs for a token, steps of labels that are matched by compute, and what --plan says of every label.
 
-FLOPs are those of `longitude.study.budget`. What else a layer does (norms, tables of positions) is in the time, which real steps
-of this machine give; a token that is measured takes a third of one that trains.
+FLOPs and memory are those of `longitude.checkpoints.costs`. What else a layer does (norms, tables of positions) is in the time,
+which real steps of this machine give; a token that is measured takes a third of one that trains.
 """
 
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import transformers
 
+from longitude.checkpoints.costs import TRAINING, Cost, products_per_token
 from longitude.runs.memory import training_memory
-from longitude.study.budget import BACKWARD, flops_per_token, on_meta, tokens_read
-from longitude.study.plan import StudyPlan
-from longitude.study.run_trial import ignore
+from longitude.study.config import StudyConfig
+from longitude.study.data import StudyData
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, train
 from longitude.study.trial import Trial
+from longitude.study.units import StudyPlan
 
-STEPS = 6
+REFERENCE = "none"
+"""The label whose steps are those of the study where labels are matched by compute: attention without an encoding."""
+STEPS, WARM = 6, 2
 """Steps of a calibration; the first ones, which allocate and compile, do not count."""
-WARM = 2
-PARTS = ("seconds", "training_seconds", "measuring_seconds")
-BASE = 2**29
-"""Bytes of Python and its libraries."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one trial with a label, about.
+def on_meta(config: StudyConfig, label: str) -> Any:
+    """The model of a label without its numbers."""
+    with torch.device("meta"):
+        return build_model(config, label, 0)
 
-    Attributes:
-        parameters: Number of parameters of the model.
-        steps: Steps of its training.
-        flops_per_token: FLOPs of the matrix products in training, forward and backward, per token.
-        flops: FLOPs of the whole training.
-        memory: Bytes at the height of a training step.
-        training_seconds: On this machine, with nothing beside it.
-        measuring_seconds: Likewise.
-    """
 
-    label: str
-    parameters: int
-    steps: int
-    flops_per_token: float
-    flops: float
-    memory: int
-    training_seconds: float
-    measuring_seconds: float
+def flops_per_token(config: StudyConfig, label: str) -> float:
+    """FLOPs of matrix products for a token that is read in training, forward and backward: three times the forward ones."""
+    task = task_of(config.task)
+    length = task.positions(config.train_length)
+    keys = length / 2 if task.stack == "decoder" else length  # of a query, on average
+    return TRAINING * 2 * products_per_token(on_meta(config, label), keys)
 
-    @property
-    def seconds(self) -> float:
-        """Of the whole trial."""
-        return self.training_seconds + self.measuring_seconds
+
+def tokens_read(config: StudyConfig, data: StudyData, steps: int) -> int:
+    """Tokens that a model reads in its training."""
+    examples = task_of(config.task).examples(replace(config, steps=steps), data, config.seeds[0])
+    return examples.read(steps * config.batch_size)
+
+
+def train_steps(config: StudyConfig) -> dict[str, int]:
+    """Label -> steps that cost what those of the study cost the reference; none where labels are matched by steps."""
+    if config.match == "steps":
+        return {}
+    budget = config.steps * flops_per_token(config, REFERENCE)
+    return {label: max(1, round(budget / flops_per_token(config, label))) for label in config.encodings}
 
 
 def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] = lambda *now: None) -> list[Cost]:
-    """The cost of a trial of every label, in the order of the study; nothing is written into its directory.
+    """The training and the measuring of a trial of every label, in the order of the study; nothing is written.
 
     Args:
         planned: Result of `plan`.
@@ -69,28 +68,37 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its checkpoints are seconds apart, which it warns of
-    found, config, task = [], planned.config, task_of(planned.config.task)
+    found, config, task = list[Cost](), planned.config, task_of(planned.config.task)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
         for i, label in enumerate(config.encodings):
             on_progress(label, i, len(config.encodings))
-            model = on_meta(config, label)
-            length = task.positions(config.train_length)
+            model, length = on_meta(config, label), task.positions(config.train_length)
             per_token, steps = flops_per_token(config, label), planned.steps.get(label, config.steps)
-            step = _step_seconds(planned, label)
-            measured = task.measured_tokens(config) / (BACKWARD * config.batch_size * config.train_length)  # in steps
-            found.append(
+            step, tokens = _step_seconds(planned, label), tokens_read(config, planned.data, steps)
+            measured = task.measured_tokens(config)
+            training = Cost(
+                model=label,
+                part="training",
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                steps=steps,
+                length=config.train_length,
+                tokens=tokens,
+                flops=per_token * tokens,
+                memory=training_memory(model, model.config, config.batch_size, length, False),
+                seconds=step * steps,
+            )
+            found += (
+                training,
                 Cost(
-                    label=label,
-                    parameters=sum(parameter.numel() for parameter in model.parameters()),
-                    steps=steps,
-                    flops_per_token=per_token,
-                    flops=per_token * tokens_read(config, planned.data, steps),
-                    memory=BASE + training_memory(model, model.config, config.batch_size, length, False),
-                    training_seconds=step * steps,
-                    measuring_seconds=step * measured,
-                )
+                    model=label,
+                    part="measuring",
+                    length=config.test_lengths[-1],
+                    tokens=round(measured),
+                    flops=per_token / TRAINING * measured,
+                    seconds=step * measured / (TRAINING * config.batch_size * config.train_length),
+                ),
             )
     finally:
         torch.set_num_threads(threads)
@@ -102,9 +110,11 @@ def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1
 
     Of several learning rates all are trained before one of each label is measured.
     """
-    whole, training, measuring = ([getattr(cost, name) for cost in costs] * seeds for name in PARTS)
+    training, measuring = (
+        [cost.seconds or 0.0 for cost in costs if cost.part == part] * seeds for part in ("training", "measuring")
+    )
     if rates == 1:
-        return _side_by_side(whole, workers)
+        return _side_by_side(list(map(sum, zip(training, measuring, strict=True))), workers)
     return _side_by_side(training * rates, workers) + _side_by_side(measuring, workers)
 
 
@@ -121,5 +131,9 @@ def _step_seconds(planned: StudyPlan, label: str) -> float:
     trial, times = Trial(label, config.seeds[0], config.learning_rates[0], STEPS), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(config, label, trial.seed)
-        train(model, config, trial, planned.data, Path(folder), lambda *_: times.append(time.perf_counter()), ignore)
+
+        def timed(*_: Any) -> None:
+            times.append(time.perf_counter())
+
+        train(model, config, trial, planned.data, Path(folder), timed, note=lambda _: None)
     return median(after - before for before, after in pairwise(times[WARM:]))

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,6 @@ from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import require_space
 from longitude.runs.store import Store
-from longitude.study.budget import train_steps
 from longitude.study.config import (
     BYTE,
     GENERATED,
@@ -28,35 +26,12 @@ from longitude.study.config import (
     require_numbers,
     with_all,
 )
-from longitude.study.data import StudyData
+from longitude.study.costs import train_steps
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
-from longitude.study.trial import trials_of
-from longitude.study.units import TrialUnits, units_of
-
-
-@dataclass(frozen=True)
-class StudyPlan:
-    """A study that passed every check, with its text read; nothing is written yet.
-
-    Attributes:
-        config: What is asked.
-        data: What models are trained and measured on.
-        run: The run directory.
-        steps: Steps of the labels that differ from the study's.
-    """
-
-    config: StudyConfig
-    data: StudyData
-    run: Path
-    steps: dict[str, int] = field(default_factory=dict)
-
-    @cached_property
-    def trials(self) -> list[TrialUnits]:
-        """Every trial with its units, in the order of the study."""
-        return [units_of(self.config, trial, self.data.description) for trial in trials_of(self.config, self.steps)]
+from longitude.study.units import StudyPlan
 
 
 def plan(config: StudyConfig, run: Path) -> StudyPlan:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,14 @@ import numpy as np
 import pandas as pd
 
 from longitude import plugins
-from longitude.measure.rows import Row, from_frame, read_rows
-from longitude.runs.files import read_json
+from longitude.measure.rows import Row, from_frame, read_rows, to_frame
+from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.store import QUESTION, Store
 from longitude.statistics.estimates import Sums
 from longitude.study.config import StudyConfig
 from longitude.study.rates import Choice, choices, recorded, shown
-from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_for
-from longitude.study.train import LOSSES
+from longitude.study.train import LOSSES, LossLog
 from longitude.study.trial import Status, Trial
 from longitude.study.units import Keys
 
@@ -277,10 +276,11 @@ def keys_of(question: Mapping[str, Any]) -> list[Keys]:
     ]
 
 
-def run_of(store: Store, question: Mapping[str, Any]) -> Run:
-    """What the store holds of a question."""
+def run_of(store: Store, question: Mapping[str, Any], statuses: Mapping[Trial, Status] | None = None) -> Run:
+    """What the store holds of a question; statuses: of its trials, where they are known."""
     every = keys_of(question)
-    statuses = {keys.trial: status_of(store, keys) for keys in every}
+    if statuses is None:
+        statuses = {keys.trial: status_of(store, keys) for keys in every}
     found = choices(statuses)
     study = {**question, "choices": {label: choice.as_json for label, choice in found.items()}}
     counted = store.find("ngrams", question["ngrams"])
@@ -336,3 +336,34 @@ def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, 
     except (ValueError, OSError) as error:
         raise ValueError(f"{measured} is damaged ({error}); {remedy}") from error
     return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents), rows
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------
+def keep(run: Run, folder: Path) -> Path:
+    """Write a study without its models; returns the folder.
+
+    Args:
+        run: Result of `read_run`.
+        folder: Its files of the same names are replaced.
+
+    Raises:
+        ValueError: No trial of the study is done.
+    """
+    done = [trial for trial in run.trials if trial.status == "done"]
+    if not done:
+        raise ValueError(f"{run.path}: no trial of the study is done, so there is nothing to keep")
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {
+        ROWS: to_frame(row for row in run.rows if row.method != BY_POSITION),
+        DOCUMENTS: pd.concat([trial.documents for trial in done], ignore_index=True),
+    }
+    for name, table in tables.items():
+        with atomic(folder / name) as unfinished:
+            table.to_parquet(unfinished, index=False, compression="zstd")
+    names = [field.name for field in fields(Status)]
+    trials = [{name: getattr(trial, name) for name in names} for trial in run.trials]
+    write_json(
+        folder / KEPT,
+        {"schema": SCHEMA, **run.study, TRIALS: trials, DIGESTS: {name: digest_of(folder / name) for name in tables}},
+    )
+    return folder

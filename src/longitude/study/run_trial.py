@@ -14,19 +14,27 @@ import torch
 import transformers
 
 from longitude.attention.backends import routes
+from longitude.checkpoints.costs import TRAINING
 from longitude.measure import write_rows
 from longitude.report.wording import and_
 from longitude.runs.device import device_of
 from longitude.runs.files import atomic, out_of_space, read_json, write_json
 from longitude.runs.store import Store, Unit
-from longitude.study.budget import BACKWARD, flops_per_token, tokens_read
 from longitude.study.config import StudyConfig
+from longitude.study.costs import flops_per_token, tokens_read
 from longitude.study.data import StudyData
 from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, read_status
-from longitude.study.resume import drop_unfinished
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
-from longitude.study.train import first_model, measurable, remove_checkpoints, save, selection_loss, train
+from longitude.study.train import (
+    drop_unfinished,
+    first_model,
+    measurable,
+    remove_checkpoints,
+    save,
+    selection_loss,
+    train,
+)
 from longitude.study.trial import Status, Trial
 from longitude.study.units import TrialUnits
 
@@ -84,7 +92,7 @@ class TrialRunner:
 
     def _run(self, units: TrialUnits, on_progress: OnShare, note: Note) -> Status:
         trial = units.trial
-        training = BACKWARD * replace(self.config, steps=trial.steps).training_tokens
+        training = TRAINING * replace(self.config, steps=trial.steps).training_tokens
         share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(self.config))
 
         def trained(step: int, loss: float) -> None:
@@ -95,20 +103,25 @@ class TrialRunner:
             on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")
 
         try:
-            if (folder := self.store.find(units.training.kind, units.training.key)) is None:
-                with self.making(trial, units.training, note) as folder:
-                    write_json(folder / STATUS, asdict(self.train(trial, folder, trained, note)))
-                folder = self.store.folder(units.training)
-            status = read_status(folder)
+            status, model = self.made(
+                units.training, trial, note, lambda folder: self.train(trial, folder, trained, note)
+            )
             if status.status == "diverged" or self.train_only:
                 return status
-            if (rows := self.store.find(units.measuring.kind, units.measuring.key)) is None:
-                with self.making(trial, units.measuring, note) as rows:
-                    write_json(rows / STATUS, asdict(self.measure(status, trial, folder, rows, measured)))
-                rows = self.store.folder(units.measuring)
-            return read_status(rows)
+            return self.made(
+                units.measuring, trial, note, lambda folder: self.measure(status, trial, model, folder, measured)
+            )[0]
         except FailedError as failed:
             return trial.status("failed", 0, reason=str(failed))
+
+    def made(self, unit: Unit, trial: Trial, note: Note, make: Callable[[Path], Status]) -> tuple[Status, Path]:
+        """What a unit ended with, and its folder; make: into an unfinished folder, where the unit is not finished."""
+        if (finished := self.store.find(unit.kind, unit.key)) is not None:
+            return read_status(finished), finished
+        with self.making(trial, unit, note) as folder:
+            status = make(folder)
+            write_json(folder / STATUS, asdict(status))
+        return status, self.store.folder(unit)
 
     @contextmanager
     def making(self, trial: Trial, unit: Unit, note: Note) -> Iterator[Path]:

@@ -17,14 +17,13 @@ from longitude.study import rates
 from longitude.study.config import listed
 from longitude.study.executors import Executor, InProcess
 from longitude.study.ngrams import ngrams_of
-from longitude.study.plan import StudyPlan
 from longitude.study.rates import choices, chosen, is_candidate
 from longitude.study.results import FAILURE, NGRAMS, ROWS, VERB, Run, run_of, status_of
 from longitude.study.run_trial import Note, TrialRunner, ignore
 from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
 from longitude.study.trial import Status, Trial
-from longitude.study.units import TrialUnits, ngrams_unit, plain
+from longitude.study.units import StudyPlan, TrialUnits, plain
 
 ENDED = ("done", "diverged")
 FEW = 3
@@ -69,8 +68,8 @@ def study(
         note(_introduction(planned))
         if len(planned.config.seeds) < FEW:
             note(_few_seeds(planned.config.seeds))
-        Trials(planned, store, executor, on_progress, note).run()
-        run = run_of(store, question)
+        statuses = Trials(planned, store, executor, on_progress, note).run()
+        run = run_of(store, question, statuses)
         write_rows(run.rows, planned.run / ROWS)
         return run
 
@@ -88,7 +87,7 @@ def question_for(planned: StudyPlan) -> dict[str, Any]:
         "configuration": asdict(config),
     }
     asked |= {"data": data, "recipe": recipe(config), "train_steps": planned.steps, "trials": trials}
-    return plain(asked | {"ngrams": ngrams_unit(config, data).key})
+    return plain(asked | {"ngrams": planned.ngrams.key})
 
 
 class Trials:
@@ -110,7 +109,7 @@ class Trials:
         self.done = 0
         self.running: dict[Trial, tuple[float, str]] = {}
 
-    def run(self) -> None:
+    def run(self) -> dict[Trial, Status]:
         """Train every candidate where there are several learning rates, choose, and run what is chosen to its end."""
         every = self.planned.trials
         if self.sweeps:
@@ -124,6 +123,7 @@ class Trials:
                 self.note(_sentence(trial, self.statuses[trial]))
         last = [units for units in every if units.trial in final]
         self.complete(last, lambda status: status.status in ENDED, train_only=False)
+        return self.statuses
 
     def complete(self, part: Sequence[TrialUnits], ended: Callable[[Status], bool], train_only: bool) -> None:
         """Run those that have not ended. What another process runs comes last, and is taken over where that dies."""
@@ -177,10 +177,9 @@ class Trials:
 
 def _count_ngrams(planned: StudyPlan, store: Store) -> None:
     """Bits per byte of n-grams on held-out text, where the task has any."""
-    unit = ngrams_unit(planned.config, planned.data.description)
-    while not store.holds(unit):
+    while not store.holds(planned.ngrams):
         try:
-            with store.making(unit) as folder:
+            with store.making(planned.ngrams) as folder:
                 found = ngrams_of(planned.config, planned.data)
                 write_json(folder / NGRAMS, {str(order): bits for order, bits in found.items()})
         except BusyError:

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from longitude import plugins
 from longitude.runs.store import Unit
 from longitude.study.config import StudyConfig
+from longitude.study.data import StudyData
 from longitude.study.tasks.base import task_of
 from longitude.study.train import recipe
-from longitude.study.trial import Trial
+from longitude.study.trial import Trial, trials_of
 
 TRAINING = (
     "task", "tokenizer", "train_length", "positions", "position_range", "batch_size", "warmup", "weight_decay", "layers",
@@ -74,6 +77,33 @@ def ngrams_unit(config: StudyConfig, data: Mapping[str, Any]) -> Unit:
     return Unit(
         "ngrams", config.task, plain(counted | {"training": data.get("training_sha256"), "text": data["sha256"]})
     )
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A study that passed every check, with its text read; nothing is written yet.
+
+    Attributes:
+        config: What is asked.
+        data: What models are trained and measured on.
+        run: The run directory.
+        steps: Steps of the labels that differ from the study's.
+    """
+
+    config: StudyConfig
+    data: StudyData
+    run: Path
+    steps: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def trials(self) -> list[TrialUnits]:
+        """Every trial with its units, in the order of the study."""
+        return [units_of(self.config, trial, self.data.description) for trial in trials_of(self.config, self.steps)]
+
+    @cached_property
+    def ngrams(self) -> Unit:
+        """The n-grams that every model must beat."""
+        return ngrams_unit(self.config, self.data.description)
 
 
 def plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """docs/claims.md and its charts are what the committed results say; results are kept small, and what was changed is seen."""
 
 import json
+import shutil
 from contextlib import nullcontext
 
 import pytest
@@ -12,8 +13,7 @@ from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
 from claims.page import charts, page
 from longitude.cli import main as longitude
-from longitude.study.kept import keep
-from longitude.study.results import is_kept, read_run
+from longitude.study.results import is_kept, keep, read_run
 from tests.study.conftest import write_run
 
 LARGE = 400_000
@@ -42,12 +42,19 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def kept(root, tmp_path):
+@pytest.fixture(scope="module")
+def small(root, tmp_path_factory):
     """The same without models."""
-    (tmp_path / "series.json").write_text((root / "series.json").read_text())
-    keep(read_run(root / "text"), tmp_path / "text")
-    return tmp_path
+    small = tmp_path_factory.mktemp("small")
+    shutil.copy(root / "series.json", small)
+    keep(read_run(root / "text"), small / "text")
+    return small
+
+
+@pytest.fixture
+def kept(small, tmp_path):
+    """A copy of it, to be spoiled."""
+    return shutil.copytree(small, tmp_path, dirs_exist_ok=True)
 
 
 def judged(root):

@@ -12,8 +12,7 @@ from claims.protocol import given_options
 from claims.series import list_studies
 from claims.statements import holds
 from longitude.study import presets
-from longitude.study.kept import keep
-from longitude.study.results import read_run
+from longitude.study.results import keep, read_run
 from tests.study.conftest import NUMBERS
 
 PRESET = """

@@ -14,12 +14,12 @@ from longitude.attention.length_dependent import later, newest, parted, require_
 from longitude.attention.masks import AllOf, Documents, Mask, Padding, require_causal, require_mask
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import Backend, answer, choose_once, raw_request, run_parts
-from longitude.attention.request import AllowedPairs, Request, following, part_of
+from longitude.attention.request import AllowedPairs, Request
 from longitude.attention.sequence_slice import SequenceSlice, slice_of
 from longitude.errors import UsageError
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, canonical
+from longitude.positions.coordinates import Positions, canonical, following, part_of
 
 
 class Chosen(NamedTuple):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
+from longitude.attention.documents import places_of
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Mask, Window, is_causal, require_mask
 from longitude.attention.mixer import MixerInputs, register_mixer
-from longitude.attention.patterns import Dilated
+from longitude.attention.patterns import Chunks, Dilated
 from longitude.errors import UsageError, check_sizes
 from longitude.positions.base import Encoding
 
@@ -110,3 +111,51 @@ class WindowAttention(MultiHeadAttention):
 
     def extra_repr(self) -> str:
         return f"size={self.size}" + (f", step={self.step}" if self.step > 1 else "")
+
+
+@register_mixer("chunks")
+class ChunkAttention(WindowAttention):
+    """Attention to the tokens of the same chunk, the token itself included: every `size` tokens a text begins again.
+
+    x [B, L, dim] -> [B, L, dim] in O(L size) time. Chunks are counted in each document, and from its first token behind padding,
+    as Llama 4 does in its layers with rotation. Its cache layer keeps the last size - 1 tokens.
+
+    Args:
+        dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
+        size: Tokens of a chunk.
+        head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
+
+    Raises:
+        ValueError: As MultiHeadAttention, and for a size below 1.
+
+    Source:
+        Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/
+    """
+
+    shares_sequence = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        encoding: Encoding | Sequence[Encoding] | None = None,
+        *,
+        size: int,
+        head_dim: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ):
+        super().__init__(
+            dim, num_heads, num_kv_heads, encoding,
+            size=size, head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
+        )  # fmt: skip
+        self.window_mask = Chunks(size)
+
+    def products(self, keys: float) -> float:
+        return super().products(min(keys, (self.size + 1) / 2))  # half a chunk is before a token
+
+    def joined_mask(self, inputs: MixerInputs) -> Mask:
+        return self.window_mask if inputs.documents is None else Chunks(self.size, places_of(inputs.documents))

@@ -6,6 +6,7 @@ scripts/data/synthetic/constants.py and one generator per task.
 docs/retrieval.md lists where ours differ.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +18,20 @@ from scipy.special import zeta
 
 from longitude.measure.retrieval.haystack import FILLER, Haystack, word_list
 from longitude.measure.retrieval.prompts import Question
-from longitude.measure.retrieval.scoring import first_number, match_all
+
+
+def first_number(output: str, answers: Sequence[str]) -> float:
+    """1 if the first run of digits is the number queried, else 0 (Mohtashami and Jaggi 2023, llama/run_test.py)."""
+    [answer] = answers
+    number = re.search(r"\d+", output)
+    return float(number is not None and int(number.group()) == int(answer))
+
+
+def match_all(output: str, answers: Sequence[str]) -> float:
+    """The part of the answers that occurs in the output, whatever the case (RULER's string_match_all)."""
+    output = re.sub(r"[\x00-\x1f]", "\n", output).lower()
+    return sum(answer.lower() in output for answer in answers) / len(answers)
+
 
 Draw = Callable[[Random, int, float | None, Haystack], Question]
 """(random numbers, length in tokens, depth or None for a random one, running text) -> one trial."""

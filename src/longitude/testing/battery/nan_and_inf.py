@@ -169,29 +169,32 @@ def _spoiled(module: torch.nn.Module, whole: bool = False) -> Iterator[str]:
         p.copy_(kept)
 
 
-BETWEEN = torch.tensor([[0] * 5 + [1] * 4 + [-1] + [2] * 7 + [-1] * 2, [-1] * 3 + [0] * 4 + [1] * 6 + [2] * 6])
-BEHIND = torch.tensor([[0] * 6 + [1] * 4 + [2] * 7 + [-1] * 2, [0] * 7 + [1] * 6 + [2] * 6])
+DOCUMENTS = {
+    "between": torch.tensor([[0] * 5 + [1] * 4 + [-1] + [2] * 7 + [-1] * 2, [-1] * 3 + [0] * 4 + [1] * 6 + [2] * 6]),
+    "behind": torch.tensor([[0] * 6 + [1] * 4 + [2] * 7 + [-1] * 2, [0] * 7 + [1] * 6 + [2] * 6]),
+}
 """Documents with padding in front and between, and those that backends cut out one by one."""
 
 
 @shared_law(threshold=1e-9, needs=CACHES)
-def nan_in_documents(build: MixerExample) -> None:
+def nan_in_documents(build: MixerExample, paddings: tuple[str, ...] | None = None) -> None:
     """NaN and infinities in one document, or at padding, reach no output and no gradient of any other document's tokens.
 
     This holds for any loss, also if only a gradient is not finite; padding reaches no gradient of a parameter. Tried in every
     form, on every backend (for an encoding), with and without the C kernels, in full passes and token by token with a cache. A
     recurrence loses the same outputs in all cases: those of the token, and of later tokens in its document.
+    paddings: "between", "behind"; None: both for an encoding, "between" for a mixer.
     """
     of_encoding = isinstance(build.encoding, Example)
     backends = [*BACKENDS] if of_encoding else []
+    paddings = paddings or (tuple(DOCUMENTS) if of_encoding else ("between",))
     values = NOT_FINITE  # the others in the first form alone
     for words, options in build.forms((5,), backends).items():
         for loops in (nullcontext, without_loops) if build.has("mode") else (nullcontext,):
-            for documents in (BETWEEN, BEHIND) if of_encoding else (BETWEEN,):
+            for padding in paddings:
                 with loops(), suppress(*[ValueError] * of_encoding):  # of a backend that does not take it
-                    _stays_in_its_document(
-                        f"{words}, {loops.__name__}", LayerStack(build, **options), documents, values
-                    )
+                    net = LayerStack(build, **options)
+                    _stays_in_its_document(f"{words}, {loops.__name__}", net, DOCUMENTS[padding], values)
                     values = NOT_FINITE[:1]
 
 
@@ -221,7 +224,7 @@ def _stays_in_its_document(here: str, net: LayerStack, documents: Tensor, values
 
 
 def _same_elsewhere(what: str, found: Named, clean: Named, others: Tensor) -> None:
-    for name in ("output", "gradient of x", SINGLE):
+    for name in (name for name in ("output", "gradient of x", SINGLE) if name in found):
         close(f"{what}, {name}", found[name][others], clean[name][others])
 
 
@@ -241,9 +244,12 @@ def _everything(net: LayerStack, x: Tensor, documents: Tensor, lost: Tensor | No
     out = net(x, positions, documents)
     [of_x] = torch.autograd.grad((out.sin() * direction).sum(), x, retain_graph=True)
     of_parameters = with_gradients(lambda: out, learned_of(net), direction=direction * real)
+    found = {**of_parameters, "output": out.detach(), "gradient of x": of_x}
+    if lost is not None:  # decoding knows no loss
+        return found
     with torch.no_grad():
         single = net.in_chunks(x, range(x.shape[1] + 1), lambda a, b: positions[:, a:b], documents)
-    return {**of_parameters, "output": out.detach(), "gradient of x": of_x, SINGLE: single}
+    return found | {SINGLE: single}
 
 
 @MIXER_LAWS.law(name="nan_and_inf", threshold=1e-5)

@@ -24,14 +24,14 @@ from longitude.attention.layers.hierarchical.blocks import (
 from longitude.attention.layers.hierarchical.state import State, Stream, Tokens, state_after, step, window_of, with_rows
 from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.operation import raw_request, run
-from longitude.attention.request import as_int, validate
+from longitude.attention.request import validate
 from longitude.attention.state_mixer import StateInputs, document_flags, without_trivial
 from longitude.derivatives import readable
 from longitude.errors import UsageError, check_flags, check_sizes, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import Positions, canonical, explicit
+from longitude.positions.coordinates import Positions, as_int, canonical, explicit
 
 MERGES = {"mean": (mean, mean)}
 

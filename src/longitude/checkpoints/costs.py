@@ -1,19 +1,27 @@
-"""Costs of inference and training: FLOPs from a model without weights, time from a short run of some of its layers."""
+"""Costs of every --plan: FLOPs from a model without weights, time from a short run of some of its layers, memory.
+
+FLOPs are those of matrix products. For our models they are those of every Linear layer, and those that a mixer declares
+(`Mixer.products`): scores and weighted values, or updates and reads of a matrix or diagonal state. Norms, gates, decays,
+convolutions, biases, the scores of cross-attention, and the vector state of rwkv4 are not counted. The backend does not matter.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from longitude.checkpoints.load import one_line_of
 from longitude.checkpoints.quiet import quiet
+from longitude.models.decoder import LongitudeModel
+from longitude.runs.memory import Memory
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
@@ -24,6 +32,42 @@ LARGEST = 250_000_000
 """Most parameters of a model that is timed on this machine; a larger one gets fewer layers and a smaller vocabulary."""
 WORDS, WIDEST = 8192, 1024
 """Size of the smaller vocabulary, and largest window that is timed, in tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Estimated cost of a part of a command. Unknown values, and those that do not apply, are None.
+
+    Attributes:
+        model: A folder, a name or a label.
+        part: "training", "measuring", "searching".
+        parameters: Number of parameters of the model.
+        steps: Steps of its training.
+        length: Length of windows and prompts, in tokens.
+        tokens: Maximum number of processed tokens.
+        flops: FLOPs of matrix products.
+        memory: Peak memory.
+        seconds: Seconds on this machine under its current load.
+        h100_seconds: Seconds on one H100 in bfloat16 at 40% of its peak rate.
+        reason: Reason why there is no time.
+    """
+
+    model: str
+    part: str
+    parameters: int | None = None
+    steps: int | None = None
+    length: int
+    tokens: int
+    flops: float
+    memory: Memory | None = None
+    seconds: float | None = None
+    h100_seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, with the sum of the memory."""
+        return asdict(self) | {"memory": self.memory and asdict(self.memory) | {"total": self.memory.total}}
 
 
 @dataclass(frozen=True)
@@ -41,8 +85,19 @@ class Flops:
         return self.per_token * length + self.per_pair * length * (length + 1) / 2
 
 
+def products_per_token(model: Any, keys: float) -> float:
+    """Multiply-adds per token in a Longitude model, with `keys` visible keys per query on average."""
+    stacks = [module for module in model.modules() if isinstance(module, LongitudeModel)]
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    mixed = sum(mixer.products(keys) for stack in stacks for mixer in stack.mixers)
+    return (linear + mixed) / len(stacks)  # a token of an encoder-decoder is in one of its stacks
+
+
 def forward_flops(outline: Any) -> Flops:
     """FLOPs of a model on the meta device, counted at two lengths. ValueError for a model that does not run there."""
+    if any(isinstance(module, LongitudeModel) for module in outline.modules()):
+        none, one = (products_per_token(outline, keys) for keys in (0, 1))
+        return Flops(2 * none, 2 * (one - none))
 
     def count(length: int) -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), quiet():

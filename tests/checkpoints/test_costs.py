@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longitude.checkpoints import calibration
-from longitude.checkpoints.calibration import TRAINING, WORDS, flops_per_second, forward_flops, smaller
+from longitude.checkpoints import costs
+from longitude.checkpoints.costs import TRAINING, WORDS, flops_per_second, forward_flops, smaller
 from tests.support import refused
 
 TINY = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16}
@@ -46,7 +46,7 @@ def test_counted_and_run_are_the_same_model(kind, monkeypatch) -> None:
     """The rate is what a pass counts over its seconds; a training step is three of them, the optimizer's work in its time."""
     model = outline(kind, **TINY)
     calls = []
-    monkeypatch.setattr(calibration, "_seconds", lambda step, times: (calls.append(step()), 2.0)[1])
+    monkeypatch.setattr(costs, "_seconds", lambda step, times: (calls.append(step()), 2.0)[1])
     want = 3 * forward_flops(model).of(32) / 2
     assert flops_per_second(model, 32, rows=3) == pytest.approx(want)
     assert flops_per_second(model, 32, rows=3, training=True) == pytest.approx(TRAINING * want)
@@ -56,7 +56,7 @@ def test_counted_and_run_are_the_same_model(kind, monkeypatch) -> None:
 def test_of_a_large_model_a_few_layers_are_run(monkeypatch) -> None:
     """As many as the limit holds, one at least, with what is listed for each layer."""
     model = outline("gemma3_text", **TINY | {"vocab_size": 20_000})
-    monkeypatch.setattr(calibration, "LARGEST", 60_000)
+    monkeypatch.setattr(costs, "LARGEST", 60_000)
     config = smaller(model)
     each = sum(p.numel() for name, p in model.named_parameters() if ".layers.0." in name)
     kept = 60_000 // each
@@ -66,7 +66,7 @@ def test_of_a_large_model_a_few_layers_are_run(monkeypatch) -> None:
         3,
     )
     assert model.config.num_hidden_layers == 4, "it is another configuration"
-    monkeypatch.setattr(calibration, "LARGEST", 1)
+    monkeypatch.setattr(costs, "LARGEST", 1)
     assert smaller(model).num_hidden_layers == 1
     assert flops_per_second(model, 32) > 0
     monkeypatch.undo()
