@@ -29,7 +29,7 @@ class ExtendCost:
         flops: Of matrix products, every layer attending to all earlier tokens.
         memory: Bytes at its height.
         seconds: On this machine as busy as it is now.
-        h100_seconds: On one H100 in bfloat16 at 40 % of its rate.
+        h100_seconds: On one H100 in bfloat16 at 40% of its rate.
     """
 
     part: str

@@ -30,7 +30,7 @@ class MeasureCost:
         memory: Bytes at the longest length.
         free: Bytes that there are here.
         seconds: On this machine as busy as it is now; None where the model's class could not be timed.
-        h100_seconds: On one H100 in bfloat16 at 40 % of its rate.
+        h100_seconds: On one H100 in bfloat16 at 40% of its rate.
         reason: Why there is no time.
     """
 
