@@ -60,8 +60,8 @@ register(
         claimed="One layer with PaTH solves flip-flop, also with many or few instructions that count; one with RoPE does not.",
         source="Yang et al. 2025, PaTH Attention",
         link="https://arxiv.org/abs/2505.16381",
-        protocol="There: one layer, 512 symbols; errors where 98 % and 10 % are to be ignored: RoPE 6.9 and 40.3 %, "
-        "FoX 8.3 and 36.3 %, PaTH 0 and 0.0001 %. Here: windows of 40 symbols, 800 steps, width 64; solved from "
+        protocol="There: one layer, 512 symbols; errors where 98% and 10% are to be ignored: RoPE 6.9 and 40.3%, "
+        "FoX 8.3 and 36.3%, PaTH 0 and 0.0001%. Here: windows of 40 symbols, 800 steps, width 64; solved from "
         f"{SOLVED:.0%} of the bits on. Varied: windows of 128 symbols. Corrected on 2026-11-26: this page said refuted, "
         "because RoPE solves the set where most instructions count; what RoPE was trained on, the claim's own sentence, had not "
         "been asked.",

@@ -11,7 +11,7 @@ from claims.evidence import Evidence, NotRun
 from claims.protocol import SERIES
 from claims.series import list_studies
 from longitude.report.figure import Figure
-from longitude.report.wording import count, legible
+from longitude.report.wording import count, legible, paper
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.config import option
 from longitude.study.pictures.by_length import by_length
@@ -32,6 +32,16 @@ prints the verdicts; with `ARGS="runs/claims --run --only NAME"` it runs the stu
 says how long they take."""
 
 
+NAMES = {
+    "There": "In the paper",
+    "Here": "Our test",
+    "Varied": "Varied",
+    "Corrected on 2026-11-26": "Corrected on 2026-11-26",
+}
+PARTS = re.compile(rf"\s*\b({'|'.join(NAMES)}): ")
+"""The parts of a protocol, which begin paragraphs."""
+
+
 class Chart(NamedTuple):
     """A chart of the page, and its numbers as Markdown, which stand below it and in its file."""
 
@@ -44,19 +54,28 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
     claims, errata = ([each for each in judged if each.claim.erratum == wanted] for wanted in (False, True))
     verdicts = [each.verdict for each in claims]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN))
+
+    def thumbnail(each: Judged) -> str:
+        names = [name for name in drawn if name.startswith(f"{_group(each)}-")]
+        return f"![Chart of claim {each.claim.number} by length, small](claims/{names[0]}.svg)" if names else ""
+
     lines, mistakes = (
-        [[each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**"] for each in part]
+        [
+            [each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**", thumbnail(each)]
+            for each in part
+        ]
         for part in (claims, errata)
     )
-    introduction = INTRODUCTION.read_text(encoding="utf-8")
+    head, _, rest = INTRODUCTION.read_text(encoding="utf-8").partition("\n## ")
     parts = [
         "# Claims of the literature, tested",
-        introduction,
-        MADE,
-        f"Of {count(len(claims), 'claim')}: {counts}.",
-        as_markdown(["", "claim", "verdict"], lines),
+        head.strip(),
+        f"{count(len(claims), 'claim')}: {counts}.",
+        as_markdown(["", "claim", "verdict", "chart"], lines),
         "Errata are sentences of one text that nobody else claims; they are tested in the same way, and are counted apart.",
-        as_markdown(["", "erratum", "verdict"], mistakes),
+        as_markdown(["", "erratum", "verdict", "chart"], mistakes),
+        f"## {rest}",
+        MADE,
     ]
     for place, each in enumerate(judged):
         parts += _claim(each)
@@ -83,7 +102,8 @@ def _claim(each: Judged) -> list[str]:
         f"## {claim.number} {claim.name}",
         f"**{claim.claimed}**",
         f"Source: [{claim.source}]({claim.link}).",
-        claim.protocol + (f" Studies: {studies}." if studies else ""),
+        PARTS.sub(lambda found: f"\n\n**{NAMES[found[1]]}**: ", claim.protocol).strip()
+        + (f" Studies: {studies}." if studies else ""),
         f"Verdict: **{each.verdict}**.",
     ]
     if claim.statements:
@@ -134,7 +154,7 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     study = {**run.study, "configuration": {**run.study["configuration"], **kept}}
     part = Run(run.path, study, tuple(trial for trial in run.trials if trial.label in labels), run.rows)
     criterion = CRITERIA[run.task.kind](part)
-    names = [label if method == first else f"{label} ({method})" for label, method in drawn]
+    names = [paper(label) if method == first else f"{paper(label)} ({method})" for label, method in drawn]
     findings = [
         criterion.finding(label, length, method)._replace(label=name)
         for name, (label, method) in zip(names, drawn, strict=True)

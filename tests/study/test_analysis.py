@@ -109,7 +109,7 @@ def test_what_learned_too_little_does_not_hold(tmp_path):
     )
     found, shown = conclusion(run), printed(run)
     assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["rope"], "Unclear": ["NoPE *"]}
-    numbers = r"NoPE \(3.0\d against 2.67 of trigrams; −0.06 bits from context; \+3\d% above rope\)"
+    numbers = r"NoPE \(3.0\d against 2.67 of trigram counts; −0.06 bits from context; \+3\d% above rope\)"
     assert re.search(numbers, found.caution)
     assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
@@ -183,7 +183,7 @@ def test_the_best_ngrams_judge_whatever_their_order(label, context, tmp_path):
     bits, counted = {"low": (2.3, 2.3), "high": (2.7, 2.7)}, {"2": 2.5, "3": 3.1}
     run = write_run(tmp_path, bits, test_lengths=(256, 512), spread=0, noise=0, ngrams=counted)
     assert line(summary(run), label, 512)["context"] == context
-    assert "high (2.70 against 2.50 of bigrams" in conclusion(run).caution
+    assert "high (2.70 against 2.50 of bigram counts" in conclusion(run).caution
 
 
 def test_effective_length_with_its_interval(tmp_path):

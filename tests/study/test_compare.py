@@ -114,9 +114,9 @@ def test_a_table_as_markdown(runs, capsys, tmp_path):
     }  # fmt: skip
     assert main(["report", str(run), "--markdown"]) == 0
     text = capsys.readouterr().out
-    assert "| unclear (learned too little) | 512 |" in text and "| rises |" in text
+    assert "| unclear (learned too little) | ≥ 512 |" in text and "| rises |" in text
     assert "| < 0.001 | yes |" in text
-    assert "| trigrams | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
+    assert "| trigram counts | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("|")]
     for table in tables:
         assert len({line.count("|") for line in table.splitlines()}) == 1

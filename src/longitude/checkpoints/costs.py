@@ -26,7 +26,7 @@ from longitude.runs.memory import Memory
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
-PROTOCOL = "Time here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s."
+PROTOCOL = "Time here: as busy as now. One H100: bfloat16 at 40% of 989 TFLOP/s."
 TRAINING = 3
 """Forward passes that a training step is worth."""
 LARGEST = 250_000_000
@@ -49,7 +49,7 @@ class Cost:
         flops: Of matrix products.
         memory: At its height.
         seconds: On this machine as busy as it is now.
-        h100_seconds: On one H100 in bfloat16 at 40 % of its rate.
+        h100_seconds: On one H100 in bfloat16 at 40% of its rate.
         reason: Why there is no time.
     """
 

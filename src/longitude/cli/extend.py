@@ -38,7 +38,7 @@ class ExtendOptions:
         window: With --fine-tune: tokens of a window; by default the new length, with other positions or --method drope the
             original one.
         batch: With --fine-tune: windows per step on each device.
-        learning_rate: With --fine-tune: after 5 % of the steps, in which it rises.
+        learning_rate: With --fine-tune: after 5% of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.
         sequence_parallel: With --fine-tune under torchrun: all processes share each window, so that n of them take n times the
             length.

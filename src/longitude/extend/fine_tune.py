@@ -111,7 +111,7 @@ def fine_tune(
         out: Folder of the new checkpoint.
         length: Tokens of a window. By default the length that the configuration declares, or, where positions are not
             contiguous or "drope" dropped the rotation, the original one.
-        learning_rate: After 5 % of the steps, in which it rises.
+        learning_rate: After 5% of the steps, in which it rises.
         batch: Windows per step on each device.
         lora: Train low-rank matrices only (peft), merged at the end.
         positions: "contiguous", "randomized" or "skipped" (lg.samplers): the positions of a window come from the whole

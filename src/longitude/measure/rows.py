@@ -43,7 +43,7 @@ class Row:
         tokens: Target tokens scored.
         count: What the value is divided by: bytes for bits per byte, tokens for perplexity, trials for a task.
         value: The metric. None when it is not a finite number (a diverged model); `count` then is what was tried.
-        low: Lower end of the 95 % interval over documents. None with fewer than two documents or no value.
+        low: Lower end of the 95% interval over documents. None with fewer than two documents or no value.
         high: Its upper end.
         dtype: Data type of the model's weights.
         backend: Attention implementation.
@@ -62,8 +62,8 @@ class Row:
         train_bytes: Bytes of text that they are; with a tokenizer at the mean bytes per token of the training text.
         train_seconds: Time of its training, which no other run repeats exactly; None if training was interrupted.
         parameters: Numbers that the model has.
-        flops_per_token: FLOPs of its training, for each of these tokens, forward and backward; see longitude/checkpoints/costs.py for
-            what is counted.
+        flops_per_token: FLOPs of its training per token, forward and backward; longitude/checkpoints/costs.py says what
+            is counted.
 
     Raises:
         ValueError: For a float that is not finite.

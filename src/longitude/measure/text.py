@@ -71,7 +71,7 @@ class DocumentLosses:
         return self.nats, self.tokens if self.bytes is None else self.bytes
 
     def row(self, *, resamples: int = 2000, bootstrap_seed: int = 0, **labels: Any) -> Row:
-        """The metric over all documents with its 95 % bootstrap interval.
+        """The metric over all documents with its 95% bootstrap interval.
 
         Args:
             resamples: Number of bootstrap resamples.

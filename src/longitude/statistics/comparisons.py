@@ -21,7 +21,7 @@ class Comparison(NamedTuple):
         seeds: That both have.
         documents: That both were measured on.
         value: By how much, in the task's metric, above 0.
-        low: Lower end of its 95 % interval; None where there is none.
+        low: Lower end of its 95% interval; None where there is none.
         high: Its upper end.
         over: What it is over: "seeds", or with one seed "documents", which says nothing of training again.
         text_low: Lower end of the interval over documents, of the models as they are.

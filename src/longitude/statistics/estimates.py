@@ -55,10 +55,10 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: The mean over seeds.
-        low: Lower end of the 95 % interval that is reported: over the seeds, with one over the documents of its text.
+        low: Lower end of the 95% interval that is reported: over the seeds, with one over the documents of its text.
         high: Its upper end.
         over: What it is over; None where there is none.
-        text_low: Lower end of the 95 % interval over documents, of the models as they are.
+        text_low: Lower end of the 95% interval over documents, of the models as they are.
         text_high: Its upper end.
         p: Two-sided p-value of a difference, over what the interval is over.
         values: One per seed.

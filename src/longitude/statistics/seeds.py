@@ -90,7 +90,7 @@ def _t(values: ArrayLike, confidence: float) -> Difference:
     if values.ndim != 1 or not len(values):
         raise ValueError(f"values must be one number per seed, [seeds], got shape {values.shape}")
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
+        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95%), got {confidence}")
     value = float(values.mean())
     if not math.isfinite(value):
         return Difference(None, None, None, None)

@@ -1,6 +1,6 @@
 """The findings of a study, computed once: tables, figures and the three lines about it read them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -115,23 +115,23 @@ def conclude(analysis: Analysis) -> Conclusion:
     """The three lines of a study. They claim nothing that the intervals do not carry: see the `Criterion` of its task."""
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
-        return Conclusion("Losses were measured by position only", caution=_joined(undone(run)))
+        return Conclusion("Losses were measured by position only", caution=_joined(undone(run, criterion.called)))
     found = [each for each in analysis.main if each.value is not None]
     last = [each for each in ranked(analysis) if each.value is not None]
     if not last:
         where = f" at {run.lengths[-1]} {run.task.unit}" if found else ""
-        return Conclusion(f"No encoding was measured{where}", caution=_joined(undone(run)))
+        return Conclusion(f"No encoding was measured{where}", caution=_joined(undone(run, criterion.called)))
     sign = 1 if criterion.less_is_better else -1
     first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
     if all(map(criterion.learned_too_little, first)):  # neither is a best of anything
         pairs = []
-    absent = [named(label) for label in run.labels if label not in {each.label for each in last}]
+    absent = [criterion.called(label) for label in run.labels if label not in {each.label for each in last}]
     cautions = [
         *criterion.cautions(last),
         *([f"no value at {last[0].length}: {', '.join(absent)}"] if absent else []),
-        *undone(run),
-        *(f"{named(label)} {never}" for label in run.labels if (never := run.untrained(label))),
+        *undone(run, criterion.called),
+        *(f"{criterion.called(label)} {never}" for label in run.labels if (never := run.untrained(label))),
         *edges(run.choices),
         *_scope(criterion, last),
     ]
@@ -161,12 +161,12 @@ def notes(run: Run) -> list[str]:
     ]
 
 
-def undone(run: Run) -> list[str]:
+def undone(run: Run, called: Callable[[str], str] = named) -> list[str]:
     """Which models are not done, by how they ended."""
     by_state: dict[str, list[str]] = {}
     for trial in run.undone:
         seed = f" (seed {trial.seed})" if len(run.of(trial.label)) > 1 else ""
-        by_state.setdefault(state(trial), []).append(named(trial.label) + seed)
+        by_state.setdefault(state(trial), []).append(called(trial.label) + seed)
     return [f"{state}: {', '.join(names)}" for state, names in by_state.items()]
 
 
@@ -174,7 +174,7 @@ def _scope(criterion: Criterion, last: list[Finding]) -> list[str]:
     """What the intervals do not cover."""
     if last[0].documents < 2:
         return [f"one {criterion.things.removesuffix('s')}, so no interval"]
-    alone = [named(each.label) for each in last if each.seeds == 1]
+    alone = [criterion.called(each.label) for each in last if each.seeds == 1]
     if len(alone) == len(last):
         return ["one seed: intervals are over " + criterion.things + ", and do not cover training again"]
     return [f"one seed, interval over {criterion.things}: {', '.join(alone)}"] if alone else []

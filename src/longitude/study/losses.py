@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from longitude.report.wording import named, percent
+from longitude.report.wording import percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
 from longitude.study.results import FIRST, LAST
 
 TOLERANCE = 0.02
-"""An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""
+"""An encoding holds at a length when its bits per byte there are within 2% of the training length's, or less."""
 LOSS_MARGIN = 0.20
-"""At the training length an encoding has learned as the best has when its loss is at most 20 % above: an order of n-grams."""
+"""At the training length an encoding has learned as the best has when its loss is at most 20% above: an order of n-grams."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
 LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
@@ -143,12 +143,14 @@ class LossCriterion(Criterion):
         labels = [each.label for each in last]
         little = [label for label in labels if self.learned_too_little(label)]
         unsure = [label for label in labels if label not in little and self._shown(label, UNCLEAR)]
-        alone = [named(each.label) for each in last if each.change is None] if self.run.beyond else []
+        alone = [self.called(each.label) for each in last if each.change is None] if self.run.beyond else []
         at = f"at {self.run.reference}"
         groups = {
-            f"* too little learned {at} to judge": [f"{named(label)} ({self._shown(label, LOST)})" for label in little],
+            f"* too little learned {at} to judge": [
+                f"{self.called(label)} ({self._shown(label, LOST)})" for label in little
+            ],
             f"unclear {at} whether enough was learned": [
-                f"{named(label)} ({self._shown(label, UNCLEAR)})" for label in unsure
+                f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure
             ],
             f"no value {at} to compare with": alone,
         }
@@ -160,7 +162,7 @@ class LossCriterion(Criterion):
         words = {
             FLOOR: f"{{}} against {bits:.2f} of {ngrams}",
             CONTEXT: "{} from context",
-            LOSS: f"{{}} above {named(learned.best or '')}",
+            LOSS: f"{{}} above {self.called(learned.best or '')}",
         }
         return "; ".join(
             words[check].format(number) for check, (own, number) in learned.checks.items() if own == verdict

@@ -65,8 +65,8 @@ RULE = "rule without positions"
 
 
 def ngrams_named(order: int) -> str:
-    """Bigrams, trigrams, 4-grams."""
-    return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
+    """What counts of this order are called."""
+    return {1: "unigram", 2: "bigram", 3: "trigram"}.get(order, f"{order}-gram") + " counts"
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,7 +66,9 @@ def markdown(analysis: Analysis) -> str:
             " ".join(filter(None, (criterion.number(each), f"[{ends}]" if (ends := criterion.bounds(each)) else "")))
             for each in part
         ]
-        lines.append([label, *cells, _verdict(part[-1], criterion) if part else None, reach(criterion.effective(part))])
+        lines.append(
+            [label, *cells, _verdict(part[-1], criterion) if part else None, in_brackets(*criterion.reach(part))]
+        )
     lines += [[name, *cells, "", ""] for name, *cells in floor_lines(run, 3)]
     longest = run.lengths[-1]
     conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
@@ -115,6 +117,11 @@ def reach(length: Effective) -> str:
     """1024, or 512 (256 to 1024) where the interval reaches further; none."""
     value, low, high = (str(each or "none") for each in length)
     return value if low == high else f"{value} ({low} to {high})"
+
+
+def in_brackets(value: str, ends: str) -> str:
+    """512 (< 256 to 512): an interval in brackets, if there is one."""
+    return f"{value} ({ends})" if ends else value
 
 
 def number(value: float | None) -> str | None:
