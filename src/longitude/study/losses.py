@@ -5,7 +5,7 @@
   training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
 * holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
 
-Every comparison is paired, by seed and by document, and must hold over both (`longitude.statistics.estimates`).
+Every comparison is paired, by seed and by document, and must hold over both together (`longitude.statistics.estimates`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +76,7 @@ class LossCriterion(Criterion):
             found = found._replace(
                 change=moved.value, change_low=moved.low, change_high=moved.high,
                 text_change_low=moved.text_low, text_change_high=moved.text_high,
+                seed_change_low=moved.seed_low, seed_change_high=moved.seed_high,
             )  # fmt: skip
             if length in run.beyond and moved.value is not None:
                 found = judged(found._replace(holding=moved.below(TOLERANCE)))
@@ -105,8 +106,8 @@ class LossCriterion(Criterion):
         gain = difference(first, last, self.metric) if first and last else None
         best_ngrams = run.best_ngrams
         floor = loss.less(best_ngrams[1]) if best_ngrams else None
-        if floor and floor.over == "seeds":  # the n-grams read the same documents
-            floor = floor._replace(text_low=floor.low, text_high=floor.high)
+        if floor and len(floor.values) > 1:  # the n-grams read the same documents
+            floor = floor._replace(low=floor.seed_low, high=floor.seed_high)
         checks = {}
         if floor and loss.value is not None:
             beats = floor.below(0)
