@@ -1,7 +1,7 @@
 """docs/claims.md: every claim with its source, our protocol, what was found and the verdict, and charts of it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome,
 from claims.evidence import Evidence, NotRun
 from claims.protocol import SERIES
 from claims.series import list_studies
+from claims.tables import false_discovery
 from longitude.report.figure import Figure
 from longitude.report.wording import count, legible, paper
 from longitude.study.analysis import CRITERIA, Analysis
@@ -17,7 +18,7 @@ from longitude.study.config import option
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
 from longitude.study.results import Run
-from longitude.study.tables import as_markdown
+from longitude.study.tables import as_markdown, p_words
 
 LINES = 7
 """Of a chart, at most."""
@@ -29,7 +30,8 @@ SHOWN = (
 INTRODUCTION = Path(__file__).with_name("introduction.md")
 MADE = """`make claims` makes this page from the results in `benchmarks/results/claims/`, and a test compares. `make verdicts`
 prints the verdicts; with `ARGS="runs/claims --run --only NAME"` it runs the studies of one claim first, and with `--plan` it
-says how long they take."""
+says how long they take. `benchmarks/claims/again.ipynb` computes
+five of them again with pandas alone, and a test compares both."""
 
 
 NAMES = {
@@ -77,8 +79,9 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
         f"## {rest}",
         MADE,
     ]
+    chances = iter(map(p_words, false_discovery(judged)))
     for place, each in enumerate(judged):
-        parts += _claim(each)
+        parts += _claim(each, chances)
         last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
         parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
     parts += ["## The studies", *(_study(name, evidence) for name in list_studies())]
@@ -95,7 +98,7 @@ def _group(each: Judged) -> str:
     return re.sub(r"\D", "", each.claim.number)
 
 
-def _claim(each: Judged) -> list[str]:
+def _claim(each: Judged, chances: Iterator[str]) -> list[str]:
     claim = each.claim
     studies = ", ".join(f"[{name}](#study-{name})" for name in claim.studies)
     parts = [
@@ -107,18 +110,26 @@ def _claim(each: Judged) -> list[str]:
         f"Verdict: **{each.verdict}**.",
     ]
     if claim.statements:
-        parts.append(_statements("statement", claim.statements, each.outcomes))
+        parts.append(_statements("statement", claim.statements, each.outcomes, chances))
     if claim.varied:
-        parts += ["Varied, no part of the verdict:", _statements("statement, varied", claim.varied, each.varied)]
+        parts += [
+            "Varied, no part of the verdict:",
+            _statements("statement, varied", claim.varied, each.varied, chances),
+        ]
     return parts
 
 
-def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome]) -> str:
+def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome], chances: Iterator[str]) -> str:
     lines = [
-        [statement.words, outcome.number, ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark]))]
+        [
+            statement.words,
+            outcome.number,
+            next(chances),
+            ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark])),
+        ]
         for statement, outcome in zip(statements, outcomes, strict=True)
     ]
-    return as_markdown([head, "number, 95% interval", "verdict"], lines)
+    return as_markdown([head, "number, 95% interval", "q", "verdict"], lines)
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pandas as pd
 from longitude.report.wording import named
 from longitude.statistics.comparisons import Comparison
 from longitude.statistics.estimates import HOLDS, UNCLEAR
+from longitude.statistics.seeds import pooled_spread
 from longitude.study.answers import AnswerCriterion
 from longitude.study.criterion import Criterion, Finding
 from longitude.study.losses import LossCriterion
@@ -150,15 +151,27 @@ def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
     return sorted(last, key=place)
 
 
-def notes(run: Run) -> list[str]:
-    """What of training differs between labels, or is not as usual."""
+def notes(analysis: Analysis) -> list[str]:
+    """What of training differs between labels, or is not as usual, and how far seeds are apart."""
+    run = analysis.run
     steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
     sampled = run.sampled_positions
     return [
         *([f"steps, matched by compute: {', '.join(steps)}"] if steps else []),
         *([f"training windows had {sampled}"] if sampled else []),
         *chosen_rates(run.choices),
+        *spread_of_seeds(analysis),
     ]
+
+
+def spread_of_seeds(analysis: Analysis) -> list[str]:
+    """How far seeds are apart at the training length, if that is alike for every label."""
+    criterion, run = analysis.criterion, analysis.run
+    found = pooled_spread([each.values for each in analysis.main if each.length == run.train_length])
+    if found is None:
+        return []
+    amount = f"{criterion.amount(found[0], 2)} {criterion.points}"
+    return [f"seeds at {run.train_length} differ by {amount} (standard deviation, {found[1]} degrees of freedom)"]
 
 
 def undone(run: Run, called: Callable[[str], str] = named) -> list[str]:

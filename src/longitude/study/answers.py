@@ -3,8 +3,9 @@
 Where a task's training length was measured, one that does not solve that has not learned the task: what it does at longer
 lengths says nothing about position.
 
-Over the examples intervals are Wilson's, 95%, which has a width for 200 right ones of 200, too; over several seeds they are
-t-intervals, within 0 and 1. Examples of two lengths are different ones: their values are not paired.
+Over the examples, intervals are Wilson's, 95%, which have a width for 200 right answers of 200 as well. Over several seeds they
+are t-intervals. The combined intervals are over both. All stay within 0 and 1. Examples of two lengths are different ones:
+their values are not paired.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,7 +111,9 @@ def share(right: np.ndarray) -> Estimate:
     _, low, high = t_interval(right.mean(1))
     seeds = None if low is None or high is None else (max(0.0, low), min(1.0, high))
     text = Interval(*proportions.mean(right.mean(0).tolist()))
-    return estimated(right.mean(1), text, seeds and Interval(float(right.mean()), *seeds))
+    found = estimated(right.mean(1), text, seeds and Interval(float(right.mean()), *seeds))
+    low, high = (end if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high))
+    return found._replace(low=low, high=high)
 
 
 def longest_solved(lines: Sequence[Finding]) -> int | None:

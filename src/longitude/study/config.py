@@ -61,9 +61,9 @@ class StudyConfig:
         heads: Attention heads; they divide the width.
         documents: Validation documents to measure on, or fewer with as many of the longest windows; a text with less is
             refused. Of generated tasks: examples of each length.
-        methods: Ways to measure, those of the task: of text non-overlapping, sliding, per-position, and linear, ntk, yarn,
-            longrope, which extend the trained models to each longer length; `longitude study --task NAME --help` has those of
-            others.
+        methods: Ways to measure, those of the task: of text non-overlapping, sliding, per-position, copies (losses on bytes that
+            a copy within the training length foretells, and on those of a farther one), and linear, ntk, yarn, longrope, which
+            extend the trained models to each longer length; `longitude study --task NAME --help` has those of others.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
             bit.

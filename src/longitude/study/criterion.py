@@ -20,9 +20,9 @@ LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
 class Finding(NamedTuple):
     """One label at one length. What is missing is None.
 
-    value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: the seeds, or of one seed
-    the documents. text_low, text_high: the interval over documents, whatever the number of seeds. values: one per seed. Of
-    losses also change, ...: value / value at the reference length - 1, paired, likewise.
+    value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
+    of one seed the documents. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
+    values: one per seed. Of losses also change, ...: value / value at the reference length - 1, paired, likewise.
 
     loss, context, holding: how it is judged on each, `HOLDS`, `LOST` or `UNCLEAR`; None where that was not measured. failed:
     those that are `LOST`. verdict: of all together, by the `Criterion`; None where it judges nothing.
@@ -38,12 +38,16 @@ class Finding(NamedTuple):
     over: str | None = None
     text_low: float | None = None
     text_high: float | None = None
+    seed_low: float | None = None
+    seed_high: float | None = None
     values: tuple[float, ...] = ()
     change: float | None = None
     change_low: float | None = None
     change_high: float | None = None
     text_change_low: float | None = None
     text_change_high: float | None = None
+    seed_change_low: float | None = None
+    seed_change_high: float | None = None
     loss: str | None = None
     context: str | None = None
     holding: str | None = None
@@ -53,7 +57,7 @@ class Finding(NamedTuple):
     @classmethod
     def of(cls, label: str, length: int, documents: int, value: Estimate) -> "Finding":
         """An estimate of a label at a length."""
-        ends = (value.low, value.high, value.over, value.text_low, value.text_high)
+        ends = (value.low, value.high, value.over, value.text_low, value.text_high, value.seed_low, value.seed_high)
         return cls(label, length, len(value.values), documents, value.value, *ends, value.values)
 
 
@@ -176,9 +180,9 @@ class Criterion(ABC):
         by = f"{self.amount(pair.value)} {self.points}{ends}"
         if pair.decided:
             return f"{better}: {by} {side} {worse}, the next best ({count(pair.seeds, 'seed')})"
-        if pair.over != "seeds" and pair.low is not None and pair.low > 0:
+        if pair.seeds == 1 and pair.low is not None and pair.low > 0:
             return f"{better}: {by} {side} {worse} in one seed ({pair.documents} {self.things}); another training may differ"
-        over = count(pair.seeds, "seed") if pair.over == "seeds" else f"one seed, {pair.documents} {self.things}"
+        over = count(pair.seeds, "seed") if pair.seeds > 1 else f"one seed, {pair.documents} {self.things}"
         return f"unclear between {better} and {worse}: {by} ({over})"
 
     @abstractmethod

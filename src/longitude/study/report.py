@@ -60,7 +60,7 @@ def write_report(analysis: Analysis) -> Path:
         config=asdict(run.config),
         task=run.task,
         conclusion=conclude(analysis).lines,
-        notes=notes(run),
+        notes=notes(analysis),
         legend=[
             {
                 "label": label,
@@ -131,7 +131,7 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
 
 def summary_lines(analysis: Analysis, width: int = 80) -> str:
     """What stands below the table: result, best, caution, notes, and what the words mean."""
-    heads = [*conclude(analysis).lines.items(), *(("Note", words) for words in notes(analysis.run))]
+    heads = [*conclude(analysis).lines.items(), *(("Note", words) for words in notes(analysis))]
     if analysis.criterion.less_is_better and analysis.run.beyond:
         heads.append(("Note", f"A stable loss does not show that distant {analysis.run.task.unit} are used"))
     text = [headed(head, f"{words}.", width) for head, words in heads]
@@ -176,7 +176,7 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
 def studies_table(found: SideBySide) -> Table:
     """Studies side by side, the name of each once."""
     criterion = next(iter(found.analyses.values())).criterion
-    caption = "±  half the 95% interval, over seeds where there are several"
+    caption = "±  half the 95% interval, over seeds and documents where there are several seeds"
     made = folding(*found.heads, words=2, title=criterion.title(), caption=caption)
     before = None
     for name, *cells in found.lines:

@@ -104,7 +104,7 @@ def _point(found: Finding) -> dict[str, Any]:
         "span": span(found) or "–",
         "failed": ", ".join(found.failed) or "–",
     }
-    low, high = (found.low, found.high) if found.over == "seeds" else (None, None)
+    low, high = found.seed_low, found.seed_high  # text is the same for every line
     return found._asdict() | words | {"from": low, "to": high}
 
 
