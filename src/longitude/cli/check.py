@@ -41,9 +41,8 @@ def check(
     Exit code 0 where no law is broken, 1 where one is, 2 for wrong use.
 
     Args:
-        model_or_part: A folder or hub name of a causal model, the name of an encoding ("alibi", "rope:base=500000")
-            or of a mixer ("mamba", "window:size=8"), or module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3
-            for one of your own.
+        model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
+            ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
         length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most, and as many as ten
             minutes are enough for.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
@@ -52,10 +51,10 @@ def check(
         laws: The laws to try, by name ("left_padding"); all by default.
         quick: Try the laws that need no weights, on a small random model of the same config.json: seconds, whatever the
             checkpoint's size. MODEL may be a config.json alone.
-        dtype: Of the model: float32, bfloat16, float16; by default as it is saved.
+        dtype: The model's type: float32, bfloat16, float16; by default as it is saved.
         device: Where the model computes: cpu, cuda, mps.
         allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
-        seed: Of the random tokens.
+        seed: Seed for the random input tokens.
         json: Print JSON instead of the table.
     """
     from longitude.runs.progress import Progress

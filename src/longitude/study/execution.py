@@ -18,7 +18,7 @@ class Execution:
         workers: Models side by side on this machine, each in a process of its own; by default one for each GPU, or one for
             as many cores as a model has --threads.
         executor: local: on this machine. ray: as tasks of Ray, on this machine or a cluster (`pip install 'longitude[ray]'`).
-        ray_address: Of the cluster, HOST:PORT or auto; by default RAY_ADDRESS, or Ray on this machine alone.
+        ray_address: Address of the cluster, HOST:PORT or auto; by default RAY_ADDRESS, or Ray on this machine alone.
         cpus_per_trial: Cores that Ray reserves for a model; by default its --threads.
         gpus_per_trial: GPUs that Ray reserves for a model, in fractions too; by default one where --device is cuda.
     """
