@@ -76,11 +76,16 @@ def newest(name: str) -> Path | None:
 
 
 # ---- one function per kind of result -----------------------------------------------------------------------------------
-PLAIN = {
+WORDS = {
     "plain causal attention": "PyTorch causal attention without an encoding",
+    "torch's attention": "PyTorch attention",
+    "the same with torch's attention": "the same with PyTorch attention",
     "transformers' Llama": "the Llama of transformers",
+    "bias of the offset, forward": "relative position bias, forward",
+    "memory of these four, 1024 to 4096": "memory of Shaw, Transformer-XL, PaTH and FoX, 1024 to 4096",
+    "decoding one token at 8192, any bias of the offset": "decoding one token at 8192, any relative position bias",
 }
-"""Baselines by the results' own words -> by words for readers."""
+"""The results' own words -> words for readers."""
 
 
 def promises(found: dict[str, Any]) -> str:
@@ -90,9 +95,9 @@ def promises(found: dict[str, Any]) -> str:
         groups.setdefault(target["of"], []).append(target)
     single = [target for group in groups.values() if len(group) == 1 for target in group]
     parts = []
-    for of, group in groups.items():
+    for of, group in sorted(groups.items(), key=lambda each: all(target["met"] is not False for target in each[1])):
         if len(group) > 1:
-            parts.append(f"Relative to {PLAIN.get(of, of)}:\n\n{_targets(found, group, False)}")
+            parts.append(f"Relative to {WORDS.get(of, of)}:\n\n{_targets(found, group, False)}")
     if single:
         parts.append(f"Each relative to its own baseline:\n\n{_targets(found, single, True)}")
     return "\n\n".join([*parts, protocol(found)])
@@ -106,8 +111,18 @@ def _targets(found: dict[str, Any], targets: list[dict[str, Any]], baseline: boo
         measured = "-" if target["measured"] is None else f"{target['measured']:.2f}"
         kept = {True: "kept", False: "**missed**", None: "-"}[target["met"]]
         span = " to ".join(f"{other:.1f}" for other in dict.fromkeys(f(others) for f in (min, max) if others))
-        of = [target["of"]] if baseline else []
-        lines.append([target["name"], *of, kept, measured, f"{target['limit']:.2f}", target["worst"] or "", span])
+        of = [WORDS.get(target["of"], target["of"])] if baseline else []
+        lines.append(
+            [
+                WORDS.get(target["name"], target["name"]),
+                *of,
+                kept,
+                measured,
+                f"{target['limit']:.2f}",
+                target["worst"] or "",
+                span,
+            ]
+        )
     heads = ["target", *(["baseline"] if baseline else []), "", "measured", "at most", "worst case", "other libraries"]
     return markdown(heads, lines)
 
@@ -133,7 +148,9 @@ def machines(found: dict[str, Any]) -> str:
         own = [one.get(name, {"measured": None, "met": None}) for one in measured]
         numbers = ["-" if one["measured"] is None else f"{one['measured']:.2f}" for one in own]
         kept = ["" if one["met"] in (True, None) else ", missed" for one in own]
-        lines.append([name, limit, *(number + word for number, word in zip(numbers, kept, strict=True))])
+        lines.append(
+            [WORDS.get(name, name), limit, *(number + word for number, word in zip(numbers, kept, strict=True))]
+        )
     headings = [f"{name}, code {(one['commit'] or '?')[:7]}" for name, one in every.items()]
     return markdown(["target", "at most", *headings], lines)
 

@@ -24,7 +24,7 @@ register(
     Claim(
         name="no-encoding",
         number="9a",
-        claimed="On small algorithmic tasks a decoder without an encoding generalises best to longer inputs.",
+        claimed="On small algorithmic tasks a decoder without an encoding generalizes best to longer inputs.",
         source="Kazemnejad et al. 2023, The Impact of Positional Encoding on Length Generalization in Transformers",
         link="https://arxiv.org/abs/2305.19466",
         protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40; "
@@ -41,7 +41,7 @@ register(
     Claim(
         name="randomized-positions",
         number="9c",
-        claimed="Positions in training that are a random subset of a longer range help to generalise to longer inputs.",
+        claimed="Positions in training that are a random subset of a longer range help to generalize to longer inputs.",
         source="Ruoss et al. 2023, Randomized Positional Encodings Boost Length Generalization of Transformers",
         link="https://arxiv.org/abs/2305.16843",
         protocol="There: 15 tasks, encoders, lengths to 40 with positions to 2,048, tested to 500; 12 points more "

@@ -79,9 +79,9 @@ def study(
     Args:
         config: What to study.
         execution: Where.
-        preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
-            everything, or a .toml file of your own, written like those in longitude/study/presets;
-            claims/text and others are the studies that judge what papers say (docs/claims.md).
+        preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper) or
+            everything. Or your own .toml file, written like those in longitude/study/presets. claims/NAME are the
+            studies of docs/claims.md.
         out: Directory of the run; by default runs/study, or runs and the name of the task or preset. With --out, options that
             you leave out are as you asked last there.
         fresh: Train the models of this question again.
