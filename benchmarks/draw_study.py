@@ -12,6 +12,7 @@ import altair as alt
 
 from fill_numbers import newest
 from longitude.report.figure import GREY, apart, colour_of, themed
+from longitude.report.wording import paper
 from longitude.study.results import ngrams_named
 from pictures import Picture
 
@@ -37,7 +38,8 @@ def words(found: dict[str, Any]) -> str:
     labels = list(dict.fromkeys(row["label"] for row in found["rows"]))
     by_label = [[row for row in found["rows"] if row["label"] == label] for label in labels]
     lines = [
-        f"{rows[0]['label']} " + ", ".join(f"{r['value']:.2f} at {r['length']}" for r in rows) for rows in by_label
+        f"{paper(rows[0]['label'], options=False)} " + ", ".join(f"{r['value']:.2f} at {r['length']}" for r in rows)
+        for rows in by_label
     ]
     lines.append("{} {:.2f}".format(*floor(found)))
     return f"Line chart of bits per byte, lower is better, by window length in bytes, trained on {trained}: {'; '.join(lines)}."
@@ -51,7 +53,7 @@ def chart(found: dict[str, Any]) -> Any:
     low, high = min(row["low"] for row in rows) - 0.1, max(row["high"] for row in rows) + 0.1
     x = alt.X(
         "length:Q",
-        title="Window length in bytes",
+        title="Window length in bytes (log scale)",
         scale=alt.Scale(type="log", base=2, domain=[lengths[0], lengths[-1]]),
         axis=alt.Axis(values=lengths, format="d", grid=False),
     )
@@ -62,11 +64,14 @@ def chart(found: dict[str, Any]) -> Any:
     base = alt.Chart(alt.Data(values=rows)).encode(x, y, colour)
     last = sorted((row for row in rows if row["length"] == lengths[-1]), key=lambda row: row["value"])
     gap = GAP * (high - low) / HEIGHT
-    ends = [row | {"at": at} for row, at in zip(last, apart([row["value"] for row in last], gap), strict=True)]
+    ends = [
+        row | {"at": at, "name": paper(row["label"], options=False)}
+        for row, at in zip(last, apart([row["value"] for row in last], gap), strict=True)
+    ]
     names = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=10, fontSize=13, fontWeight=600)
     name, bits = floor(found)
     grams = alt.Chart(alt.Data(values=[{"length": lengths[-1], "value": bits, "words": name}]))
-    mark = alt.Chart(alt.Data(values=[{"length": trained, "value": high, "words": "trained on this length"}]))
+    mark = alt.Chart(alt.Data(values=[{"length": trained, "value": high, "words": f"trained at {trained}"}]))
     layers = [
         mark.mark_rule(color=GREY, strokeDash=[4, 4]).encode(alt.X("length:Q")),
         mark.mark_text(align="left", dx=6, dy=8, color=GREY, fontSize=12).encode(x, y, text="words:N"),
@@ -75,7 +80,7 @@ def chart(found: dict[str, Any]) -> Any:
         base.mark_area(opacity=0.15).encode(alt.Y("low:Q", title=title), alt.Y2("high:Q")),
         base.mark_line(strokeWidth=2.4),
         base.mark_circle(size=46, opacity=1),
-        names.encode(x, alt.Y("at:Q", title=title), colour, text="label:N"),
+        names.encode(x, alt.Y("at:Q", title=title), colour, text="name:N"),
     ]
     return themed(
         alt.layer(*layers).properties(width=WIDTH, height=HEIGHT),
@@ -83,7 +88,9 @@ def chart(found: dict[str, Any]) -> Any:
     )
 
 
-STUDY = Picture("study", "Loss by window length", study, chart, words)
+STUDY = Picture(
+    "study", "ALiBi and the T5 bias keep their loss past the training length, the others do not", study, chart, words
+)
 
 if __name__ == "__main__":
     sys.exit(STUDY.main())

@@ -24,6 +24,7 @@ study, study-*  the table of a study: results/DATE-study.json, DATE-study-revers
 import argparse
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -36,6 +37,7 @@ from textwrap import fill
 from typing import Any
 
 import markdown_tables
+from longitude.report.wording import paper
 from markdown_tables import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -74,19 +76,55 @@ def newest(name: str) -> Path | None:
 
 
 # ---- one function per kind of result -----------------------------------------------------------------------------------
+WORDS = {
+    "plain causal attention": "PyTorch causal attention without an encoding",
+    "torch's attention": "PyTorch attention",
+    "the same with torch's attention": "the same with PyTorch attention",
+    "transformers' Llama": "the Llama of transformers",
+    "bias of the offset, forward": "relative position bias, forward",
+    "memory of these four, 1024 to 4096": "memory of Shaw, Transformer-XL, PaTH and FoX, 1024 to 4096",
+    "decoding one token at 8192, any bias of the offset": "decoding one token at 8192, any relative position bias",
+}
+"""The results' own words -> words for readers."""
+
+
 def promises(found: dict[str, Any]) -> str:
-    """The targets of a set: what may not be exceeded, the worst of ours, and the range of other libraries."""
-    lines = []
+    """The targets of a set, a table for each baseline: missed rows first, the worst of ours, the range of other libraries."""
+    groups: dict[str, list[dict[str, Any]]] = {}
     for target in found["targets"]:
+        groups.setdefault(target["of"], []).append(target)
+    single = [target for group in groups.values() if len(group) == 1 for target in group]
+    parts = []
+    for of, group in sorted(groups.items(), key=lambda each: all(target["met"] is not False for target in each[1])):
+        if len(group) > 1:
+            parts.append(f"Relative to {WORDS.get(of, of)}:\n\n{_targets(found, group, False)}")
+    if single:
+        parts.append(f"Each relative to its own baseline:\n\n{_targets(found, single, True)}")
+    return "\n\n".join([*parts, protocol(found)])
+
+
+def _targets(found: dict[str, Any], targets: list[dict[str, Any]], baseline: bool) -> str:
+    lines = []
+    for target in sorted(targets, key=lambda target: target["met"] is not False):
         rows = [row for row in found["rows"] if row["group"] == target["name"] and row["kind"] == "peer"]
         others = [score for row in rows if (score := row["ratio"] if row["score"] is None else row["score"])]
         measured = "-" if target["measured"] is None else f"{target['measured']:.2f}"
-        kept = {True: "yes", False: "no", None: "-"}[target["met"]]
+        kept = {True: "kept", False: "**missed**", None: "-"}[target["met"]]
         span = " to ".join(f"{other:.1f}" for other in dict.fromkeys(f(others) for f in (min, max) if others))
-        limit = f"{target['limit']:.2f} of {target['of']}"
-        lines.append([target["name"], limit, measured, kept, target["worst"] or "", span])
-    headings = ["promise", "at most", "measured", "kept", "worst case", "other libraries"]
-    return f"{markdown(headings, lines)}\n\n{protocol(found)}"
+        of = [WORDS.get(target["of"], target["of"])] if baseline else []
+        lines.append(
+            [
+                WORDS.get(target["name"], target["name"]),
+                *of,
+                kept,
+                measured,
+                f"{target['limit']:.2f}",
+                target["worst"] or "",
+                span,
+            ]
+        )
+    heads = ["target", *(["baseline"] if baseline else []), "", "measured", "at most", "worst case", "other libraries"]
+    return markdown(heads, lines)
 
 
 def every_machine(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -110,9 +148,11 @@ def machines(found: dict[str, Any]) -> str:
         own = [one.get(name, {"measured": None, "met": None}) for one in measured]
         numbers = ["-" if one["measured"] is None else f"{one['measured']:.2f}" for one in own]
         kept = ["" if one["met"] in (True, None) else ", missed" for one in own]
-        lines.append([name, limit, *(number + word for number, word in zip(numbers, kept, strict=True))])
+        lines.append(
+            [WORDS.get(name, name), limit, *(number + word for number, word in zip(numbers, kept, strict=True))]
+        )
     headings = [f"{name}, code {(one['commit'] or '?')[:7]}" for name, one in every.items()]
-    return markdown(["promise", "at most", *headings], lines)
+    return markdown(["target", "at most", *headings], lines)
 
 
 def protocol(found: dict[str, Any]) -> str:
@@ -154,8 +194,12 @@ def ceilings(found: dict[str, Any]) -> str:
 
 def properties(found: dict[str, Any]) -> str:
     near, far = found["protocol"]["study"]["configuration"]["test_lengths"]
-    headings = ["encoding", "distance of codes", "relative", f"loss at {far} / at {near}", "cost"]
-    table = markdown(headings, [property_cells(row) for row in found["rows"]])
+    headings = ["encoding", "distance of codes", "relative", f"loss at {far} / at {near}", "time / PyTorch"]
+    rows = sorted(found["rows"], key=lambda row: row["loss"][0] if row["loss"] else math.inf)
+    lines = [[paper_and_label(row["encoding"]), *property_cells(row)[1:]] for row in rows]
+    for column, place in ((3, 0), (4, min(range(len(rows)), key=lambda i: rows[i]["cost"]))):
+        lines[place][column] = f"**{lines[place][column]}**"
+    table = markdown(headings, lines)
     return f"{table}\n\n{found['protocol']['words']}"
 
 
@@ -175,7 +219,7 @@ def extending(found: dict[str, Any]) -> str:
         verdicts.append([str(better["factor"]), f"{named(better)} below {named(worse)}", of(by, "+"), holds])
     claims = markdown(["factor", "claim", "difference", "verdict"], verdicts)
     seeds = len(found["protocol"]["seeds"])
-    words = f"Means over {seeds} seeds with t-intervals of 95 %, differences paired by seed."
+    words = f"Means over {seeds} seeds with t-intervals of 95%, differences paired by seed."
     return f"{table}\n\n{claims}\n\n{words} {dated(found)}"
 
 
@@ -207,7 +251,7 @@ def retrieval(found: dict[str, Any]) -> str:
     protocol = found["protocol"]
     words = (
         f"Bits per byte of {protocol['documents']} excerpts, mean scores of {protocol['trials']} questions of each task with "
-        "Wilson's intervals of 95 % over all questions."
+        "Wilson's intervals of 95% over all questions."
     )
     return f"{markdown(headings, lines)}\n\n{by_task}\n\n{words} {dated(found)}"
 
@@ -243,15 +287,22 @@ def printed(found: dict[str, Any]) -> str:
     )
 
 
-NAMES = {"t5": "T5 bias", "alibi": "ALiBi", "rope": "RoPE", "sinusoidal": "sinusoidal", "none": "NoPE (no encoding)"}
-"""What papers call encodings."""
+def paper_and_label(label: str) -> str:
+    """What papers call it, and the label beside it if that is another."""
+    name = paper(label, options=False)
+    return f"{name} (`{label}`)" if name != label else f"`{label}`"
 
 
 def at_a_glance(found: dict[str, Any]) -> str:
     """A study of text: sorted by the loss at the longest length, the best of each length in bold."""
     rows = {(row["label"], row["length"]): row for row in found["rows"]}
     lengths = sorted({length for _, length in rows})
-    labels = sorted({label for label, _ in rows}, key=lambda label: rows[label, lengths[-1]]["value"])
+
+    def place(label: str) -> tuple[bool, float]:
+        last = rows[label, lengths[-1]]
+        return "context" in last.get("failed", ()), last["value"]
+
+    labels = sorted({label for label, _ in rows}, key=place)
     best = {length: min(rows[label, length]["value"] for label in labels) for length in lengths}
     lines = []
     for label in labels:
@@ -261,8 +312,7 @@ def at_a_glance(found: dict[str, Any]) -> str:
         change = f"{100 * last['change']:+.{0 if abs(last['change']) > 0.1 else 1}f}%".replace("-", "−")
         verdict = {"holds": "**holds**", "does not hold": "rises"}.get(last["verdict"], "unclear")
         verdict += ", and learned too little" if "context" in last.get("failed", ()) else ""
-        paper = NAMES.get(label.split(":")[0])
-        lines.append([f"{paper} (`{label}`)" if paper else f"`{label}`", *cells, change, verdict])
+        lines.append([paper_and_label(label), *cells, change, verdict])
     study, start = found["study"], lengths[0]
     seeds = len(study["configuration"]["seeds"])
     means = f"mean of {seeds} seeds" if seeds > 1 else "one seed"

@@ -9,7 +9,7 @@ codes       The smallest distance between the codes of two different positions b
             at N - 1. 0: two positions look exactly alike. "content": position is read off the content, so it has no code.
             Encodings with a table have codes for its positions only.
 relative    As declared, and verified by the battery (longitude.testing).
-loss        Bits per byte in windows of N over those in windows of the training length, with the 95 % interval of the ratio
+loss        Bits per byte in windows of N over those in windows of the training length, with the 95% interval of the ratio
             (documents, and seeds where several), from a study of all encodings; it is run, or continued, in --run.
 cost        Time of lg.attend forward and backward with the encoding, as `longitude bench` times it, over that of plain causal
             attention: B=1 H=8 D=64 L=2048, float32; all in one process, interleaved, medians. On a busy machine wall-clock

@@ -4,11 +4,13 @@ import hashlib
 import inspect
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import make_laws
@@ -19,9 +21,11 @@ from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
 from longitude.report.figure import WIDTH, Figure, save
+from longitude.report.wording import paper
 from longitude.show.charts import figure
 from longitude.show.shape import Shape
 from longitude.show.subjects import Subject, subjects
+from longitude.testing import example
 from longitude.testing.examples import SMALL
 
 HERE = Path(__file__).parent
@@ -63,6 +67,9 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "directive": "autoclass" if inspect.isclass(factory) else "autofunction",
         "object": f"{factory.__module__}.{factory.__qualname__}",
         "title": factory.__name__,
+        "paper": paper(name),
+        "note": notes().get(name),
+        "chips": chips(name, kind),
         "facts": [(head, text) for head, text in one.words if head and head not in ("source", "cost here")],
         "pictures": [picture(label, figure(drawing), source) for drawing in one.drawings],
         "properties": property_row(name) if kind == "encoding" else None,
@@ -72,6 +79,36 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "tried": make_laws.read().get("made"),
         "claims": [row for row in claim_rows() if name in row["about"]],
     }
+
+
+@cache
+def notes() -> dict[str, dict[str, str]]:
+    """What is written by hand, by name, with the formula as MathML; none of a plugin's."""
+    from docutils.utils.math.latex2mathml import tex2mathml
+
+    found = tomllib.loads((HERE / "notes.toml").read_text(encoding="utf-8"))
+    return {name: note | {"math": tex2mathml(note["formula"], as_block=True)} for name, note in found.items()}
+
+
+def chips(name: str, kind: str) -> list[str]:
+    """What is known of an encoding in a few words; of a mixer, how its cache grows."""
+    if kind == "mixer":
+        of = next(
+            (line for line in results("decode").get("lines", ()) if name in re.split(r"[+:]", line["label"])), None
+        )
+        return [] if of is None else [f"cache: {of['growth']}"]
+    row = next((row for row in results("properties")["rows"] if row["encoding"] == name), None)
+    built = example(name)
+    learned = sum(each.numel() for each in built.parameters()) if isinstance(built, torch.nn.Module) else 0
+    words = ["learned parameters" if learned else "no parameters"]
+    if row is not None:
+        words.insert(0, {True: "relative", False: "not relative", None: ""}[row["relative"]])
+        short, long = results("properties")["protocol"]["study"]["configuration"]["test_lengths"]
+        words += (
+            [f"loss at {long // short} times the training length: {row['loss'][0]:.2f} times"] if row["loss"] else []
+        )
+        words += [f"training time: {row['cost']:.2f} times that of PyTorch attention without position"]
+    return [each for each in words if each]
 
 
 def label_of(name: str, factory: Any) -> str:

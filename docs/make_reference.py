@@ -12,10 +12,11 @@ WORDS = {
     "attention": "One operation, its masks, patterns, backends, caches and layers.",
     "positions": "Encodings, the terms that they give to attention, and their frequencies.",
     "models": "Transformers as Hugging Face models.",
+    "checkpoints": "What a checkpoint does with position, read from its config and its own modules.",
     make_api.OTHERS: "What belongs to no folder of the package.",
-    "interfaces": "What files of your own import beyond `lg`: tasks, pictures, backends; and what signatures name.",
+    "interfaces": "What your own files import beyond `lg`: tasks, pictures, backends; and what signatures name.",
 }
-"""Of sections that are no module of their own."""
+"""Sections that are no module."""
 INTERFACES = (
     "study.tasks.base.register_task", "study.tasks.base.Task", "study.tasks.base.Measuring", "study.analysis.Analysis",
     "study.criterion.Finding", "statistics.comparisons.Comparison", "statistics.estimates.Estimate", "report.figure.Figure",

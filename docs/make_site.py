@@ -28,7 +28,7 @@ SECTIONS = {
     "notebooks": ["examples/*"],
     "api": ["api/*"],
     "performance": ["properties", "gpu"],
-    "claims": [],
+    "claims": ["claims/*"],
     "errata": [],
     "decisions": [],
     "CHANGELOG": [],
@@ -85,6 +85,30 @@ def indexed(text: str, kind: str) -> str:
     return "\n".join(map(row, text.split("\n")))
 
 
+CLAIM = re.compile(r"^## (\d+)\w* .*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+TO_CLAIM = re.compile(r"\(/claims\.md#(\d+|study)([\w-]*)\)")
+
+
+def by_topic(text: str) -> dict[str, str]:
+    """The page of claims -> an index of them, and a page for all that share a number, and one for the studies."""
+    pages, studies = {}, text.index("## The studies\n")
+    for found in CLAIM.finditer(text[:studies]):
+        pages[f"claims/{found[1]}.md"] = pages.get(f"claims/{found[1]}.md", f"# Claims {found[1]}\n\n") + found[0]
+    index = CLAIM.sub("", text[:studies])
+    return {
+        "claims.md": index,
+        **pages,
+        "claims/studies.md": "# The studies of the claims\n" + text[studies:].partition("\n")[2],
+    }
+
+
+def to_topic(text: str) -> str:
+    """Links into the page of claims, as links to the pages of their topics."""
+    return TO_CLAIM.sub(
+        lambda found: f"(/claims/{'studies' if found[1] == 'study' else found[1]}.md#{found[1]}{found[2]})", text
+    )
+
+
 def put(path: Path, content: str | bytes) -> None:
     """Write what differs: Sphinx reads again what is newer."""
     data = content.encode() if isinstance(content, str) else content
@@ -121,11 +145,13 @@ def stage(source: Path) -> None:
             texts[place.as_posix()] = linked(path.read_text(encoding="utf-8"), path, places)
         else:
             put(source / place, path.read_bytes())
+    texts |= by_topic(texts["claims.md"].replace("](#", "](/claims.md#"))
     texts |= {f"{name}.md": text for name, text in make_pages.pages(source)}
     texts |= {f"{name}.rst": text for name, text in make_reference.pages()}
     for kind in ("encodings", "mixers"):
         head, cut, rest = texts[f"{kind}.md"].partition("\n## ")  # later tables are of other things
         texts[f"{kind}.md"] = indexed(head, kind) + cut + rest
+    texts = {name: to_topic(text) for name, text in texts.items()}
     made = {*texts, *(place.as_posix() for place in places.values() if place.suffix == ".ipynb")}
     names = {name.rpartition(".")[0] for name in made}
     for name, end in sections(names):

@@ -26,7 +26,6 @@ from longitude.study.config import StudyConfig, option
 from longitude.study.execution import Execution
 
 MANY_MODELS = 2**16  # more than run at once: an executor then names all its workers
-LINES_PER_MODEL = 7  # plain lines of progress where there is no terminal
 
 
 def verdicts(
@@ -104,9 +103,9 @@ def _run(
         show(made)
         return True
     series.begin(root, options, fresh)
-    with Progress(lines=LINES_PER_MODEL * sum(time.models for time in times)) as bar:
+    with Progress() as bar:
         bar.console.print(made)
-        return series.run_series(found, execution.of, fresh, bar.update, bar.note)
+        return series.run_series(found, execution.of, fresh, bar.update_each, bar.note)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

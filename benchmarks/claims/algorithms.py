@@ -24,7 +24,7 @@ register(
     Claim(
         name="no-encoding",
         number="9a",
-        claimed="On small algorithmic tasks a decoder without an encoding generalises best to longer inputs.",
+        claimed="On small algorithmic tasks a decoder without an encoding generalizes best to longer inputs.",
         source="Kazemnejad et al. 2023, The Impact of Positional Encoding on Length Generalization in Transformers",
         link="https://arxiv.org/abs/2305.19466",
         protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40; "
@@ -41,7 +41,7 @@ register(
     Claim(
         name="randomized-positions",
         number="9c",
-        claimed="Positions in training that are a random subset of a longer range help to generalise to longer inputs.",
+        claimed="Positions in training that are a random subset of a longer range help to generalize to longer inputs.",
         source="Ruoss et al. 2023, Randomized Positional Encodings Boost Length Generalization of Transformers",
         link="https://arxiv.org/abs/2305.16843",
         protocol="There: 15 tasks, encoders, lengths to 40 with positions to 2,048, tested to 500; 12 points more "
@@ -60,8 +60,8 @@ register(
         claimed="One layer with PaTH solves flip-flop, also with many or few instructions that count; one with RoPE does not.",
         source="Yang et al. 2025, PaTH Attention",
         link="https://arxiv.org/abs/2505.16381",
-        protocol="There: one layer, 512 symbols; errors where 98 % and 10 % are to be ignored: RoPE 6.9 and 40.3 %, "
-        "FoX 8.3 and 36.3 %, PaTH 0 and 0.0001 %. Here: windows of 40 symbols, 800 steps, width 64; solved from "
+        protocol="There: one layer, 512 symbols; errors where 98% and 10% are to be ignored: RoPE 6.9 and 40.3%, "
+        "FoX 8.3 and 36.3%, PaTH 0 and 0.0001%. Here: windows of 40 symbols, 800 steps, width 64; solved from "
         f"{SOLVED:.0%} of the bits on. Varied: windows of 128 symbols. Corrected on 2026-11-26: this page said refuted, "
         "because RoPE solves the set where most instructions count; what RoPE was trained on, the claim's own sentence, had not "
         "been asked.",

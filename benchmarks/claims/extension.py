@@ -71,9 +71,9 @@ register(
         source="Gelberg et al. 2025, Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings, figure 5",
         link="https://arxiv.org/abs/2512.12167",
         protocol=f"There: perplexity and retrieval match, models of 0.4 billion parameters and more. {HERE} The loss "
-        "within 2 % of that of the same bytes in windows of 128. Varied, with one seed: YaRN keeps pairs that turn "
-        "32 times within the training length, and within 128 none does; from 4 turns on, it is 1.3 % worse at twice "
-        "and 8 % at 4 times.",
+        "within 2% of that of the same bytes in windows of 128. Varied, with one seed: YaRN keeps pairs that turn "
+        "32 times within the training length, and within 128 none does; from 4 turns on, it is 1.3% worse at twice "
+        "and 8% at 4 times.",
         statements=tuple(loss_within(extension("rope", length, "yarn"), extension("rope", 128)) for length in LENGTHS),
     )
 )
@@ -86,7 +86,7 @@ register(
         link="https://arxiv.org/abs/2309.00071",
         protocol="There: LLaMA of 7 billion parameters, from 2,048 to 32,768 tokens in 400 steps; Llama 2 from "
         "4,096 to 8,192, where both are equal at 8,192. Here: the models of claim 4, from 128 to 512 bytes in 150 "
-        "steps at a tenth of the rate: 30 % of the first training, where the paper has 0.1 %. Varied: the best other rows of "
+        "steps at a tenth of the rate: 30% of the first training, where the paper has 0.1%. Varied: the best other rows of "
         "the same study, no scheme at all and NTK-aware scaling, which this page had left out before 2026-11-26.",
         statements=(loss_below(fine_tuned(YARN, 512), fine_tuned("rope:scaling=linear,factor=4", 512)),),
         varied=(

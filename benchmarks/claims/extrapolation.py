@@ -11,7 +11,7 @@ tables, small, extension = (partial(Measured, study) for study in ("tables", "sm
 LENGTHS = (256, 512, 1024, 2048)
 """2, 4, 8 and 16 times the training length."""
 FLAT = 0.01
-"""Sliding windows stay as they are: in the paper's table 15 the loss, the logarithm of the perplexity, rises by up to 0.9 %."""
+"""Sliding windows stay as they are: in the paper's table 15 the loss, the logarithm of the perplexity, rises by up to 0.9%."""
 GAIN = 0.002
 """And they improve by less than this."""
 HERE = "Here: bytes of Python, models of 0.1 million parameters, 2 million bytes of training at 128."
@@ -28,7 +28,7 @@ register(
         source="Vaswani et al. 2017, Attention Is All You Need, table 3, row E",
         link="https://arxiv.org/abs/1706.03762",
         protocol="There: translation, an encoder-decoder of 65 million parameters, sentences; results within a "
-        f"tenth of a BLEU point. {HERE} Five seeds, 100 documents. Corrected on 2026-11-26: this page said refuted, by 5.3 %. "
+        f"tenth of a BLEU point. {HERE} Five seeds, 100 documents. Corrected on 2026-11-26: this page said refuted, by 5.3%. "
         "The token embeddings were multiplied by the square root of the width and the learned table was not, so it learned "
         "at an eighth of their pace.",
         statements=(loss_within(tables("sinusoidal", 128), tables("learned", 128)),),
@@ -68,7 +68,7 @@ register(
         source=PRESS + ", section B.2 and tables 13 to 15",
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 3,072; in windows that "
-        f"slide by one token the loss stays within 1 %. {HERE} Flat is at most {FLAT:.0%} above, the paper's own range, and "
+        f"slide by one token the loss stays within 1%. {HERE} Flat is at most {FLAT:.0%} above, the paper's own range, and "
         f"{GAIN:.1%} below, a quarter of what windows that do not overlap gain at twice the training length; to 4 times of it.",
         statements=(
             *(loss_below(early("alibi", length), early("alibi", 128)) for length in (256, 512)),
@@ -206,8 +206,8 @@ register(
         link="https://arxiv.org/abs/2310.04418",
         protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
         f"perplexity than the best other encoding. {HERE} {LONGER} With one seed: a threshold that starts at a "
-        "quarter of the training length, as there (32 in place of 512): 4.9 % above the training length's loss at 4 "
-        "times, for 4.5 %.",
+        "quarter of the training length, as there (32 in place of 512): 4.9% above the training length's loss at 4 "
+        "times, for 4.5%.",
         statements=(
             *(loss_below(text("fire", length), text("alibi", length)) for length in (256, 512)),
             *(holds(text("fire", length), at=128) for length in (256, 512)),

@@ -1,7 +1,7 @@
 """docs/claims.md: every claim with its source, our protocol, what was found and the verdict, and charts of it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -10,14 +10,15 @@ from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome,
 from claims.evidence import Evidence, NotRun
 from claims.protocol import SERIES
 from claims.series import list_studies
+from claims.tables import false_discovery
 from longitude.report.figure import Figure
-from longitude.report.wording import count, legible
+from longitude.report.wording import count, legible, paper
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.config import option
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
 from longitude.study.results import Run
-from longitude.study.tables import as_markdown
+from longitude.study.tables import as_markdown, p_words
 
 LINES = 7
 """Of a chart, at most."""
@@ -29,7 +30,18 @@ SHOWN = (
 INTRODUCTION = Path(__file__).with_name("introduction.md")
 MADE = """`make claims` makes this page from the results in `benchmarks/results/claims/`, and a test compares. `make verdicts`
 prints the verdicts; with `ARGS="runs/claims --run --only NAME"` it runs the studies of one claim first, and with `--plan` it
-says how long they take."""
+says how long they take. `benchmarks/claims/again.ipynb` computes
+five of them again with pandas alone, and a test compares both."""
+
+
+NAMES = {
+    "There": "In the paper",
+    "Here": "Our test",
+    "Varied": "Varied",
+    "Corrected on 2026-11-26": "Corrected on 2026-11-26",
+}
+PARTS = re.compile(rf"\s*\b({'|'.join(NAMES)}): ")
+"""The parts of a protocol, which begin paragraphs."""
 
 
 class Chart(NamedTuple):
@@ -44,22 +56,32 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
     claims, errata = ([each for each in judged if each.claim.erratum == wanted] for wanted in (False, True))
     verdicts = [each.verdict for each in claims]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN))
+
+    def thumbnail(each: Judged) -> str:
+        names = [name for name in drawn if name.startswith(f"{_group(each)}-")]
+        return f"![Chart of claim {each.claim.number} by length, small](claims/{names[0]}.svg)" if names else ""
+
     lines, mistakes = (
-        [[each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**"] for each in part]
+        [
+            [each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**", thumbnail(each)]
+            for each in part
+        ]
         for part in (claims, errata)
     )
-    introduction = INTRODUCTION.read_text(encoding="utf-8")
+    head, _, rest = INTRODUCTION.read_text(encoding="utf-8").partition("\n## ")
     parts = [
         "# Claims of the literature, tested",
-        introduction,
-        MADE,
-        f"Of {count(len(claims), 'claim')}: {counts}.",
-        as_markdown(["", "claim", "verdict"], lines),
+        head.strip(),
+        f"{count(len(claims), 'claim')}: {counts}.",
+        as_markdown(["", "claim", "verdict", "chart"], lines),
         "Errata are sentences of one text that nobody else claims; they are tested in the same way, and are counted apart.",
-        as_markdown(["", "erratum", "verdict"], mistakes),
+        as_markdown(["", "erratum", "verdict", "chart"], mistakes),
+        f"## {rest}",
+        MADE,
     ]
+    chances = iter(map(p_words, false_discovery(judged)))
     for place, each in enumerate(judged):
-        parts += _claim(each)
+        parts += _claim(each, chances)
         last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
         parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
     parts += ["## The studies", *(_study(name, evidence) for name in list_studies())]
@@ -76,29 +98,38 @@ def _group(each: Judged) -> str:
     return re.sub(r"\D", "", each.claim.number)
 
 
-def _claim(each: Judged) -> list[str]:
+def _claim(each: Judged, chances: Iterator[str]) -> list[str]:
     claim = each.claim
     studies = ", ".join(f"[{name}](#study-{name})" for name in claim.studies)
     parts = [
         f"## {claim.number} {claim.name}",
         f"**{claim.claimed}**",
         f"Source: [{claim.source}]({claim.link}).",
-        claim.protocol + (f" Studies: {studies}." if studies else ""),
+        PARTS.sub(lambda found: f"\n\n**{NAMES[found[1]]}**: ", claim.protocol).strip()
+        + (f" Studies: {studies}." if studies else ""),
         f"Verdict: **{each.verdict}**.",
     ]
     if claim.statements:
-        parts.append(_statements("statement", claim.statements, each.outcomes))
+        parts.append(_statements("statement", claim.statements, each.outcomes, chances))
     if claim.varied:
-        parts += ["Varied, no part of the verdict:", _statements("statement, varied", claim.varied, each.varied)]
+        parts += [
+            "Varied, no part of the verdict:",
+            _statements("statement, varied", claim.varied, each.varied, chances),
+        ]
     return parts
 
 
-def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome]) -> str:
+def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome], chances: Iterator[str]) -> str:
     lines = [
-        [statement.words, outcome.number, ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark]))]
+        [
+            statement.words,
+            outcome.number,
+            next(chances),
+            ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark])),
+        ]
         for statement, outcome in zip(statements, outcomes, strict=True)
     ]
-    return as_markdown([head, "number, 95% interval", "verdict"], lines)
+    return as_markdown([head, "number, 95% interval", "q", "verdict"], lines)
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
@@ -134,7 +165,7 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     study = {**run.study, "configuration": {**run.study["configuration"], **kept}}
     part = Run(run.path, study, tuple(trial for trial in run.trials if trial.label in labels), run.rows)
     criterion = CRITERIA[run.task.kind](part)
-    names = [label if method == first else f"{label} ({method})" for label, method in drawn]
+    names = [paper(label) if method == first else f"{paper(label)} ({method})" for label, method in drawn]
     findings = [
         criterion.finding(label, length, method)._replace(label=name)
         for name, (label, method) in zip(names, drawn, strict=True)

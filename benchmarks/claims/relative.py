@@ -10,7 +10,7 @@ from claims.statements import loss_at_most, loss_below, more_accurate, token_tim
 
 recall = partial(Measured, "recall")
 MOST = 0.05
-"""Most of the quality: a loss within 5 %, a quarter of what a study lets a label lag that has learned (20 %)."""
+"""Most of the quality: a loss within 5%, a quarter of what a study lets a label lag that has learned (20%)."""
 
 register(
     Claim(
@@ -129,7 +129,7 @@ register(
         claimed="Heads of keys and values that several heads of queries share lose nearly nothing; one for all loses more.",
         source="Ainslie et al. 2023, GQA: Training Generalized Multi-Query Transformer Models, table 1",
         link="https://arxiv.org/abs/2305.13245",
-        protocol="There: T5 of 11 billion parameters, trained on for 5 % of its steps: 47.2 with all heads of keys and "
+        protocol="There: T5 of 11 billion parameters, trained on for 5% of its steps: 47.2 with all heads of keys and "
         "values, 47.1 with 8, 46.6 with one. Here: trained from the start with 4, 2 and 1, bytes of Python, "
         "models of 0.1 million parameters, bits per byte at the trained length.",
         statements=(

@@ -144,7 +144,7 @@ class Time(NamedTuple):
     source: str
 
 
-def time_of(member: Member, fresh: bool, on_progress: Watch) -> Time:
+def time_of(member: Member, fresh: bool, on_progress: Callable[[str, float, float], None]) -> Time:
     """As committed results of the study took, else from a few steps of each model on this machine."""
     config = member.config
     if config.start and not is_there(config.start, member.run):  # it is trained before this one

@@ -1,7 +1,7 @@
 """The kinds of statements. Differences are paired by seed and by document; intervals are those of longitude.statistics.estimates.
 
-A statement expects a number within a range. It holds where every interval lies inside, over seeds and over documents; it does
-not hold where every one lies on one side outside; else the results cannot tell. Costs are judged by their value: they are
+A statement expects a number within a range. It holds where its interval, over seeds and documents together, lies inside; it
+does not hold where that lies on one side outside; else the results cannot tell. Costs are judged by their value: they are
 counted, or were timed on one machine, and no interval says what another would take.
 """
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
+from longitude.statistics.seeds import benjamini_hochberg
 from longitude.study.report import STYLES, folding
 
 COLOURS = {CONFIRMED: "green", REFUTED: "red", UNDECIDED: "yellow", NOT_RUN: "dim"}
@@ -27,7 +28,7 @@ def table(judged: Sequence[Judged]) -> Table:
 
 def frame(judged: Sequence[Judged]) -> pd.DataFrame:
     """A row for each statement."""
-    rows = []
+    rows, chances = [], iter(false_discovery(judged))
     for each in judged:
         for statement, outcome, varied in _lines(each):
             found = outcome.estimate
@@ -44,11 +45,22 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
                     "over": found and found.over,
                     "text_low": found and found.text_low,
                     "text_high": found and found.text_high,
+                    "seed_low": found and found.seed_low,
+                    "seed_high": found and found.seed_high,
+                    "p": found and found.p,
+                    "q": next(chances),
                     "seeds": found and len(found.values),
                     "remark": outcome.remark,
                 }
             )
     return pd.DataFrame(rows)
+
+
+def false_discovery(judged: Sequence[Judged]) -> list[float | None]:
+    """Of each statement in order, its p-value adjusted by Benjamini and Hochberg over all of them; None: it is no difference."""
+    found = [outcome.estimate and outcome.estimate.p for each in judged for _, outcome, _ in _lines(each)]
+    adjusted = iter(benjamini_hochberg([p for p in found if p is not None]))
+    return [None if p is None else next(adjusted) for p in found]
 
 
 def _lines(each: Judged) -> Iterator[tuple[Statement, Outcome, bool]]:

@@ -17,9 +17,9 @@ Form = Callable[[float], str]
 
 
 def verdict_of(found: Estimate, expected: Range) -> str:
-    """`HOLDS` with all intervals inside the range, `LOST` with all on one side outside; `UNCLEAR` with one seed, too."""
+    """`HOLDS` with the interval inside the range, `LOST` with it on one side outside; `UNCLEAR` with one seed, too."""
     low, high = expected
-    if found.over != "seeds":
+    if len(found.values) < 2:
         return UNCLEAR
     sides = {found.above(low), found.below(high)}
     return LOST if LOST in sides else HOLDS if sides == {HOLDS} else UNCLEAR
@@ -44,7 +44,7 @@ def what_decides(found: Estimate, expected: Range) -> str:
 
 
 def seeds_to_decide(found: Estimate, expected: Range) -> int | None:
-    """The fewest seeds whose t-interval reaches no end of the range with the probability `POWER`, if mean and spread stay.
+    """The fewest seeds with which the interval reaches no end of the range with the probability `POWER`, if mean and spread stay.
 
     None where there is none up to `MANY`, where the interval over documents reaches an end, or where there is one seed.
     """
@@ -53,7 +53,10 @@ def seeds_to_decide(found: Estimate, expected: Range) -> int | None:
         return None
     if any(found.text_low <= end <= found.text_high for end in ends):
         return None
-    gap, spread = min(abs(found.value - end) for end in ends), stats.tstd(found.values)
+    nearest = min(ends, key=lambda end: abs(found.value - end))
+    text = found.value - found.text_low if nearest < found.value else found.text_high - found.value
+    # what the text takes of the gap, by squares, stays
+    gap, spread = math.sqrt(max(0.0, (found.value - nearest) ** 2 - text**2)), stats.tstd(found.values)
     if not spread:
         return len(found.values)
     first = len(found.values)

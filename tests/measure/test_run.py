@@ -114,7 +114,7 @@ def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
     measured = (Measured("a", Part("passkey", 32, ""), rows, None, None, []),)
     lines = [line for line in sentences(Results(tmp_path, about, measured)) if "of its own" in line]
     _, low, high = proportions.ratio(proportions.wilson(0.4, 20), proportions.wilson(0.8, 20))
-    interval = f"95 % interval {low:.0%} to {high:.0%}"
+    interval = f"95% interval {low:.0%} to {high:.0%}"
     assert lines == [f"a: passkey at 128 tokens is 50% of its own at 64 ({interval})"]  # of b there is nothing to keep
 
 

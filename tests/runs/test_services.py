@@ -84,21 +84,19 @@ def lines_of(**options) -> tuple[Progress, io.StringIO]:
     return Progress(Console(file=file, width=200), **options), file
 
 
-def test_plain_lines_are_even_over_the_work_and_say_what_is_left():
-    progress, file = lines_of(total=100, lines=4)
+def test_each_of_what_runs_side_by_side_has_a_bar():
+    file = io.StringIO()
+    progress = Progress(Console(file=file, width=100, force_terminal=True))
     with progress:
-        progress.update("earlier", 30)  # done before this process
-        for done in range(31, 101):
-            progress.update("training [1]", done)
-        progress.note("[done]")
-    lines = file.getvalue().splitlines()
-    assert [line.split(" of all")[0] for line in lines[:-1]] == [
-        "earlier, 30%", "training [1], 50%", "training [1], 75%", "training [1], 100%",
-    ]  # fmt: skip
-    assert all(line.endswith(" min left") for line in lines[1:-1]) and lines[-1] == "[done]"
+        progress.update_each({"one  0.2": 0.2, "two  0.5": 0.5}, 0.7, 3)
+        progress.update_each({"three  0.1": 0.1}, 2.1, 3)  # in the place of the first; the second has ended
+        progress._bar.refresh()
+    shown = file.getvalue()
+    last = shown[shown.rindex("three") - 200 :]
+    assert "one  0.2" in shown and "two  0.5" in shown and "10%" in last and "70%" in last and "50%" not in last
 
 
-def test_without_lines_only_notes_are_written():
+def test_without_a_terminal_only_notes_are_written():
     progress, file = lines_of()
     with progress:
         for _ in range(3):

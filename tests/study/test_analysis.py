@@ -47,7 +47,8 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path):
         assert (found["seeds"], found["documents"]) == (2, 24)
     nats, weights = (np.stack([each[each["length"] == 4096][name] for each in sums]) for name in ("nats", "bytes"))
     per_seed = nats.sum(1) / weights.sum(1) / math.log(2)
-    assert (found["value"], found["low"], found["high"]) == t_interval(per_seed) and found["over"] == "seeds"
+    assert (found["value"], found["seed_low"], found["seed_high"]) == t_interval(per_seed)
+    assert found["over"] == "seeds and documents" and found["low"] < min(found["seed_low"], found["text_low"])
     assert found["values"] == pytest.approx(tuple(per_seed))
     assert (found["text_low"], found["text_high"]) == interval(nats.sum(0), weights.sum(0))[1:]
     before = [each[each["length"] == 256] for each in sums]
@@ -55,7 +56,9 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path):
         after / (of["nats"].sum() / of["bytes"].sum() / math.log(2)) - 1
         for after, of in zip(per_seed, before, strict=True)
     ]
-    assert (found["change"], found["change_low"], found["change_high"]) == pytest.approx(t_interval(changes), rel=1e-9)
+    assert (found["change"], found["seed_change_low"], found["seed_change_high"]) == pytest.approx(
+        t_interval(changes), rel=1e-9
+    )
     assert found["change_low"] < found["change"] < found["change_high"]
     assert line(frame, "rope", 256)["change"] is None
 
@@ -109,7 +112,7 @@ def test_what_learned_too_little_does_not_hold(tmp_path):
     )
     found, shown = conclusion(run), printed(run)
     assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["rope"], "Unclear": ["NoPE *"]}
-    numbers = r"NoPE \(3.0\d against 2.67 of trigrams; −0.06 bits from context; \+3\d% above rope\)"
+    numbers = r"NoPE \(3.0\d against 2.67 of trigram counts; −0.06 bits from context; \+3\d% above rope\)"
     assert re.search(numbers, found.caution)
     assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
@@ -154,7 +157,8 @@ def test_labels_are_compared_seed_by_seed(tmp_path):
         pytest.approx(0.1, abs=1e-9),
         pytest.approx(0.1 - 4.302653 * 0.01 / 3**0.5, abs=1e-6),
     )
-    assert found.over == "seeds" and found.p == pytest.approx(3 * 0.0033, abs=1e-4) and found.decided
+    assert found.p == pytest.approx(3 * 0.0033, abs=1e-4) and found.decided
+    assert found.q == pytest.approx(3 * 0.0033, abs=1e-4) and found.seed_low == pytest.approx(found.low, abs=1e-6)
     assert not of["b", "c"].decided and of["b", "c"].low < 0
     assert conclusion(run).best.startswith("unclear between b and c")
 
@@ -183,7 +187,7 @@ def test_the_best_ngrams_judge_whatever_their_order(label, context, tmp_path):
     bits, counted = {"low": (2.3, 2.3), "high": (2.7, 2.7)}, {"2": 2.5, "3": 3.1}
     run = write_run(tmp_path, bits, test_lengths=(256, 512), spread=0, noise=0, ngrams=counted)
     assert line(summary(run), label, 512)["context"] == context
-    assert "high (2.70 against 2.50 of bigrams" in conclusion(run).caution
+    assert "high (2.70 against 2.50 of bigram counts" in conclusion(run).caution
 
 
 def test_effective_length_with_its_interval(tmp_path):
@@ -343,12 +347,13 @@ def test_several_seeds_widen_the_interval():
     alike = (random.random((3, 200)) < 0.5).astype(float)
     apart = np.stack([np.ones(200), np.zeros(200), random.random(200) < 0.5]).astype(float)
     one, other = share(alike), share(apart)
-    assert one.high - one.low < 0.2 and other.high - other.low == 1
+    assert one.seed_high - one.seed_low < 0.2 and other.high - other.low == 1
+    assert one.low < min(one.seed_low, one.text_low) and one.high > max(one.seed_high, one.text_high)
     assert (
         0.13 < one.text_high - one.text_low < 0.14 and 0.13 < other.text_high - other.text_low < 0.14
     )  # Wilson, 200 of 0.5
     certain = share(np.ones((3, 200)))
-    assert certain.value == certain.low == certain.high == certain.text_high == 1 and 0.98 < certain.text_low < 1
+    assert certain.value == certain.seed_low == certain.high == 1 and 0.98 < certain.text_low == certain.low < 1
 
 
 def test_the_three_lines_of_answers(tmp_path):

@@ -34,7 +34,7 @@ def test_options_that_differ_values_and_the_best_stand_side_by_side(runs, capsys
     assert {(each.better, each.worse) for each in found.comparisons} == {
         ("alibi of wide", "rope of wide"), ("alibi of wide", "t5 of narrow"), ("t5 of narrow", "rope of wide"),
     }  # fmt: skip
-    assert all(each.seeds == 3 and each.over == "seeds" and each.decided for each in found.comparisons)
+    assert all(each.seeds == 3 and each.decided for each in found.comparisons)
     assert main(["report", *map(str, runs)]) == 0
     printed = capsys.readouterr().out
     assert "alibi of wide: 1.5" in printed and "t5 of narrow" in printed and "--hidden" in printed
@@ -114,9 +114,10 @@ def test_a_table_as_markdown(runs, capsys, tmp_path):
     }  # fmt: skip
     assert main(["report", str(run), "--markdown"]) == 0
     text = capsys.readouterr().out
-    assert "| unclear (learned too little) | 512 |" in text and "| rises |" in text
+    assert "| unclear (learned too little) | ≥ 512 |" in text and "| rises |" in text
     assert "| < 0.001 | yes |" in text
-    assert "| trigrams | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
+    assert "| trigram counts | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text
+    assert "3 seeds, 24 documents |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("|")]
     for table in tables:
         assert len({line.count("|") for line in table.splitlines()}) == 1
@@ -128,3 +129,23 @@ def test_answers_are_compared_too(tmp_path):
     runs = [write_answers(tmp_path / str(hidden), hidden=hidden) for hidden in (32, 64)]
     found = side_by_side(runs)
     assert found.lines[0][-1] == "16" and "points of a hundred" in found.sentence
+
+
+def test_comparisons_of_every_length_as_csv_and_tables_as_latex(tmp_path, capsys):
+    run = str(write_run(tmp_path / "one", A | {"none": (3.1, 3.1)}, **BOTH))
+    assert main(["report", run, "--csv", "--comparisons"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 2 * 3 and {row["length"] for row in rows} == {"256", "512"}
+    for row in rows:
+        low, value, high = (float(row[name]) for name in ("low", "value", "high"))
+        assert low <= float(row["seed_low"]) <= value <= float(row["seed_high"]) <= high and float(row["q"]) <= float(
+            row["p"]
+        )
+    assert main(["report", run, "--latex"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(r"\toprule") == text.count(r"\end{tabular}") >= 2
+    for line in text.splitlines():
+        if line.endswith(r"\\"):
+            assert not re.search(r"(?<!\\)[%_#]|[−±]|(?<!\$)[<>]", line)
+    for wrong in (["--comparisons"], ["--csv", "--latex"]):
+        assert main(["report", run, *wrong]) == 2

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from longitude.measure import losses_by_length
+from longitude.study.copies import distances, foretold
 from longitude.study.data import Windows
 from longitude.study.ngrams import NGrams, ngram_bits, ngrams_of
 from longitude.study.tasks.base import Measuring
@@ -103,3 +105,41 @@ def test_losses_at_the_quarters_of_training_windows(data):
     np.testing.assert_allclose(of.loc["first quarter", "nats"], want.nats, rtol=1e-6)
     assert list(of.loc["first quarter", "bytes"]) == list(of.loc["last quarter", "bytes"]) == list(want.bytes)
     assert (of.loc["first quarter", "bytes"] * 4 == of.loc["non-overlapping", "bytes"]).all()
+
+
+def far_back(text: bytes, at: int) -> int:
+    """By a loop: how far before a byte its copy stands; 0 where the 8 before it are new, or another byte followed them last."""
+    last = text.rfind(text[at - 8 : at], 0, at - 1) if at >= 8 else -1
+    return at - (last + 8) if last >= 0 and text[last + 8] == text[at] else 0
+
+
+def test_copies_are_those_that_a_loop_finds():
+    random = np.random.default_rng(0)
+    words = [bytes(random.integers(97, 123, 9)) for _ in range(6)]
+    text = b"".join(words[i] for i in random.integers(0, 6, 60)) + b"aaaaaaaaaaaaaaaaaaaa"
+    found = distances(np.frombuffer(text, np.uint8).astype(np.int64))
+    assert found.tolist() == [far_back(text, at) for at in range(len(text))]
+    assert 100 < (found > 0).sum() < len(text) and (found == 1).sum() >= 10
+    assert distances(np.arange(8)).tolist() == [0] * 8
+
+
+def periodic(period):
+    return torch.arange(145) % period
+
+
+def test_near_and_far_copies_are_measured_on_their_own_bytes_at_every_length(data):
+    config = replace(TINY, train_length=16, test_lengths=(16, 48), methods=("non-overlapping", "copies"))
+    model = build_model(config, "alibi", 0)
+    data = replace(data, validation=[periodic(11), periodic(30), torch.cat([periodic(11), periodic(30)[1:]])])
+    of = Measuring(model, config, data, (16, 48), {"label": "alibi", "seed": 0}, lambda *_: None)
+    table = pd.concat(Text().measure(of)[1])
+    masks = foretold(data.validation, 16, 48)
+    assert set(table["method"]) == {"non-overlapping", "near copy", "far copy"}
+    for length in (16, 48):
+        for name, of_documents in masks.items():
+            rows = table[(table["method"] == name) & (table["length"] == length)]
+            assert rows["bytes"].tolist() == [int(of_documents[2][1:289].sum())] and rows["bytes"].item() > 90
+            whole = table[
+                (table["method"] == "non-overlapping") & (table["length"] == length) & (table["document"] == 2)
+            ]
+            assert 0 < rows["nats"].sum() < whole["nats"].sum()

@@ -25,7 +25,7 @@ from longitude.runs.memory import Memory
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
-PROTOCOL = "Time here: as busy as now. One H100: bfloat16 at 40 % of 989 TFLOP/s."
+PROTOCOL = "Time here: as busy as now. One H100: bfloat16 at 40% of 989 TFLOP/s."
 TRAINING = 3
 """Cost of a training step in forward passes."""
 LARGEST = 250_000_000

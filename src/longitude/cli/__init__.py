@@ -148,7 +148,7 @@ def _dispatch(arguments: list[str]) -> int:
             run = tyro.extras.subcommand_cli_from_dict(
                 {name: later(verb) for name, verb in verbs().items()},
                 prog="longitude",
-                description="Where a transformer's tokens are, and whether it still knows past its training length.",
+                description="Compare, use, extend and check the position encodings of transformers.",
                 args=arguments or ["--help"],
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )

@@ -41,9 +41,8 @@ def check(
     Exit code 0 where no law is broken, 1 where one is, 2 for wrong use.
 
     Args:
-        model_or_part: A folder or hub name of a causal model, the name of an encoding ("alibi", "rope:base=500000")
-            or of a mixer ("mamba", "window:size=8"), or module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3
-            for one of your own.
+        model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
+            ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
         length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most, and as many as ten
             minutes are enough for.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.

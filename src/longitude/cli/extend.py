@@ -28,7 +28,7 @@ class ExtendOptions:
         no_measure: Leave out the measured cost: no model is loaded, and the tokenizer may be missing.
         budget: With --method longrope or longrope2: minutes to search, in all; 32 candidates are tried at least, however long
             they take.
-        seed: Random seed of the search and of fine-tuning.
+        seed: Seed for the search and for fine-tuning.
         fine_tune: Text to train on after extending, full or with --lora: a file, a folder, stdlib or datasets:NAME. Without
             --to, MODEL is trained as it is.
         steps: With --fine-tune: how many.
@@ -38,7 +38,7 @@ class ExtendOptions:
         window: With --fine-tune: tokens of a window; by default the new length, with other positions or --method drope the
             original one.
         batch: With --fine-tune: windows per step on each device.
-        learning_rate: With --fine-tune: after 5 % of the steps, in which it rises.
+        learning_rate: With --fine-tune: after 5% of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.
         sequence_parallel: With --fine-tune under torchrun: all processes share each window, so that n of them take n times the
             length.

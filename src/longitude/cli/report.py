@@ -16,6 +16,8 @@ def report(
     json: bool = False,
     csv: bool = False,
     markdown: bool = False,
+    latex: bool = False,
+    comparisons: bool = False,
 ) -> int:
     """Build the report of a study or a measurement again, from its saved results alone; or put several studies side by side.
 
@@ -24,15 +26,17 @@ def report(
         json: Print the rows as JSON instead of the table.
         csv: Print what was found of every encoding at every length as CSV.
         markdown: Print the tables as Markdown: values with intervals, comparisons.
+        latex: Print the same tables of one study as LaTeX.
+        comparisons: With --csv: print the comparison of every two encodings at every length, not the values.
     """
     if not run:
         raise ValueError("expected the directory of a study, or several: longitude report runs/study")
     from longitude.measure.run import is_measured, read_results
 
     if len(run) == 1 and run[0].is_dir() and is_measured(run[0]):
-        if csv or markdown:
+        if csv or markdown or latex:
             raise ValueError(
-                f"--csv and --markdown are of studies, and {run[0]} holds measurements; --json prints its rows"
+                f"--csv, --markdown and --latex are of studies, and {run[0]} holds measurements; --json prints its rows"
             )
         from longitude.cli import measure
 
@@ -43,18 +47,27 @@ def report(
     for each in run:
         if not is_study(each):
             raise ValueError(f"{each} holds no study: expected a directory that `longitude study` wrote")
-    if json + csv + markdown > 1:
-        raise ValueError("--json, --csv and --markdown are three forms of one output; choose one")
+    if json + csv + markdown + latex > 1:
+        raise ValueError("--json, --csv, --markdown and --latex are forms of one output; choose one")
     first, *others = run
+    if comparisons and (others or not csv):
+        raise ValueError(
+            "--comparisons is of --csv of one study; add --csv, or leave it out: the other forms have them"
+        )
+    if others and latex:
+        raise ValueError("--latex is of one study; give one, or --markdown for several side by side")
     if others:
         return compare(run, json, csv, markdown)
     from longitude.study import tables
     from longitude.study.analysis import analyse
 
-    if not (csv or markdown):
+    if not (csv or markdown or latex):
         return show(first, json)
     analysis = analyse(first)
-    print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
+    if csv:
+        print(tables.csv((tables.every_comparison if comparisons else tables.findings)(analysis)), end="")
+    else:
+        print((tables.latex if latex else tables.markdown)(analysis), end="")
     return DONE
 
 

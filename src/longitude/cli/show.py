@@ -30,9 +30,9 @@ def show(
     Args:
         name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of
             a study; a checkpoint or its config.json. Several are drawn side by side.
-        encoding: Labels of a study whose trained models are drawn; all of them by default.
+        encoding: In a study, the labels whose trained models are drawn; all of them by default.
         length: Positions that are drawn: 1024 by default, of a study its training length.
-        heads: Number of heads of the attention in which a name is drawn: 8 by default.
+        heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
         json: Print JSON instead: words and numbers of every picture.

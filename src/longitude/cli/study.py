@@ -2,6 +2,8 @@
 
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +24,6 @@ GROUPS = {
 }
 EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --out runs/mine
   longitude study --preset classic --plan"""
-LINES = 7
-"""Plain lines per model where there is no terminal."""
 
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def study(
     Args:
         config: What to study.
         execution: Where.
-        preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
-            everything, or a .toml file of your own, written like those in longitude/study/presets;
-            claims/text and others are the studies that judge what papers say (docs/claims.md).
+        preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper) or
+            everything. Or your own .toml file, written like those in longitude/study/presets. claims/NAME are the
+            studies of docs/claims.md.
         out: Directory of the run; by default runs/study, or runs and the name of the task or preset. With --out, options that
             you leave out are as you asked last there.
         fresh: Train the models of this question again.
@@ -105,8 +105,8 @@ def study(
         executor = execution.of(planned.config, len(planned.trials))
     if plan:
         return _print_costs(planned, execution, json)
-    with Progress(lines=LINES * len(planned.trials)) as bar:
-        found = run(planned, fresh, bar.update, bar.note, executor)
+    with Progress() as bar:
+        found = run(planned, fresh, bar.update_each, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
     code = show(found, json)
     return code if found.complete else FAILURES
 

@@ -43,7 +43,7 @@ Progress = Callable[[str, float, float], None]
 
 @dataclass(frozen=True)
 class Cost:
-    """Bits per byte at one length, with 95 % intervals over documents.
+    """Bits per byte at one length, with 95% intervals over documents.
 
     Attributes:
         length: Window length in tokens.

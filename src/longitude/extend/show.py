@@ -96,7 +96,7 @@ def cost_parts(costs: Sequence[Cost]) -> Iterator[Any]:
     yield shown
     last = costs[-1]
     yield (
-        f"{last.text}: {last.documents} documents, {last.tokens} tokens, windows that do not overlap; intervals of 95 % over "
+        f"{last.text}: {last.documents} documents, {last.tokens} tokens, windows that do not overlap; intervals of 95% over "
         f"documents. Perplexity on short texts does not show whether things are found in long ones: longitude measure does."
     )
 

@@ -89,7 +89,7 @@ def figures(results: Results) -> list[Figure]:
     by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
     drawn = []
     if flat:
-        about = f"Bits per byte, {flat[0].method} windows, lower is better; bands are 95 % intervals over documents."
+        about = f"Bits per byte, {flat[0].method} windows, lower is better; bands are 95% intervals over documents."
         ticks = alt.Axis(values=sorted({row.length for row in flat if row.length}))
         x = alt.X("length:Q", title="window length, tokens", scale=alt.Scale(type="log", base=2), axis=ticks)
         drawn.append(_lines(results, flat, "by-length", "Loss by window length", about, x))

@@ -43,7 +43,7 @@ class Row:
         tokens: Target tokens scored.
         count: What the value is divided by: bytes for bits per byte, tokens for perplexity, trials for a task.
         value: The metric. None when it is not a finite number (a diverged model); `count` then is what was tried.
-        low: Lower end of the 95 % interval over documents. None with fewer than two documents or no value.
+        low: Lower end of the 95% interval over documents. None with fewer than two documents or no value.
         high: Its upper end.
         dtype: Data type of the model's weights.
         backend: Attention implementation.

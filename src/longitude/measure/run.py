@@ -17,7 +17,7 @@ from longitude.measure.key_tokens import TASK as LONGPPL, find_key_text, selecte
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Part, Subject
 from longitude.measure.rows import Row, write_rows
-from longitude.measure.text import losses_by_length
+from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import Progress, Resumable
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
@@ -274,7 +274,7 @@ class Run:
             if (keys := self.plan.key_tokens(opened.subject)) is not None:
                 found = self.store.find(keys.kind, keys.key)
                 assert found is not None  # find_keys came before
-                chosen = selected(read_json(found / KEY_TEXT), documents)
+                chosen = {LONGPPL: selected(read_json(found / KEY_TEXT), documents)}
         first, *others = losses_by_length(
             opened.checkpoint.model,
             documents.ids,
@@ -291,14 +291,17 @@ class Run:
         read = {"backend": retrieval.backend_of(opened.checkpoint.config), "prefill": reading.described(part.length)}
         read["bos"] = "none" if opened.subject.bos is None else "first"
         rows = []
-        for each in (first, *others):
+        keyed = [_having_any(each) for each in others if each.selected]
+        for each in (first, *(each for each in others if not each.selected), *keyed):
+            if not each.tokens.sum():
+                continue
             labels: dict[str, Any] = opened.labels | read | ({"task": LONGPPL} if each.selected else {})
             rows.append(each.row(bootstrap_seed=self.config.seed, **labels))
             if each.bytes is not None:
                 rows.append(
                     replace(each, bytes=None).row(bootstrap_seed=self.config.seed, **labels)
                 )  # perplexity, per token
-        if chosen is not None and not any(each.selected for each in others):
+        if chosen is not None and not any(each.tokens.sum() for each in keyed):
             none = f"{self.config.evaluator} finds no token here that needs more than {self.config.evaluator_context} tokens"
             rows.append(
                 Row(task=LONGPPL, metric="perplexity", length=part.length, count=0, reason=none, **opened.labels)
@@ -306,6 +309,12 @@ class Run:
         whole = first.position_from is None and rows[0].value is not None
         sums = {"nats": first.nats.tolist(), "bytes": first.sums[1].tolist()} if whole else None
         return {"rows": [asdict(row) for row in rows], "documents": sums}
+
+
+def _having_any(losses: DocumentLosses) -> DocumentLosses:
+    """The losses of the documents of which any token was selected."""
+    have = losses.tokens > 0
+    return replace(losses, nats=losses.nats[have], tokens=losses.tokens[have])
 
 
 # ---- questions and results -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from longitude.statistics.documents import paired_ratio
 
 
 class Cell(NamedTuple):
-    """A number as it is printed, and the 95 % interval under it. trained: at the length the model was trained at."""
+    """A number as it is printed, and the 95% interval under it. trained: at the length the model was trained at."""
 
     value: str
     interval: str = ""
@@ -94,7 +94,7 @@ def _retrieval(results: Results, task: str) -> Table:
     over = " Means over depths." if chosen.depths else ""
     caption = (
         f"{chosen.metric.capitalize()}, higher is better: {chosen.summary} ({chosen.source}).{over} "
-        "Below: Wilson's 95 % interval, and the number of questions n."
+        "Below: Wilson's 95% interval, and the number of questions n."
     )
     return Table(task, caption, lengths, _lines(results, cells))
 
@@ -131,7 +131,7 @@ def _paired(results: Results, task: str) -> Table:
     lengths = sorted({*scores[reference]} & {length for label in others for length in scores[label]})
     cells = {label: [_change(scores[label].get(at, {}), scores[reference][at]) for at in lengths] for label in others}
     caption = (
-        f"Difference of the scores on the same questions. Below: its 95 % interval, and on how many of the questions a model "
+        f"Difference of the scores on the same questions. Below: its 95% interval, and on how many of the questions a model "
         f"is better and worse than {reference}."
     )
     return Table(f"{task}, compared with {reference}", caption, lengths, _lines(results, cells))
@@ -217,7 +217,7 @@ def _costs(results: Results) -> list[str]:
         )
         line += reference["label"]
         if change.low is not None and change.high is not None:
-            line += f" (95 % interval {change.low - 1:+.1%} to {change.high - 1:+.1%}, paired over documents)"
+            line += f" (95% interval {change.low - 1:+.1%} to {change.high - 1:+.1%}, paired over documents)"
         lines.append(line)
     return lines
 
@@ -235,7 +235,7 @@ def _kept(results: Results) -> list[str]:
             kept, low, high = proportions.ratio(scores[longest][:3], scores[short][:3])
             lines.append(
                 f"{about['label']}: {task} at {longest} tokens is {kept:.0%} of its own at {short} "
-                f"(95 % interval {low:.0%} to {high:.0%})"
+                f"(95% interval {low:.0%} to {high:.0%})"
             )
     return lines
 

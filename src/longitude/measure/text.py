@@ -45,7 +45,7 @@ class DocumentLosses:
         position_to: One after the last.
         truncation: What became of text that did not fill the windows.
         dtype: Data type of the model's weights.
-        selected: Whether only some targets were counted: those of LongPPL, in documents that have any.
+        selected: Name of the only targets that were counted; None for all targets.
     """
 
     nats: np.ndarray
@@ -58,7 +58,7 @@ class DocumentLosses:
     position_to: int | None = None
     truncation: str
     dtype: str
-    selected: bool = False
+    selected: str | None = None
 
     @property
     def metric(self) -> str:
@@ -71,7 +71,7 @@ class DocumentLosses:
         return self.nats, self.tokens if self.bytes is None else self.bytes
 
     def row(self, *, resamples: int = 2000, bootstrap_seed: int = 0, **labels: Any) -> Row:
-        """The metric over all documents with its 95 % bootstrap interval.
+        """The metric over all documents with its 95% bootstrap interval.
 
         Args:
             resamples: Number of bootstrap resamples.
@@ -164,7 +164,7 @@ def losses_by_length(  # noqa: C901
     batch_tokens: int = 16384,
     progress: Progress | None = None,
     reader: Reader | None = None,
-    selected: Sequence[Tensor] | None = None,
+    selected: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> list[DocumentLosses]:
     """The sums per document behind `by_length`, in the same order; for paired comparisons and means over seeds.
 
@@ -183,7 +183,7 @@ def losses_by_length(  # noqa: C901
         batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         reader: How the model reads a window; one pass by default, `Bounded` of longitude.measure.windows for long ones.
-        selected: For each document, which tokens count in a further entry per length, bool [tokens].
+        selected: By name, for each document, which tokens count in a further entry per length, bool [tokens].
 
     Returns:
         The sums, one entry per method and length, then one per bin of positions, then those of selected tokens, one per
@@ -230,13 +230,11 @@ def losses_by_length(  # noqa: C901
         if method in methods:
             sums = {name: np.array([each.sum() for each in values]) for name, values in along.items()}
             results.append(DocumentLosses(**sums, method=method, **protocol))
-        if selected is not None and method == "non-overlapping":
-            which = [each[1 : count + 1].numpy() for each, count in zip(selected, counts, strict=True)]
-            have = [i for i, each in enumerate(which) if each.any()]
-            sums = {"nats": np.array([nats[i][which[i]].sum() for i in have])}
-            sums["tokens"] = np.array([which[i].sum() for i in have], dtype=np.int64)
-            if have:
-                chosen.append(DocumentLosses(**sums, method=method, selected=True, **protocol))
+        for name, of_documents in (selected or {}).items() if method == "non-overlapping" else ():
+            which = [each[1 : count + 1].numpy() for each, count in zip(of_documents, counts, strict=True)]
+            sums = {"nats": np.array([each[of].sum() for each, of in zip(nats, which, strict=True)])}
+            sums["tokens"] = np.array([of.sum() for of in which], dtype=np.int64)
+            chosen.append(DocumentLosses(**sums, method=method, selected=name, **protocol))
         if "per-position" in methods and method == "non-overlapping" and window in edges:
             profiles = {name: np.stack([_profile(each, window) for each in values]) for name, values in along.items()}
             for start, stop in pairwise(edges[window]):

@@ -18,6 +18,12 @@ function scalesOf(spec, channel) {
   return spec[channel]?.scale ? [spec[channel].scale, ...below] : below;
 }
 
+function endsOf(spec, channel) {
+  if (spec === null || typeof spec !== "object") return [];
+  const below = Object.values(spec).flatMap((part) => endsOf(part, channel));
+  return typeof spec[channel]?.title === "string" ? [spec[channel], ...below] : below;
+}
+
 function fitted(spec, width) {
   const panels = (spec.concat ?? []).filter((panel) => typeof panel.width === "number");
   if (panels.length && width < 640) spec.columns = 1;
@@ -37,6 +43,8 @@ async function redraw(place) {
   for (const button of figure.querySelectorAll("[data-axis]")) {
     const scales = scalesOf(spec, button.dataset.axis);
     if (!button.hasAttribute("aria-pressed")) button.setAttribute("aria-pressed", String(scales.some((scale) => scale.type === "log")));
+    const log = button.getAttribute("aria-pressed") === "true";
+    for (const end of endsOf(spec, button.dataset.axis)) end.title = end.title.replace(/ \(log scale\)$/, "") + (log ? " (log scale)" : "");
     for (const scale of scales) {
       delete scale.base;
       scale.type = button.getAttribute("aria-pressed") === "true" ? "log" : "linear";
@@ -129,3 +137,8 @@ for (const button of document.querySelectorAll("[data-csv]")) {
     }
   });
 }
+
+// ---- what is folded is drawn at its width once it is open ----
+for (const fold of document.querySelectorAll("details.fold")) fold.addEventListener("toggle", () => {
+  if (fold.open) for (const place of fold.querySelectorAll("[data-chart]")) draw(place);
+});

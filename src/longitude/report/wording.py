@@ -1,7 +1,82 @@
 """Numbers and names in sentences."""
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+PAPERS = {
+    "none": "NoPE",
+    "nope": "NoPE",
+    "learned": "learned table",
+    "abacus": "Abacus",
+    "coupled": "position coupling",
+    "rope": "RoPE",
+    "xpos": "xPos",
+    "axial_rope": "axial RoPE",
+    "mrope": "M-RoPE",
+    "pope": "PoPE",
+    "fope": "FoPE",
+    "rerope": "ReRoPE",
+    "leaky_rerope": "Leaky ReRoPE",
+    "self_extend": "Self-Extend",
+    "dual_chunk": "dual chunk",
+    "alibi": "ALiBi",
+    "t5": "T5 bias",
+    "clipped": "clipped bias",
+    "kerple_log": "KERPLE-log",
+    "kerple_power": "KERPLE-power",
+    "sandwich": "Sandwich",
+    "fire": "FIRE",
+    "shaw": "Shaw",
+    "transformer_xl": "Transformer-XL",
+    "cope": "CoPE",
+    "fox": "FoX",
+    "path": "PaTH",
+    "path_fox": "PaTH-FoX",
+    "ssmax": "SSMax",
+    "log_n": "log n",
+    "llama4_temperature": "Llama 4 temperature",
+    "ministral3_temperature": "Ministral 3 temperature",
+    "sink": "learned sink",
+    "latent": "MLA",
+    "nsa": "NSA",
+    "chunks": "chunked attention",
+    "window": "sliding window",
+    "hierarchical": "hierarchical attention",
+    "performer": "Performer",
+    "retention": "RetNet",
+    "gated_deltanet": "Gated DeltaNet",
+    "kda": "KDA",
+    "mamba": "Mamba",
+    "mamba2": "Mamba-2",
+    "mamba3": "Mamba-3",
+    "log_linear_mamba2": "log-linear Mamba-2",
+    "rwkv4": "RWKV-4",
+    "rwkv6": "RWKV-6",
+    "rwkv7": "RWKV-7",
+    "s4d": "S4D",
+    "lstm": "LSTM",
+    "gru": "GRU",
+}
+"""What papers call what a label names; a label that is not here is its own name."""
+PART = re.compile(r"([A-Za-z_]\w*)((?::[^+]*?)?)(?=\+|\.\.|$)")
+"""A part of a label: a name and its options."""
+
+
+def paper(label: str, options: bool = True) -> str:
+    """The paper's name for a label: rope:base=500+fox -> RoPE (base=500) + FoX; options: with or without them."""
+
+    def part(found: re.Match[str]) -> str:
+        return PAPERS.get(found[1], found[1]) + (f" ({found[2][1:]})" if options and found[2] else "")
+
+    return re.sub(r" *\+ *", " + ", PART.sub(part, label)) if "/" not in label else label
+
+
+def papers(labels: Sequence[str]) -> dict[str, str]:
+    """Label -> the paper's name, with its options only where two labels would have one name."""
+    often = Counter(paper(label, options=False) for label in labels)
+    return {label: paper(label, options=often[paper(label, options=False)] > 1) for label in labels}
 
 
 def named(label: str) -> str:

@@ -1,11 +1,11 @@
-"""The progress of any work: one bar on a terminal, a few plain lines elsewhere."""
+"""The progress of any work: bars on a terminal; elsewhere only the lines that say what is finished."""
 
-import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 class Progress:
@@ -14,19 +14,16 @@ class Progress:
     Args:
         console: Where it is shown; by default standard error.
         total: The whole amount of work; None: unknown until an update gives it.
-        lines: How many plain lines, evenly over the work, stand for the bar where the console is no terminal.
     """
 
-    def __init__(self, console: Console | None = None, total: float | None = None, lines: int = 0):
+    def __init__(self, console: Console | None = None, total: float | None = None):
         self.console = console or Console(stderr=True, soft_wrap=True)
-        self.total, self.lines, self.done = total, lines, 0.0
-        # time and amount of the first update, which may continue earlier work
-        self._first: tuple[float, float] | None = None
-        self._last_line = 0
+        self.total, self.done = total, 0.0
+        self._begun = False
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -35,6 +32,7 @@ class Progress:
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=total)
+        self._parts: list[TaskID] = []
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -44,21 +42,27 @@ class Progress:
         self._bar.stop()
 
     def update(self, description: str | None, done: float, total: float | None = None) -> None:
-        """What is being done now, a line for each of what is done side by side, and how much of the total is done.
+        """What is being done now, and how much of the total is done.
 
         Less than before begins another part of the work.
         """
-        if done < self.done or self._first is None:
-            self._first, self._last_line = (time.monotonic(), done), 0
+        if done < self.done or not self._begun:  # the first update may continue earlier work: no speed follows from it
+            self._begun = True
             self._bar.reset(self._task)
         self.done, self.total = done, total or self.total
         self._bar.update(self._task, description=description, completed=done, total=self.total)
-        if self.lines and self.total and not self.console.is_terminal:
-            line = int(self.lines * done / self.total)
-            if line > self._last_line and description:
-                description = description.replace("\n", "; ")
-                self.note(f"{description}, {done / self.total:.0%} of all{self._left()}")
-            self._last_line = max(line, self._last_line)
+
+    def update_each(self, parts: Mapping[str, float], done: float, total: float) -> None:
+        """What is done side by side, each with the share of it that is done, and how much of the total is done."""
+        self.update("all", done, total)
+        while len(self._parts) < len(parts):
+            self._parts.append(self._bar.add_task("", total=1))
+        for task, (words, share) in zip(self._parts, parts.items(), strict=False):
+            if share < self._bar.tasks[self._bar.task_ids.index(task)].completed:  # another one in its place
+                self._bar.reset(task)
+            self._bar.update(task, description=words, completed=share, visible=True)
+        for task in self._parts[len(parts) :]:
+            self._bar.update(task, visible=False)
 
     def advance(self, description: str | None = None, by: float = 1) -> None:
         """`by` more of the total is done."""
@@ -67,12 +71,3 @@ class Progress:
     def note(self, message: str) -> None:
         """A line that stays, on a terminal or not."""
         self.console.print(message, highlight=False, markup=False)
-
-    def _left(self) -> str:
-        """, 2.1 min left; empty before anything is known of the speed."""
-        assert self._first is not None and self.total is not None
-        begun, first = self._first
-        if self.done <= first:
-            return ""
-        left = (self.total - self.done) * (time.monotonic() - begun) / (self.done - first)
-        return f", {left / 60:.1f} min left"

@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from longitude.statistics.estimates import HOLDS, Estimate, Sums, difference
-from longitude.statistics.seeds import holm
+from longitude.statistics.seeds import benjamini_hochberg, holm
 
 SIGNIFICANT = 0.05
 """Of p-values adjusted by Holm."""
@@ -21,13 +21,16 @@ class Comparison(NamedTuple):
         seeds: That both have.
         documents: That both were measured on.
         value: By how much, in the task's metric, above 0.
-        low: Lower end of its 95 % interval; None where there is none.
+        low: Lower end of its 95% interval; None where there is none.
         high: Its upper end.
-        over: What it is over: "seeds", or with one seed "documents", which says nothing of training again.
+        over: What it is over: "seeds and documents", or with one seed "documents", which says nothing of training again.
         text_low: Lower end of the interval over documents, of the models as they are.
         text_high: Its upper end.
+        seed_low: Lower end of the interval over seeds, on the text as it is; None with one.
+        seed_high: Its upper end.
         p: Adjusted by Holm over all pairs of labels at this length; None where there is no interval.
-        decided: Whether p is below `SIGNIFICANT` and neither interval reaches 0, over seeds: only then one is called better.
+        q: Likewise by Benjamini and Hochberg: of the pairs with q below 0.05, one in twenty is expected to be noise.
+        decided: Whether p is below `SIGNIFICANT` and the interval does not reach 0, over seeds: only then one is called better.
     """
 
     better: str
@@ -41,7 +44,10 @@ class Comparison(NamedTuple):
     over: str | None
     text_low: float | None
     text_high: float | None
+    seed_low: float | None
+    seed_high: float | None
     p: float | None
+    q: float | None
     decided: bool
 
 
@@ -55,12 +61,15 @@ def compared(sums: Mapping[str, Sums], length: int, metric: str, less_is_better:
         a_is_better = (found.value <= 0) == less_is_better
         names = (a, b) if a_is_better else (b, a)
         pairs.append((*names, of_a.of.shape[1], found.negative if found.value < 0 else found))
-    adjusted = iter(holm([found.p for *_, found in pairs if found.p is not None]))
-    return [_of(*pair, length, None if pair[-1].p is None else next(adjusted)) for pair in pairs]
+    known = [found.p for *_, found in pairs if found.p is not None]
+    adjusted = iter(zip(holm(known), benjamini_hochberg(known), strict=True))
+    return [_of(*pair, length, *((None, None) if pair[-1].p is None else next(adjusted))) for pair in pairs]
 
 
-def _of(better: str, worse: str, documents: int, found: Estimate, length: int, p: float | None) -> Comparison:
+def _of(
+    better: str, worse: str, documents: int, found: Estimate, length: int, p: float | None, q: float | None
+) -> Comparison:
     assert found.value is not None
-    decided = found.over == "seeds" and p is not None and p < SIGNIFICANT and found.above(0) == HOLDS
-    ends = (found.low, found.high, found.over, found.text_low, found.text_high)
-    return Comparison(better, worse, length, len(found.values), documents, found.value, *ends, p, decided)
+    decided = len(found.values) > 1 and p is not None and p < SIGNIFICANT and found.above(0) == HOLDS
+    ends = (found.low, found.high, found.over, found.text_low, found.text_high, found.seed_low, found.seed_high)
+    return Comparison(better, worse, length, len(found.values), documents, found.value, *ends, p, q, decided)

@@ -200,7 +200,7 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Differenc
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS, "They are in longitude.statistics.documents.METRICS.")
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
+        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95%), got {confidence}")
     check_sizes("interval", resamples=resamples)
     sums = _sums(cells)
     documents = sums.shape[-1]

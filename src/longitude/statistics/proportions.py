@@ -8,12 +8,12 @@ QUANTILE = 1.959964
 
 
 def mean(scores: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high) of scores from 0 to 1, one or more, with Wilson's 95 % interval."""
+    """(mean, low, high) of scores from 0 to 1, one or more, with Wilson's 95% interval."""
     return wilson(math.fsum(scores) / len(scores), len(scores))
 
 
 def wilson(value: float, count: int) -> tuple[float, float, float]:
-    """(value, low, high) of a mean of `count` scores from 0 to 1, with Wilson's 95 % interval (Wilson 1927).
+    """(value, low, high) of a mean of `count` scores from 0 to 1, with Wilson's 95% interval (Wilson 1927).
 
     Wilson's interval is for right or wrong answers and has a width for ten of ten, too, where a bootstrap has none. Scores
     in between spread less than right-or-wrong ones of the same mean, so that for them it is on the wide side.
@@ -25,7 +25,7 @@ def wilson(value: float, count: int) -> tuple[float, float, float]:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """(difference of the means, low, high) of scores from 0 to 1 on the same questions, with a 95 % interval.
+    """(difference of the means, low, high) of scores from 0 to 1 on the same questions, with a 95% interval.
 
     Bonett and Price 2012, Journal of Educational and Behavioral Statistics 37, 479: Wald's interval with two more pairs, in
     which either is right alone, so that it has a width for a few pairs that are all alike, too.

@@ -3,7 +3,8 @@
 Seeds are few, so a mean over them has a t-interval on one value per seed (Student 1908). Two models whose seeds saw the same
 data in the same order are compared by their differences seed by seed, which removes what the order of the data does to both.
 Documents are crossed with seeds, not nested in them: every seed is measured on the same ones. Their interval
-(`longitude.statistics.documents`) is another one, about the same models on other text, and the two are never mixed.
+(`longitude.statistics.documents`) is another one, about the same models on other text, and
+`longitude.statistics.estimates` combines both.
 """
 
 import math
@@ -74,14 +75,59 @@ def holm(p: Sequence[float]) -> list[float]:
     Source:
         Holm 1979, https://www.jstor.org/stable/4615733
     """
-    values = np.asarray(p, np.float64)
-    if not ((values >= 0) & (values <= 1)).all():
-        raise ValueError(f"p-values must be from 0 to 1, got {list(p)}")
-    order = np.argsort(values, kind="stable")
+    values, order = _sorted(p)
     stepped = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
     adjusted = np.empty(len(values))
     adjusted[order] = np.minimum(stepped, 1)
     return adjusted.tolist()
+
+
+def benjamini_hochberg(p: Sequence[float]) -> list[float]:
+    """p-values of several comparisons, adjusted so that of all that is found at a level that share is expected to be noise.
+
+    Args:
+        p: One for each comparison of a table, independent or positively dependent.
+
+    Returns:
+        The adjusted values in the same order.
+
+    Raises:
+        ValueError: For a value outside 0 to 1.
+
+    Source:
+        Benjamini and Hochberg 1995, https://doi.org/10.1111/j.2517-6161.1995.tb02031.x
+    """
+    return stats.false_discovery_control(_sorted(p)[0]).tolist() if len(p) else []
+
+
+def pooled_spread(groups: Sequence[Sequence[float]], least: float = 0.05) -> tuple[float, int] | None:
+    """The spread between seeds that several labels share, with its degrees of freedom; None where theirs differ.
+
+    Args:
+        groups: One value per seed of each label.
+        least: Below this p-value of Bartlett's test the spreads are taken as different, and nothing is pooled.
+
+    Returns:
+        The pooled standard deviation, in the unit of the values, and its degrees of freedom.
+
+    Source:
+        Bartlett 1937, https://doi.org/10.1098/rspa.1937.0109
+    """
+    several = [np.asarray(each, np.float64) for each in groups if len(each) > 1]
+    if len(several) < 2 or any(not np.isfinite(each).all() or np.ptp(each) == 0 for each in several):
+        return None
+    if stats.bartlett(*several).pvalue < least:
+        return None
+    freedom = sum(len(each) - 1 for each in several)
+    return math.sqrt(sum((len(each) - 1) * each.var(ddof=1) for each in several) / freedom), freedom
+
+
+def _sorted(p: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """p-values, checked, and their order."""
+    values = np.asarray(p, np.float64)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"p-values must be from 0 to 1, got {list(p)}")
+    return values, np.argsort(values, kind="stable")
 
 
 def _t(values: ArrayLike, confidence: float) -> Difference:
@@ -90,7 +136,7 @@ def _t(values: ArrayLike, confidence: float) -> Difference:
     if values.ndim != 1 or not len(values):
         raise ValueError(f"values must be one number per seed, [seeds], got shape {values.shape}")
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
+        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95%), got {confidence}")
     value = float(values.mean())
     if not math.isfinite(value):
         return Difference(None, None, None, None)

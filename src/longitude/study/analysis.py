@@ -1,6 +1,6 @@
 """The findings of a study, computed once: tables, figures and the three lines about it read them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import pandas as pd
 from longitude.report.wording import named
 from longitude.statistics.comparisons import Comparison
 from longitude.statistics.estimates import HOLDS, UNCLEAR
+from longitude.statistics.seeds import pooled_spread
 from longitude.study.answers import AnswerCriterion
 from longitude.study.criterion import Criterion, Finding
 from longitude.study.losses import LossCriterion
@@ -115,23 +116,23 @@ def conclude(analysis: Analysis) -> Conclusion:
     """The three lines of a study. They claim nothing that the intervals do not carry: see the `Criterion` of its task."""
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
-        return Conclusion("Losses were measured by position only", caution=_joined(undone(run)))
+        return Conclusion("Losses were measured by position only", caution=_joined(undone(run, criterion.called)))
     found = [each for each in analysis.main if each.value is not None]
     last = [each for each in ranked(analysis) if each.value is not None]
     if not last:
         where = f" at {run.lengths[-1]} {run.task.unit}" if found else ""
-        return Conclusion(f"No encoding was measured{where}", caution=_joined(undone(run)))
+        return Conclusion(f"No encoding was measured{where}", caution=_joined(undone(run, criterion.called)))
     sign = 1 if criterion.less_is_better else -1
     first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
     if all(map(criterion.learned_too_little, first)):  # neither is a best of anything
         pairs = []
-    absent = [named(label) for label in run.labels if label not in {each.label for each in last}]
+    absent = [criterion.called(label) for label in run.labels if label not in {each.label for each in last}]
     cautions = [
         *criterion.cautions(last),
         *([f"no value at {last[0].length}: {', '.join(absent)}"] if absent else []),
-        *undone(run),
-        *(f"{named(label)} {never}" for label in run.labels if (never := run.untrained(label))),
+        *undone(run, criterion.called),
+        *(f"{criterion.called(label)} {never}" for label in run.labels if (never := run.untrained(label))),
         *edges(run.choices),
         *_scope(criterion, last),
     ]
@@ -150,23 +151,35 @@ def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
     return sorted(last, key=place)
 
 
-def notes(run: Run) -> list[str]:
-    """What of training differs between labels, or is not as usual."""
+def notes(analysis: Analysis) -> list[str]:
+    """What of training differs between labels, or is not as usual, and how far seeds are apart."""
+    run = analysis.run
     steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
     sampled = run.sampled_positions
     return [
         *([f"steps, matched by compute: {', '.join(steps)}"] if steps else []),
         *([f"training windows had {sampled}"] if sampled else []),
         *chosen_rates(run.choices),
+        *spread_of_seeds(analysis),
     ]
 
 
-def undone(run: Run) -> list[str]:
+def spread_of_seeds(analysis: Analysis) -> list[str]:
+    """How far seeds are apart at the training length, if that is alike for every label."""
+    criterion, run = analysis.criterion, analysis.run
+    found = pooled_spread([each.values for each in analysis.main if each.length == run.train_length])
+    if found is None:
+        return []
+    amount = f"{criterion.amount(found[0], 2)} {criterion.points}"
+    return [f"seeds at {run.train_length} differ by {amount} (standard deviation, {found[1]} degrees of freedom)"]
+
+
+def undone(run: Run, called: Callable[[str], str] = named) -> list[str]:
     """Which models are not done, by how they ended."""
     by_state: dict[str, list[str]] = {}
     for trial in run.undone:
         seed = f" (seed {trial.seed})" if len(run.of(trial.label)) > 1 else ""
-        by_state.setdefault(state(trial), []).append(named(trial.label) + seed)
+        by_state.setdefault(state(trial), []).append(called(trial.label) + seed)
     return [f"{state}: {', '.join(names)}" for state, names in by_state.items()]
 
 
@@ -174,7 +187,7 @@ def _scope(criterion: Criterion, last: list[Finding]) -> list[str]:
     """What the intervals do not cover."""
     if last[0].documents < 2:
         return [f"one {criterion.things.removesuffix('s')}, so no interval"]
-    alone = [named(each.label) for each in last if each.seeds == 1]
+    alone = [criterion.called(each.label) for each in last if each.seeds == 1]
     if len(alone) == len(last):
         return ["one seed: intervals are over " + criterion.things + ", and do not cover training again"]
     return [f"one seed, interval over {criterion.things}: {', '.join(alone)}"] if alone else []

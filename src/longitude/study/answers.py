@@ -3,15 +3,15 @@
 Where a task's training length was measured, one that does not solve that has not learned the task: what it does at longer
 lengths says nothing about position.
 
-Over the examples intervals are Wilson's, 95 %, which has a width for 200 right ones of 200, too; over several seeds they are
-t-intervals, within 0 and 1. Examples of two lengths are different ones: their values are not paired.
+Over the examples, intervals are Wilson's, 95%, which have a width for 200 right answers of 200 as well. Over several seeds they
+are t-intervals. The combined intervals are over both. All stay within 0 and 1. Examples of two lengths are different ones:
+their values are not paired.
 """
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from longitude.report.wording import named
 from longitude.statistics import proportions
 from longitude.statistics.documents import Interval
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, estimated
@@ -20,7 +20,7 @@ from longitude.study.criterion import HOLDING, Criterion, Finding
 from longitude.study.results import RULE
 
 SOLVED = 0.9
-"""A length is solved when at least 90 % of its answers are right."""
+"""A length is solved when at least 90% of its answers are right."""
 LEARNING = "learning"
 """What failed where the training length is not solved."""
 
@@ -63,7 +63,7 @@ class AnswerCriterion(Criterion):
         if not failed:
             return []
         shares = {label: self.sums(label, at, run.methods[0]) for label in failed}
-        names = [f"{named(label)} ({sums.of.mean():.0%})" for label, sums in shares.items() if sums is not None]
+        names = [f"{self.called(label)} ({sums.of.mean():.0%})" for label, sums in shares.items() if sums is not None]
         floor = f" ({RULE}: {run.guessing[at]:.0%})" if run.guessing.get(at) else ""
         return [
             f"* task not learned at {at}{floor}, so longer lengths say nothing: {', '.join(names)}",
@@ -79,7 +79,7 @@ class AnswerCriterion(Criterion):
 
     @property
     def right(self) -> str:
-        """What is counted, after "90 % of the"."""
+        """What is counted, after "90% of the"."""
         return "answers exact" if self.task.metric == "exact_match" else "symbols right"
 
     @property
@@ -111,7 +111,9 @@ def share(right: np.ndarray) -> Estimate:
     _, low, high = t_interval(right.mean(1))
     seeds = None if low is None or high is None else (max(0.0, low), min(1.0, high))
     text = Interval(*proportions.mean(right.mean(0).tolist()))
-    return estimated(right.mean(1), text, seeds and Interval(float(right.mean()), *seeds))
+    found = estimated(right.mean(1), text, seeds and Interval(float(right.mean()), *seeds))
+    low, high = (end if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high))
+    return found._replace(low=low, high=high)
 
 
 def longest_solved(lines: Sequence[Finding]) -> int | None:

@@ -12,7 +12,7 @@ from longitude.statistics.comparisons import Comparison, compared
 from longitude.study.analysis import Analysis, analyse
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.results import Run
-from longitude.study.tables import findings, reach
+from longitude.study.tables import findings, in_brackets
 
 OF_DATA = ("data", "tokenizer", "train_length", "positions", "position_range", "steps", "match", "batch_size")
 """Options that decide what a seed sees in training: where one differs, seeds of two studies are no pairs."""
@@ -71,7 +71,9 @@ class SideBySide:
             for label in analysis.run.labels:
                 found = [each for each in analysis.of(label) if each.length in self.lengths]
                 cells = [analysis.criterion.short(each) for each in found]
-                lines.append([name, label, *options, *cells, reach(analysis.criterion.effective(analysis.of(label)))])
+                lines.append(
+                    [name, label, *options, *cells, in_brackets(*analysis.criterion.reach(analysis.of(label)))]
+                )
         return lines
 
     @property

@@ -44,14 +44,14 @@ class StudyConfig:
             RUN the folder of a study, or the name of one next to this one's folder. The learning rate begins again with a
             warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
-        split_length: Held-out documents are longer than this; by default the longest length of the study as it was begun, so
-            that a study which is given longer ones keeps its training text.
+        split_length: Held-out documents are longer than this; by default the longest length of the study as it was begun.
+            So a study that is given longer lengths keeps its training text.
         steps: Optimizer steps of every model; with --match compute those of plain attention.
         match: What all labels have alike: steps; or compute: each is trained for as many steps as cost the FLOPs of --steps
             steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step.
-        learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. Of several, each label has its own:
+        learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label has its own:
             that of the lowest mean loss over the seeds at the training length, on text held out for this choice alone. Only
             its models are measured.
         warmup: Share of the steps in which the learning rate rises.
@@ -60,14 +60,14 @@ class StudyConfig:
         hidden: Width of the model.
         heads: Attention heads; they divide the width.
         documents: Validation documents to measure on, or fewer with as many of the longest windows; a text with less is
-            refused. Of generated tasks: examples of each length.
-        methods: Ways to measure, those of the task: of text non-overlapping, sliding, per-position, and linear, ntk, yarn,
-            longrope, which extend the trained models to each longer length; `longitude study --task NAME --help` has those of
-            others.
+            refused. For generated tasks: examples of each length.
+        methods: Ways to measure, those of the task: of text non-overlapping, sliding, per-position, copies (losses on bytes that
+            a copy within the training length foretells, and on those of a farther one), and linear, ntk, yarn, longrope, which
+            extend the trained models to each longer length; `longitude study --task NAME --help` has those of others.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
             bit.
-        threads: CPU threads of every trial. Results depend on them, so they are the study's, however many trials run side by
+        threads: CPU threads of each model. Results depend on them, so they belong to the study, however many models run side by
             side.
     """
 

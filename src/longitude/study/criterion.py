@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import takewhile
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 from longitude.report.wording import count, far, named
 from longitude.statistics.comparisons import Comparison, compared
@@ -19,9 +20,9 @@ LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
 class Finding(NamedTuple):
     """One label at one length. What is missing is None.
 
-    value, low, high: the task's metric, mean over seeds, with its 95 % interval, which is over `over`: the seeds, or of one seed
-    the documents. text_low, text_high: the interval over documents, whatever the number of seeds. values: one per seed. Of
-    losses also change, ...: value / value at the reference length - 1, paired, likewise.
+    value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
+    of one seed the documents. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
+    values: one per seed. Of losses also change, ...: value / value at the reference length - 1, paired, likewise.
 
     loss, context, holding: how it is judged on each, `HOLDS`, `LOST` or `UNCLEAR`; None where that was not measured. failed:
     those that are `LOST`. verdict: of all together, by the `Criterion`; None where it judges nothing.
@@ -37,12 +38,16 @@ class Finding(NamedTuple):
     over: str | None = None
     text_low: float | None = None
     text_high: float | None = None
+    seed_low: float | None = None
+    seed_high: float | None = None
     values: tuple[float, ...] = ()
     change: float | None = None
     change_low: float | None = None
     change_high: float | None = None
     text_change_low: float | None = None
     text_change_high: float | None = None
+    seed_change_low: float | None = None
+    seed_change_high: float | None = None
     loss: str | None = None
     context: str | None = None
     holding: str | None = None
@@ -52,7 +57,7 @@ class Finding(NamedTuple):
     @classmethod
     def of(cls, label: str, length: int, documents: int, value: Estimate) -> "Finding":
         """An estimate of a label at a length."""
-        ends = (value.low, value.high, value.over, value.text_low, value.text_high)
+        ends = (value.low, value.high, value.over, value.text_low, value.text_high, value.seed_low, value.seed_high)
         return cls(label, length, len(value.values), documents, value.value, *ends, value.values)
 
 
@@ -93,6 +98,17 @@ class Criterion(ABC):
 
     def __init__(self, run: Run):
         self.run, self.task = run, run.task
+        self.names: dict[str, str] = {}
+
+    def called(self, label: str) -> str:
+        """A label in a sentence."""
+        return self.names.get(label, named(label))
+
+    def with_names(self, names: dict[str, str]) -> Self:
+        """The same with other names for labels, and all that is computed already."""
+        other = copy(self)
+        other.names = names
+        return other
 
     @abstractmethod
     def finding(self, label: str, length: int, method: str) -> Finding:
@@ -125,6 +141,20 @@ class Criterion(ABC):
             reach(lambda by_mean, verdict: verdict != LOST),
         )
 
+    def reach(self, lines: Sequence[Finding]) -> tuple[str, str]:
+        """The effective length in words, and its interval if that is wider: "< 256", "512", ">= 1024"."""
+        beyond = [each.length for each in lines if each.length > self.run.train_length] or [0]
+
+        def words(length: int | None) -> str:
+            if length is None or (self.less_is_better and length < beyond[0]):
+                return f"< {beyond[0] if self.less_is_better else lines[0].length}"
+            return f"≥ {length}" if length == lines[-1].length else str(length)
+
+        if all(each.value is None for each in lines):
+            return "", ""
+        value, low, high = map(words, self.effective(lines))
+        return value, "" if low == high else f"{low} to {high}"
+
     # ---- the three lines ----
 
     def result(self, last: Sequence[Finding]) -> str:
@@ -144,15 +174,15 @@ class Criterion(ABC):
 
     def best(self, pair: Comparison) -> str:
         """By how much the best label is ahead of the next: only where that is no noise of seeds is one called better."""
-        better, worse = named(pair.better), named(pair.worse)
+        better, worse = self.called(pair.better), self.called(pair.worse)
         side = "below" if self.less_is_better else "above"
         ends = "" if pair.low is None or pair.high is None else f" [{self.amount(pair.low)}, {self.amount(pair.high)}]"
         by = f"{self.amount(pair.value)} {self.points}{ends}"
         if pair.decided:
             return f"{better}: {by} {side} {worse}, the next best ({count(pair.seeds, 'seed')})"
-        if pair.over != "seeds" and pair.low is not None and pair.low > 0:
+        if pair.seeds == 1 and pair.low is not None and pair.low > 0:
             return f"{better}: {by} {side} {worse} in one seed ({pair.documents} {self.things}); another training may differ"
-        over = count(pair.seeds, "seed") if pair.over == "seeds" else f"one seed, {pair.documents} {self.things}"
+        over = count(pair.seeds, "seed") if pair.seeds > 1 else f"one seed, {pair.documents} {self.things}"
         return f"unclear between {better} and {worse}: {by} ({over})"
 
     @abstractmethod
@@ -165,7 +195,7 @@ class Criterion(ABC):
 
     def marked(self, label: str) -> str:
         """A label with an asterisk where it learned too little to be judged."""
-        return f"{named(label)} *" if self.learned_too_little(label) else named(label)
+        return f"{self.called(label)} *" if self.learned_too_little(label) else self.called(label)
 
     @property
     def points(self) -> str:

@@ -2,25 +2,28 @@
 
 * loss: at the training length within `LOSS_MARGIN` of the best label's there.
 * context: it takes at least `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at the
-  training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
+  training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`). With the method `copies`, what
+  it takes is how far at the training length the loss on bytes that a copy within it foretells is below that on bytes that only
+  a farther copy does: does the model copy at all.
 * holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
 
-Every comparison is paired, by seed and by document, and must hold over both (`longitude.statistics.estimates`).
+Every comparison is paired, by seed and by document, and must hold over both together (`longitude.statistics.estimates`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from longitude.report.wording import named, percent
+from longitude.report.wording import percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
+from longitude.study.copies import FAR, NEAR
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
 from longitude.study.results import FIRST, LAST
 
 TOLERANCE = 0.02
-"""An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""
+"""An encoding holds at a length when its bits per byte there are within 2% of the training length's, or less."""
 LOSS_MARGIN = 0.20
-"""At the training length an encoding has learned as the best has when its loss is at most 20 % above: an order of n-grams."""
+"""At the training length an encoding has learned as the best has when its loss is at most 20% above: an order of n-grams."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
 LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
@@ -37,7 +40,7 @@ class Learned(NamedTuple):
         label: One of the study's labels.
         best: The label of the lowest loss there.
         gap: loss / that of the best - 1.
-        gain: Loss at the first quarter of the positions less that at the last.
+        gain: Loss at the first quarter of the positions less that at the last, or of far copies less that of near ones.
         floor: loss - that of the best n-grams, in bits per byte.
         loss: Whether the gap is below `LOSS_MARGIN`.
         context: Whether the gain is above `GAIN` and the loss below the floor.
@@ -76,6 +79,7 @@ class LossCriterion(Criterion):
             found = found._replace(
                 change=moved.value, change_low=moved.low, change_high=moved.high,
                 text_change_low=moved.text_low, text_change_high=moved.text_high,
+                seed_change_low=moved.seed_low, seed_change_high=moved.seed_high,
             )  # fmt: skip
             if length in run.beyond and moved.value is not None:
                 found = judged(found._replace(holding=moved.below(TOLERANCE)))
@@ -100,13 +104,14 @@ class LossCriterion(Criterion):
         run, sums = self.run, at_start[label]
         if sums is None or best is None or loss is None:
             return Learned(label)
-        first, last = (self.sums(label, run.train_length, quarter) for quarter in (FIRST, LAST))
+        ends = (FAR, NEAR) if NEAR in run.methods else (FIRST, LAST)
+        first, last = (self.sums(label, run.train_length, end) for end in ends)
         gap = change(sums, at_start[best] or sums, self.metric)
         gain = difference(first, last, self.metric) if first and last else None
         best_ngrams = run.best_ngrams
         floor = loss.less(best_ngrams[1]) if best_ngrams else None
-        if floor and floor.over == "seeds":  # the n-grams read the same documents
-            floor = floor._replace(text_low=floor.low, text_high=floor.high)
+        if floor and len(floor.values) > 1:  # the n-grams read the same documents
+            floor = floor._replace(low=floor.seed_low, high=floor.seed_high)
         checks = {}
         if floor and loss.value is not None:
             beats = floor.below(0)
@@ -143,12 +148,14 @@ class LossCriterion(Criterion):
         labels = [each.label for each in last]
         little = [label for label in labels if self.learned_too_little(label)]
         unsure = [label for label in labels if label not in little and self._shown(label, UNCLEAR)]
-        alone = [named(each.label) for each in last if each.change is None] if self.run.beyond else []
+        alone = [self.called(each.label) for each in last if each.change is None] if self.run.beyond else []
         at = f"at {self.run.reference}"
         groups = {
-            f"* too little learned {at} to judge": [f"{named(label)} ({self._shown(label, LOST)})" for label in little],
+            f"* too little learned {at} to judge": [
+                f"{self.called(label)} ({self._shown(label, LOST)})" for label in little
+            ],
             f"unclear {at} whether enough was learned": [
-                f"{named(label)} ({self._shown(label, UNCLEAR)})" for label in unsure
+                f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure
             ],
             f"no value {at} to compare with": alone,
         }
@@ -159,8 +166,8 @@ class LossCriterion(Criterion):
         learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
         words = {
             FLOOR: f"{{}} against {bits:.2f} of {ngrams}",
-            CONTEXT: "{} from context",
-            LOSS: f"{{}} above {named(learned.best or '')}",
+            CONTEXT: "{} from near copies" if NEAR in self.run.methods else "{} from context",
+            LOSS: f"{{}} above {self.called(learned.best or '')}",
         }
         return "; ".join(
             words[check].format(number) for check, (own, number) in learned.checks.items() if own == verdict
@@ -191,6 +198,8 @@ class LossCriterion(Criterion):
             if CONTEXT in checks
             else ""
         )
+        if gain and NEAR in run.methods:
+            gain = f", or bytes that a near copy foretells less than {GAIN} bits below those that a far one does"
         starred = f"*        more than {LOSS_MARGIN:.0%} above the best loss at {run.reference}{floor}{gain}"
         little = [starred] if any(map(self.learned_too_little, run.labels)) else []
         if not run.beyond:

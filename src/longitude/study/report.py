@@ -8,7 +8,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from longitude.labels import parse_label
 from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as empty_table
-from longitude.report.wording import legible, named, percent
+from longitude.report.wording import legible, named, papers, percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state, summary
 from longitude.study.answers import SOLVED
@@ -46,6 +46,8 @@ def write_report(analysis: Analysis) -> Path:
 
     A figure without numbers is not made, and one from an earlier report is removed.
     """
+    names = papers(analysis.run.labels)
+    analysis = replace(analysis, criterion=analysis.criterion.with_names(names))
     run, drawn = analysis.run, figures(analysis)
     save_figures(drawn, run.path / "figures")
     path = run.path / "report.html"
@@ -58,12 +60,19 @@ def write_report(analysis: Analysis) -> Path:
         config=asdict(run.config),
         task=run.task,
         conclusion=conclude(analysis).lines,
-        notes=notes(run),
+        notes=notes(analysis),
         legend=[
-            {"label": label, "colour": colour_of(i), "dark": DARK[colour_of(i)], "dash": dash_of(i)}
+            {
+                "label": label,
+                "name": names[label],
+                "colour": colour_of(i),
+                "dark": DARK[colour_of(i)],
+                "dash": dash_of(i),
+            }
             for i, label in enumerate(run.labels)
         ],
         tables={name_of(run, method): _table(analysis, method) for method in run.methods},
+        names=names,
         comparisons=_comparisons(analysis),
         learned=_learned(analysis),
         training=_training(run),
@@ -89,7 +98,7 @@ HEADED = 9
 
 
 def table(analysis: Analysis, width: int = UNCUT) -> Table:
-    """Encodings by lengths, the best first: values, with half the 95 % interval where the width has room for it.
+    """Encodings by lengths, the best first: values, with half the 95% interval where the width has room for it.
 
     Args:
         analysis: Result of `analyse`.
@@ -122,7 +131,7 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
 
 def summary_lines(analysis: Analysis, width: int = 80) -> str:
     """What stands below the table: result, best, caution, notes, and what the words mean."""
-    heads = [*conclude(analysis).lines.items(), *(("Note", words) for words in notes(analysis.run))]
+    heads = [*conclude(analysis).lines.items(), *(("Note", words) for words in notes(analysis))]
     if analysis.criterion.less_is_better and analysis.run.beyond:
         heads.append(("Note", f"A stable loss does not show that distant {analysis.run.task.unit} are used"))
     text = [headed(head, f"{words}.", width) for head, words in heads]
@@ -167,7 +176,7 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
 def studies_table(found: SideBySide) -> Table:
     """Studies side by side, the name of each once."""
     criterion = next(iter(found.analyses.values())).criterion
-    caption = "±  half the 95% interval, over seeds where there are several"
+    caption = "±  half the 95% interval, over seeds and documents where there are several seeds"
     made = folding(*found.heads, words=2, title=criterion.title(), caption=caption)
     before = None
     for name, *cells in found.lines:
@@ -223,7 +232,7 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
                 "span": span(last),
                 "reach": criterion.last_columns()[-1][1](part) if criterion.last_columns() else "",
                 "verdict": criterion.verdicts.get(last.verdict or "", ""),
-                "effective": criterion.effective(part),
+                "effective": criterion.reach(part),
                 "little": criterion.learned_too_little(label),
                 "kind": KINDS.get(last.verdict, ""),
             }
@@ -240,7 +249,27 @@ def _comparisons(analysis: Analysis) -> dict[str, Any]:
         for each in every
         if each.length in (run.reference, run.lengths[-1])
     ]
-    return {"lines": lines, "csv": pd.DataFrame(every).to_csv(index=False)}
+    at = dict.fromkeys((run.reference, run.lengths[-1]))
+    matrices = {length: matrix for length in at if (matrix := _matrix(analysis, length))}
+    return {"lines": lines, "matrices": matrices, "csv": pd.DataFrame(every).to_csv(index=False)}
+
+
+def _matrix(analysis: Analysis, length: int) -> dict[str, list[dict[str, Any]]]:
+    """Label -> its cells, one for each label, the best first: the difference of the row to the column, and who is better."""
+    criterion, pairs = analysis.criterion, analysis.compared(length)
+    of = {(each.better, each.worse): each for each in pairs} | {(each.worse, each.better): each for each in pairs}
+    labels = [each.label for each in ranked(analysis) if any(each.label in pair for pair in of)]
+
+    def cell(row: str, column: str) -> dict[str, Any]:
+        if (pair := of.get((row, column))) is None:
+            return {"kind": "same", "words": "", "title": ""}
+        ahead = row == pair.better
+        value = pair.value if ahead != criterion.less_is_better else -pair.value
+        kind = "unclear" if not pair.decided else "holds" if ahead else "lost"
+        side = "not decided" if not pair.decided else f"{criterion.called(pair.better)} is better"
+        return {"kind": kind, "words": _signed(criterion.scale * value, f"+.{criterion.digits}f"), "title": side}
+
+    return {row: [cell(row, column) for column in labels] for row in labels}
 
 
 def _learned(analysis: Analysis) -> list[dict[str, Any]]:
@@ -335,11 +364,13 @@ def _chosen(run: Run, choice: Choice) -> str:
 
 
 def _command(run: Run) -> str:
-    """The command line of the study: the options that differ from the defaults."""
+    """The command line that was given; of a study begun in Python, the options that differ from the defaults."""
+    if given := run.study.get("command"):
+        return str(given)
     defaults = asdict(of_task(run.task.name)) | {"task": "text", "device": run.config.device}
     words = ["longitude", "study"]
     for name, value in asdict(run.config).items():
-        if value == defaults[name]:
+        if value == defaults[name] or (name == "split_length" and value == max(run.config.test_lengths)):
             continue
         words += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return shlex.join([*words, "--out", str(run.path)])

@@ -16,6 +16,7 @@ from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.store import QUESTION, Store
 from longitude.statistics.estimates import Sums
 from longitude.study.config import StudyConfig
+from longitude.study.copies import COPIES, FAR, NEAR
 from longitude.study.rates import Choice, choices, recorded, shown
 from longitude.study.tasks.base import Task, task_for
 from longitude.study.train import LOSSES, LossLog
@@ -65,8 +66,8 @@ RULE = "rule without positions"
 
 
 def ngrams_named(order: int) -> str:
-    """Bigrams, trigrams, 4-grams."""
-    return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
+    """What counts of this order are called."""
+    return {1: "unigram", 2: "bigram", 3: "trigram"}.get(order, f"{order}-gram") + " counts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,8 @@ class Run:
         """
         known = self.task.methods
         order = sorted(self.config.methods, key=lambda each: known.index(each) if each in known else len(known))
-        return [method for method in order if method != BY_POSITION]
+        parts = {BY_POSITION: (), COPIES: (NEAR, FAR)}
+        return [part for method in order for part in parts.get(method, (method,))]
 
     @property
     def reference(self) -> int:

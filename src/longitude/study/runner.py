@@ -1,11 +1,12 @@
 """A study: the units of its question, as far as they are not there yet, and what they say together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import log
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from longitude import plugins
@@ -30,8 +31,8 @@ FEW = 3
 """Seeds below which intervals over them are wide, or none."""
 POLL_SECONDS = 1.0
 """Between two looks at trials that another process runs."""
-Watch = Callable[[str, float, float], None]
-"""Called with what is being done, how much of the work is done, and all of it."""
+Watch = Callable[[Mapping[str, float], float, float], None]
+"""Called with what is being done, each with the share of it that is done, how much of the work is done, and all of it."""
 
 
 def study(
@@ -40,6 +41,7 @@ def study(
     on_progress: Watch = ignore,
     note: Note = ignore,
     executor: Executor = InProcess(),  # noqa: B008 - it holds nothing
+    command: str | None = None,
 ) -> Run:
     """Run the trials that are not finished yet, and gather all rows.
 
@@ -49,9 +51,10 @@ def study(
     Args:
         planned: Result of `plan`.
         fresh: Train the models of this question again.
-        on_progress: Called with what is being done, the trials done, in fractions, and their number.
+        on_progress: Called with what is being done and its share, the trials done, in fractions, and their number.
         note: Called with a sentence about the study, and about every trial when it ends.
         executor: Where trials run; it changes no result.
+        command: The command line that asked for it, for the report.
 
     Returns:
         Every trial with its status, at the learning rate of its label, and the rows.
@@ -59,7 +62,7 @@ def study(
     Raises:
         ValueError: The directory holds other files, a unit is damaged, or the disk is full; nothing is then half-written.
     """
-    store, question = Store(planned.run), question_for(planned)
+    store, question = Store(planned.run), question_for(planned, command)
     with _full_disk_is_a_user_error(planned.run):
         store.ask(VERB, question)
         if fresh:
@@ -74,10 +77,10 @@ def study(
         return run
 
 
-def question_for(planned: StudyPlan) -> dict[str, Any]:
+def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, Any]:
     """question.json: what is asked, and the keys of the units that answer it, in order."""
     config, data = planned.config, planned.data.description
-    asked = {"begun": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
+    asked = {"begun": datetime.now(UTC).isoformat(timespec="seconds"), **provenance(), "command": command}
     trials = [
         asdict(units.trial) | {"training": units.training.key, "measuring": units.measuring.key}
         for units in planned.trials
@@ -106,7 +109,8 @@ class Trials:
         config = planned.config
         self.sweeps = len(config.learning_rates) > 1
         self.total = len(config.encodings) * len(config.seeds) + self.sweeps * len(planned.trials)
-        self.done = 0
+        self.done = self.ended = 0
+        self.begun = monotonic()
         self.running: dict[Trial, tuple[float, str]] = {}
 
     def run(self) -> dict[Trial, Status]:
@@ -120,7 +124,7 @@ class Trials:
         final = {*chosen([units.trial for units in every], found)}
         for trial in final:
             if self.statuses[trial].status in ENDED:
-                self.note(_sentence(trial, self.statuses[trial]))
+                self.note(self.sentence(trial))
         last = [units for units in every if units.trial in final]
         self.complete(last, lambda status: status.status in ENDED, train_only=False)
         return self.statuses
@@ -148,8 +152,8 @@ class Trials:
 
     def report(self, units: TrialUnits, share: float, words: str) -> None:
         self.running[units.trial] = share, f"{units.trial.title}  {words}"
-        shares, lines = zip(*self.running.values(), strict=True)
-        self.on_progress("\n".join(lines), self.done + sum(shares), self.total)
+        parts = {line: done for done, line in self.running.values()}
+        self.on_progress(parts, self.done + sum(parts.values()), self.total)
 
     def end(self, units: TrialUnits, status: Status | str | BusyError) -> bool:
         """What a trial ended with; a string says why nothing is recorded. Returns whether it ended here."""
@@ -163,8 +167,22 @@ class Trials:
         self.report(units, 1, status.status)
         del self.running[trial]
         self.done += 1
-        self.note(_sentence(trial, status))
+        minutes = (monotonic() - self.begun) / 60
+        self.ended += 1
+        left = minutes / self.ended * (self.total - self.done)
+        self.note(f"{self.sentence(trial)}; {self.done} of {self.total}, about {left:.0f} min left")
         return True
+
+    def sentence(self, trial: Trial) -> str:
+        """How a trial ended; its loss is that on the selection text, which no result of the study is read from."""
+        status, config = self.statuses[trial], self.planned.config
+        if status.status not in ("trained", "done"):
+            return f"{trial.title}: {status.status}, {status.reason}"
+        words = status.status
+        if status.selection is not None:
+            unit = task_for(config).loss_unit
+            words += f", {status.selection / log(2):.2f} bits per {unit} at {config.train_length} on the selection text"
+        return "; ".join(filter(None, (f"{trial.title}: {words}", status.untrained, status.reason)))
 
     def record_failure(self, units: TrialUnits, reason: str) -> Status:
         """A trial whose process could not say itself why it failed: into the folder of the unit that it was at."""
@@ -209,14 +227,6 @@ def _few_seeds(seeds: Sequence[int]) -> str:
     more = [str(seed) for seed in range(FEW) if seed not in seeds][: FEW - len(seeds)]
     every = listed([*seeds, *more])
     return f"fewer than {FEW} seeds give wide intervals over seeds, or none; --seeds {every} adds to them"
-
-
-def _sentence(trial: Trial, status: Status) -> str:
-    if status.status == "trained":
-        return f"{trial.title}: trained, {status.selection:.3f} on the selection text"
-    if status.status == "done":
-        return "; ".join(filter(None, (f"{trial.title}: done", status.untrained, status.reason)))
-    return f"{trial.title}: {status.status}, {status.reason}"
 
 
 @contextmanager

@@ -1,11 +1,12 @@
-"""The tables of a study as CSV and Markdown, for papers and spreadsheets."""
+"""The tables of a study as CSV, Markdown and LaTeX, for papers and spreadsheets."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from longitude.measure.rows import TRAINING
+from longitude.report.wording import count
 from longitude.statistics.comparisons import Comparison
 from longitude.study.analysis import Analysis, conclude, ranked, summary
 from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
@@ -55,8 +56,29 @@ def training(run: Run) -> dict[str, dict[str, Any]]:
     return found
 
 
+def every_comparison(analysis: Analysis) -> pd.DataFrame:
+    """A row for each pair of labels at each length by each method: the fields of `Comparison`."""
+    rows = [{"method": method} | each._asdict() for method, every in analysis.comparisons.items() for each in every]
+    return pd.DataFrame(rows, columns=["method", *Comparison._fields], dtype=object)
+
+
+def latex(analysis: Analysis) -> str:
+    """What `markdown` has, as tables of LaTeX that need the package booktabs; the three lines as comments."""
+    lines = [f"% {head}: {words}." for head, words in conclude(analysis).lines.items()]
+    return "\n\n".join(["\n".join(lines), *(as_latex(*table) for table in _tables(analysis))]) + "\n"
+
+
 def markdown(analysis: Analysis) -> str:
     """The three lines, the values by length, what training took, and the comparisons at the longest length, as Markdown."""
+    conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
+    values, *others = (as_markdown(*table) for table in _tables(analysis))
+    if analysis.compared(analysis.run.lengths[-1]):
+        others.insert(-1, f"At {analysis.run.lengths[-1]} {analysis.run.task.unit}:")
+    return "\n\n".join([conclusion, values, *others]) + "\n"
+
+
+def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
+    """Heads and lines: values by length, what training took, and comparisons at the longest length, where there are any."""
     run, criterion = analysis.run, analysis.criterion
     heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
     lines = []
@@ -66,17 +88,16 @@ def markdown(analysis: Analysis) -> str:
             " ".join(filter(None, (criterion.number(each), f"[{ends}]" if (ends := criterion.bounds(each)) else "")))
             for each in part
         ]
-        lines.append([label, *cells, _verdict(part[-1], criterion) if part else None, reach(criterion.effective(part))])
+        lines.append(
+            [label, *cells, _verdict(part[-1], criterion) if part else None, in_brackets(*criterion.reach(part))]
+        )
     lines += [[name, *cells, "", ""] for name, *cells in floor_lines(run, 3)]
-    longest = run.lengths[-1]
-    conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
-    parts = [conclusion, as_markdown(heads, lines)]
+    yield heads, lines
     if columns := {name: values for name, values in training(run).items() if any(values.values())}:
         cells = [[label, *(number(values[label]) for values in columns.values())] for label in run.labels]
-        parts.append(as_markdown(["encoding", *(name.replace("_", " ") for name in columns)], cells))
-    if pairs := analysis.compared(longest):
-        parts += [f"At {longest} {run.task.unit}:", comparisons(pairs, criterion)]
-    return "\n\n".join(parts) + "\n"
+        yield ["encoding", *(name.replace("_", " ") for name in columns)], cells
+    if pairs := analysis.compared(run.lengths[-1]):
+        yield comparison_lines(pairs, criterion)
 
 
 def floor_lines(run: Run, digits: int = 2) -> list[list[str]]:
@@ -96,7 +117,16 @@ def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:
 
 def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple[list[str], list[list[str]]]:
     """Comparisons of one length in words: heads and lines."""
-    heads = ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "distinguished"]
+    heads = [
+        "better",
+        "worse",
+        f"by, {criterion.points}",
+        "95% interval",
+        "over",
+        "p (Holm)",
+        "q (BH)",
+        "distinguished",
+    ]
     return heads, [[each.better, each.worse, *in_words(each, criterion).values()] for each in pairs]
 
 
@@ -105,16 +135,27 @@ def in_words(pair: Comparison, criterion: Criterion, more: int = 0) -> dict[str,
     return {
         "by": criterion.amount(pair.value, more),
         "ends": criterion.span(pair.low, pair.high, more),
-        "seen": f"{pair.seeds} seeds" if pair.over == "seeds" else f"one seed, {pair.documents} {criterion.things}",
-        "p_words": "" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}",
+        "seen": f"{count(pair.seeds, 'seed')}, {pair.documents} {criterion.things}",
+        "p_words": p_words(pair.p),
+        "q_words": p_words(pair.q),
         "distinguished": "yes" if pair.decided else "no",
     }
+
+
+def p_words(value: float | None) -> str:
+    """0.012."""
+    return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def reach(length: Effective) -> str:
     """1024, or 512 (256 to 1024) where the interval reaches further; none."""
     value, low, high = (str(each or "none") for each in length)
     return value if low == high else f"{value} ({low} to {high})"
+
+
+def in_brackets(value: str, ends: str) -> str:
+    """512 (< 256 to 512): an interval in brackets, if there is one."""
+    return f"{value} ({ends})" if ends else value
 
 
 def number(value: float | None) -> str | None:
@@ -126,6 +167,23 @@ def _verdict(found: Finding, criterion: Criterion) -> str:
     """Unclear (learned too little)."""
     little = " (learned too little)" if criterion.learned_too_little(found.label) else ""
     return criterion.verdicts.get(found.verdict or "", "") + little
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "±": r"$\pm$",
+}  # fmt: skip
+"""Characters that mean something else there, or that not every font has."""
+
+
+def as_latex(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """A table as LaTeX; what is missing is empty."""
+    first, *others = (
+        " & ".join("" if each is None else str(each).translate(str.maketrans(LATEX)) for each in row) + r" \\"
+        for row in [heads, *lines]
+    )
+    begin = r"\begin{tabular}{@{}l" + "r" * (len(heads) - 1) + "@{}}"
+    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
 
 
 def as_markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

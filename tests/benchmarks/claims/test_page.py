@@ -3,15 +3,18 @@
 import json
 import shutil
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
+import claims
 import make_claims
 from claims import protocol
 from claims.__main__ import main
 from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
 from claims.page import charts, page
+from claims.tables import frame
 from longitude.cli import main as longitude
 from longitude.study.results import is_kept, keep, read_run
 from tests.study.conftest import write_run
@@ -27,6 +30,27 @@ def test_the_page_and_its_charts_are_what_the_results_say():
 def test_committed_results_are_small():
     for folder in KEPT.glob("*/"):
         assert is_kept(folder) and sum(path.stat().st_size for path in folder.iterdir()) < LARGE
+
+
+def test_another_program_finds_the_same_numbers(monkeypatch):
+    """The notebook reads the committed tables with pandas alone; its bootstrap has another seed."""
+    notebook = json.loads(Path(claims.__file__).with_name("again.ipynb").read_text(encoding="utf-8"))
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert "longitude" not in code and "claims." not in code
+    monkeypatch.chdir(KEPT.parents[2])
+    exec(code, theirs := {})
+    ours = frame(judged(KEPT)[1])
+    words = {
+        "1a": "sinusoidal at 128 is within", "2a": "alibi at 2048 holds", "3b": "base=16 at 1024 is below",
+        "8b": "sandwich at 2048 lies", "13": "num_kv_heads=2 at 128 is less",
+    }  # fmt: skip
+    for number, row in theirs["table"].iterrows():
+        [own] = [each for _, each in ours.iterrows() if words[number] in each["statement"] and not each["varied"]]
+        for name in ("value", "seed_low", "seed_high"):
+            assert own[name] == pytest.approx(row[name], rel=1e-9)
+        for name in ("text_low", "text_high", "low", "high"):
+            assert own[name] == pytest.approx(row[name], abs=0.003)
+        assert own["statement_verdict"] == row["verdict"]
 
 
 # ---- results that were made up ---------------------------------------------------------------------------------------

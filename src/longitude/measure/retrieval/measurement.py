@@ -162,7 +162,7 @@ def run(
         labels: Other columns of `Row`. (Its `seed` is the training seed, which stays open.)
 
     Returns:
-        Rows, each as soon as it is measured: the mean score over trials, with Wilson's 95 % interval.
+        Rows, each as soon as it is measured: the mean score over trials, with Wilson's 95% interval.
 
     Raises:
         ValueError: When called, for each of these that is not so, and where no length suits the task.

@@ -42,7 +42,7 @@ def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int |
         The threshold: Hsieh et al. 2024, RULER, arXiv 2404.06654, https://arxiv.org/abs/2404.06654.
     """
     if not 0 <= threshold <= 1:
-        raise UsageError("the threshold of the effective length", "within 0 and 1", threshold, "85.6 % is 0.856")
+        raise UsageError("the threshold of the effective length", "within 0 and 1", threshold, "85.6% is 0.856")
     rows = [row for row in rows if row.weighting == WEIGHTING]
     models = {(row.model, row.label, row.seed) for row in rows}
     if len(models) > 1:

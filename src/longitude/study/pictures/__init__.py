@@ -8,10 +8,10 @@ PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.
 MAIN = "by-length"
 ORDER = (
     MAIN,
-    "by-length-sliding",
-    "change",
     "by-position",
     "by-length-and-position",
+    "by-length-sliding",
+    "change",
     "by-distance",
     "training",
 )

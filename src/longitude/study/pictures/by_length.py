@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from longitude.report.figure import GREY, Figure
-from longitude.report.wording import and_, percent
+from longitude.report.wording import and_, papers, percent
 from longitude.study.analysis import Analysis
 from longitude.study.answers import SOLVED
 from longitude.study.criterion import Finding
@@ -16,6 +16,8 @@ from longitude.study.results import RULE, Run, ngrams_named
 from longitude.study.schemes import PLAIN
 from longitude.study.tasks.base import Task
 
+NAMED = 3
+"""Labels that a title names; of more it gives the number."""
 STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
 
 
@@ -34,7 +36,7 @@ def name_of(run: Run, method: str) -> str:
 
 
 def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
-    """Bands for the 95 % intervals of the values, where they cover training again."""
+    """Bands for the 95% intervals of the values, where they cover training again."""
     run = analysis.run
     points = [_point(each) for each in found]
     seeds, floors = of_seeds(found), floors_of(run)
@@ -52,9 +54,9 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
         "documents:Q": ("documents",),
         "seeds:Q": ("seeds",),
     }
-    x = length_axis(run, lengths, f"Window length in {run.task.unit}", type="log", base=2)
+    x = length_axis(run, lengths, f"Window length in {run.task.unit}{lines.LOG}", type="log", base=2)
     y = lines.y_axis(lines.axis_title(run), domain)
-    named = [layer for words, bits in floors.items() for layer in lines.level(bits, words, x, y, "length", lengths[0])]
+    named = [layer for words, bits in floors.items() for layer in lines.level(bits, words, x, y, "length", lengths[-1])]
     sliding, stride = method == "sliding", run.config.stride
     laid = "laid end to end"
     if sliding:
@@ -62,18 +64,36 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     elif method not in PLAIN:
         laid += f", by the model extended to this length beyond {run.train_length}, without training, by the scheme {method}"
     spread = "Rings are single seeds, bands 95% intervals of their mean" if seeds else "There is one seed"
-    floor = f" Dotted lines are what {and_(list(floors))} counted on the training text reach." if floors else ""
+    floor = f" Dotted lines: {and_(list(floors))} of the training text." if floors else ""
     return Figure(
         name=name_of(run, method),
-        title="Loss by window length"
-        + (", sliding windows" if sliding else f", {method}" if method not in PLAIN else ""),
-        caption=f"Every {run.task.loss_unit} is scored once, in windows {laid}. {spread}; the dashed line marks the length "
+        title=finding(analysis, found)
+        + (" (sliding windows)" if sliding else f" ({method})" if method not in PLAIN else ""),
+        caption=f"{run.task.words.capitalize()} by window length. "
+        f"Every {run.task.loss_unit} is scored once, in windows {laid}. {spread}; the dashed line marks the length "
         f"of the training windows.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
         "for each encoding; the table below holds the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, *named, seeds=seeds, **STYLE),
         axes=("x", "y"),
     )
+
+
+def finding(analysis: Analysis, found: list[Finding]) -> str:
+    """What the verdicts at the longest length are: "Loss at 1024 bytes: holds for ALiBi; rises for RoPE"."""
+    run, criterion = analysis.run, analysis.criterion
+    sign = 1 if criterion.less_is_better else -1
+    last = [each for each in found if each.length == run.lengths[-1] and each.verdict]
+    last.sort(key=lambda each: sign * (each.value or 0.0))
+    what = "Loss" if criterion.less_is_better else run.task.name.capitalize()
+    if not last:
+        return f"{what} by length"
+    names, groups = papers(run.labels), {}
+    for each in last:
+        little = each.label in criterion.run.labels and criterion.learned_too_little(each.label)
+        groups.setdefault(criterion.verdicts[each.verdict or ""], []).append(names[each.label] + " *" * little)
+    parts = [f"{word} for {and_(of) if len(of) <= NAMED else len(of)}" for word, of in groups.items()]
+    return f"{what} at {run.lengths[-1]} {run.task.unit}: {'; '.join(parts)}"
 
 
 def _point(found: Finding) -> dict[str, Any]:
@@ -84,7 +104,7 @@ def _point(found: Finding) -> dict[str, Any]:
         "span": span(found) or "–",
         "failed": ", ".join(found.failed) or "–",
     }
-    low, high = (found.low, found.high) if found.over == "seeds" else (None, None)
+    low, high = found.seed_low, found.seed_high  # text is the same for every line
     return found._asdict() | words | {"from": low, "to": high}
 
 
@@ -104,7 +124,7 @@ def floors_of(run: Run) -> dict[str, float]:
 
 
 def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
-    """Bands for the 95 % intervals of the share of right answers, and what a rule without positions reaches."""
+    """Bands for the 95% intervals of the share of right answers, and what a rule without positions reaches."""
     run, bounds = analysis.run, analysis.criterion.bounds
     points = [each._asdict() | {"interval": bounds(each), "from": each.low, "to": each.high} for each in found]
     seeds = of_seeds(found)
@@ -129,8 +149,9 @@ def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> 
     rings = ", rings single seeds" if seeds else ""
     return Figure(
         name=name_of(run, method),
-        title=f"{task.words.capitalize()} by length",
-        caption=f"{counted(task)} Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "
+        title=finding(analysis, found),
+        caption=f"{task.words.capitalize()} by length. {counted(task)} "
+        f"Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "
         f"examples, the level line {SOLVED:.0%}, from where a length is solved.{floor}",
         alt=f"Line chart of the share of {task.words} against lengths of {lengths[0]} to {lengths[-1]} {task.unit}, one line "
         "for each encoding; the table below holds the numbers.",

@@ -2,15 +2,22 @@
 
 import math
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 from longitude.measure.rows import Row
 from longitude.report.figure import Figure
+from longitude.report.wording import and_, papers
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
+from longitude.study.pictures.by_length import NAMED
+from longitude.study.results import Run
 
 FIRST = 16
 """Positions below are not drawn: with so little context every model is bad, and the axis would show little else."""
+
+BREAKS = 0.1
+"""How much higher the loss is where a model is said to break, in a title."""
 
 
 @PICTURES.register("by-position")
@@ -29,7 +36,9 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
     points = [_at_positions(*key, rows=group) for key, group in groups.items()]
     scale = {"type": "log", "base": 2, "domain": [FIRST, longest], "padding": 14}
     ticks = [2**k for k in range(4, longest.bit_length())]
-    x = lines.x_axis("position", f"Position in a window of {longest} {run.task.unit}", scale, values=ticks, format="d")
+    x = lines.x_axis(
+        "position", f"Position in a window of {longest} {run.task.unit}{lines.LOG}", scale, values=ticks, format="d"
+    )
     y = lines.y_axis(lines.axis_title(run), lines.domain_of([point["value"] for point in points]))
     fields = {
         "label:N": ("encoding",),
@@ -40,9 +49,10 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
     }
     yield Figure(
         name="by-position",
-        title="Where in the window the loss arises",
-        caption=f"The same losses at {longest} {run.task.unit}, averaged by position in the window: the line of a model that "
-        f"holds still falls or stays level right of the dashed line. Positions below {FIRST} are not drawn.",
+        title=_finding(run, points),
+        caption=f"Where in a window of {longest} {run.task.unit} the loss arises. An encoding breaks at the first position from "
+        f"which on its mean loss stays more than {BREAKS:.0%} above that of the last positions up to {run.train_length}. "
+        f"Positions below {FIRST} are not drawn.",
         alt=f"Line chart of {run.task.words} by position in windows of {longest} {run.task.unit}, one line per encoding.",
         axes=("x", "y"),
         table=lines.table_of(points, "label", "from", lambda each: f"{each['value']:.3f}"),
@@ -62,3 +72,22 @@ def _at_positions(label: str, start: int, stop: int, rows: list[Row]) -> dict[st
         "spread": lines.between(rows[0].low, rows[0].high) if alone else lines.between(min(values), max(values)),
         "seeds": len(rows),
     }
+
+
+def _finding(run: Run, points: list[dict[str, Any]]) -> str:
+    """Which labels break where in the window: "RoPE breaks from position 64; ALiBi does not break"."""
+    names, at = papers(run.labels), {}
+    for label in dict.fromkeys(point["label"] for point in points):
+        own = sorted((point for point in points if point["label"] == label), key=lambda point: point["position"])
+        inside = [point["value"] for point in own if point["position"] <= run.train_length]
+        beyond = [point for point in own if point["position"] > run.train_length]
+        bound = (1 + BREAKS) * inside[-1] if inside else math.inf
+        high = [*takewhile(lambda point, bound=bound: point["value"] > bound, reversed(beyond))]
+        at[label] = int(high[-1]["from"].partition(" ")[0]) if high else None
+    broken = sorted((place, label) for label, place in at.items() if place is not None)
+    if not broken:
+        return "No encoding breaks within the window"
+    if len(broken) > NAMED:
+        return f"{len(broken)} of {len(at)} break within the window, the first from position {broken[0][0]}"
+    words = [f"{names[label]} from position {place}" for place, label in broken]
+    return f"Breaks within the window: {and_(words)}"

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-import altair as alt
-
-from longitude.report.figure import GREY, Figure
+from longitude.report.figure import Figure
 from longitude.report.wording import percent
+from longitude.statistics.estimates import HOLDS
 from longitude.study.analysis import Analysis
 from longitude.study.losses import TOLERANCE, span
 from longitude.study.pictures import PICTURES, lines
@@ -15,7 +14,7 @@ from longitude.study.pictures.by_length import STYLE, length_axis
 
 @PICTURES.register("change")
 def change(analysis: Analysis) -> Iterator[Figure]:
-    """Of the first method, with the 95 % intervals from which verdicts are drawn."""
+    """Of the first method, with the 95% intervals from which verdicts are drawn."""
     run = analysis.run
     found = [each for each in analysis.main if each.change is not None]
     if not found:
@@ -27,8 +26,10 @@ def change(analysis: Analysis) -> Iterator[Figure]:
         for each in found
     ]
     bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
+    last = [each for each in found if each.length == max(each.length for each in found)]
+    within = [each for each in last if each.holding == HOLDS]
     lengths = sorted({each.length for each in found} | {run.reference})
-    x = length_axis(run, lengths, f"Window length in {run.task.unit}", type="log", base=2)
+    x = length_axis(run, lengths, f"Window length in {run.task.unit}{lines.LOG}", type="log", base=2)
     y = lines.y_axis(
         f"Change of {run.task.words}, lower is better", lines.domain_of([*bounds, TOLERANCE, 0]), format="+%"
     )
@@ -39,16 +40,16 @@ def change(analysis: Analysis) -> Iterator[Figure]:
         "interval:N": ("95% interval",),
         "seeds:Q": ("seeds",),
     }
-    bound = alt.Chart(alt.Data(values=[{"value": TOLERANCE}]))
-    rule = bound.mark_rule(color=GREY, strokeWidth=1, opacity=0.6, aria=False).encode(y)
+    level = lines.level(TOLERANCE, f"within {TOLERANCE:.0%}", x, y, "length", lengths[-1])
     yield Figure(
         name="change",
-        title=f"Change from {run.reference} {run.task.unit}",
-        caption=f"Each model against itself at {run.reference} {run.task.unit}, on the same documents. Bands are 95% intervals "
-        f"of the change; a band wholly below the level line, {TOLERANCE:+.0%}, holds, one wholly above does not.",
+        title=f"{len(within)} of {len(last)} stay within {TOLERANCE:.0%} of their loss at {run.reference} {run.task.unit}",
+        caption="Change of the loss, "
+        f"each model against itself at {run.reference} {run.task.unit}, on the same documents. Bands are 95% intervals "
+        f"of the change. A band wholly below the level line, {TOLERANCE:+.0%}, stays within; one wholly above does not.",
         alt=f"Line chart of the relative change of {run.task.words} from {run.reference} to up to {lengths[-1]} "
         f"{run.task.unit}, one line for each encoding; the table below holds the numbers.",
-        chart=lines.line_chart(run, points, x, y, fields, rule, **STYLE),
+        chart=lines.line_chart(run, points, x, y, fields, *level, **STYLE),
         axes=("x",),
         table=lines.table_of(points, "label", "length", lambda each: f"{each['words']} ({each['interval']})"),
     )

@@ -9,6 +9,7 @@ import pandas as pd
 
 from longitude.measure.rows import Row
 from longitude.report.figure import PAPER, Figure, themed
+from longitude.report.wording import papers
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
 from longitude.study.results import Run
@@ -107,7 +108,7 @@ def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> A
         alt.Tooltip("value:Q", title=words, format=".1%"),
         alt.Tooltip("count:Q", title="measured", format=",d"),
     ]
-    panels = []
+    panels, names = [], papers(run.labels)
     for label in filter(set(cells["label"]).__contains__, run.labels):
         squares = lines.of_labels(cells[cells["label"] == label].to_dict("records"))
         squares = squares.encode(alt.Y("length:O", title=f"length, {run.task.unit}"))
@@ -121,7 +122,9 @@ def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> A
         if edge and (at := _edge(run, cells)):
             rule = alt.Chart(alt.InlineData(values=[{"left": at}])).mark_rule(color=PAPER, strokeWidth=4, aria=False)
             layers.append(rule.encode(x))
-        panels.append(alt.layer(*layers, title=label).properties(width=320, height=alt.Step(30), description=label))
+        panels.append(
+            alt.layer(*layers, title=names[label]).properties(width=320, height=alt.Step(30), description=label)
+        )
     chart = alt.concat(*panels, columns=min(2, len(panels))).add_params(alt.param(name="picked", value=[]))
     return themed(chart)
 

@@ -10,7 +10,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from longitude.report.figure import COLOURS, EDGE, GREY, apart, colour_of, dash_of, themed
+from longitude.report.figure import COLOURS, EDGE, GREY, PAPER, apart, colour_of, dash_of, themed
+from longitude.report.wording import papers
 from longitude.study.results import Run
 
 SAMPLES = ("—", "--", "··")
@@ -18,6 +19,8 @@ SAMPLES = ("—", "--", "··")
 HEIGHT = 380
 SPARSE = {"labelOverlap": "greedy", "labelSeparation": 4}
 """Of axes: on a phone some of the numbers are left out."""
+LOG = " (log scale)"
+"""Of the titles of axes; a page takes it away where its reader chooses a linear axis."""
 PICKED = "length(picked) === 0 || indexof(picked, datum.label) >= 0"
 
 
@@ -131,10 +134,12 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: 
         if point["label"] not in last or point[field] >= last[point["label"]][field]:
             last[point["label"]] = point
 
+    names = papers(run.labels)
+
     def named(point: dict) -> str:
         round_of_colours = run.labels.index(point["label"]) // len(COLOURS) % len(SAMPLES)
         sample = f"{SAMPLES[round_of_colours]} " if len(run.labels) > len(COLOURS) else ""
-        return sample + point.get("end", point["label"])
+        return sample + names[point["label"]] + point.get("end", "")
 
     far = max(point[field] for point in last.values())
     gap = 15 / HEIGHT * (domain[1] - domain[0])
@@ -145,15 +150,17 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: 
         heights = apart([point["value"] + above for point in here], gap)
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
         ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
-    text = of_labels(ends).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=150)
+    text = of_labels(ends).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=170)
     return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour)
 
 
 def level(value: float, words: str, x: alt.X, y: alt.Y, field: str, at: float) -> list[alt.Chart]:
-    """A level line, named at one end."""
+    """A level line, named at its right end, on the colour of the page: no line crosses its words."""
     base = alt.Chart(alt.Data(values=[{"value": value, field: at, "words": words}]))
     rule = base.mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(y)
-    return [rule, base.mark_text(align="left", dx=4, dy=-7, color=GREY, fontSize=12).encode(x, y, text="words:N")]
+    under = {"stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "color": PAPER, "aria": False}
+    texts = [base.mark_text(align="right", dx=-12, dy=-8, fontSize=12, **style) for style in (under, {"color": GREY})]
+    return [rule, *(text.encode(x, y, text="words:N") for text in texts)]
 
 
 def domain_of(values: Iterable[float]) -> list[float]:

@@ -9,7 +9,7 @@ import pandas as pd
 from longitude.report.figure import Figure
 from longitude.study.analysis import Analysis, state
 from longitude.study.pictures import PICTURES, lines
-from longitude.study.results import TrialResult
+from longitude.study.results import Run, TrialResult
 
 POINTS = 100
 """Drawn of each line, about."""
@@ -47,12 +47,20 @@ def training(analysis: Analysis) -> Iterator[Figure]:
     smoothed = f", a moving average of {width} steps" if width > 1 else ""
     yield Figure(
         name="training",
-        title="Training",
-        caption=f"Loss on the training {on}{smoothed}. All encodings of a seed read the same "
+        title=_finding(run),
+        caption=f"Training: loss on {on}{smoothed}. All encodings of a seed read the same "
         f"{run.task.unit if text else 'examples'} in the same order; the first steps lie above the picture.",
         alt=f"Line chart of training loss in bits per {unit} against training tokens, one line per model.",
         table=lines.table_of(quarters, "trial", "step", lambda each: f"{each['value']:.3f}"),
         chart=lines.line_chart(run, points, x, y, fields, width=1.6, by_trial=True),
+    )
+
+
+def _finding(run: Run) -> str:
+    """How training ended."""
+    diverged = sum(trial.status == "diverged" for trial in run.trials)
+    return (
+        f"{diverged} of {len(run.trials)} models diverged in training" if diverged else "No model diverged in training"
     )
 
 
@@ -70,6 +78,6 @@ def _points(trial: TrialResult) -> list[dict[str, Any]]:
         "label": trial.label,
         "trial": f"{trial.label}, seed {trial.seed}",
         "state": state(trial),
-        "end": trial.label if trial.status == "done" else f"{trial.label}: {trial.status}",
+        "end": "" if trial.status == "done" else f": {trial.status}",
     }
     return [own | point for point in losses.iloc[drawn][["tokens", "step", "value"]].to_dict("records")]

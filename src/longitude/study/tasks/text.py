@@ -5,12 +5,14 @@ from dataclasses import replace
 from itertools import count, product
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from longitude.measure import DocumentLosses, Row, default_bins, losses_by_length
 from longitude.positions.scaling import Scaling
 from longitude.report.wording import and_
-from longitude.study.config import StudyConfig, listed
+from longitude.study.config import BYTE, StudyConfig, listed
+from longitude.study.copies import COPIES, foretold
 from longitude.study.data import Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
 from longitude.study.schemes import (
@@ -34,7 +36,7 @@ class Text(Task):
     """The next byte or token of a text, from those before it: bits per byte of held-out text."""
 
     metric, words, loss_unit = "bits_per_byte", "bits per byte", "byte"
-    methods = (*PLAIN, *SCHEMES)
+    methods = (*PLAIN, COPIES, *SCHEMES)
     tokenized = True
     ngrams = (2, 3)
 
@@ -43,6 +45,11 @@ class Text(Task):
 
     def prepare(self, config: StudyConfig) -> StudyData:
         schemes = schemes_of(config)
+        if COPIES in config.methods and (config.tokenizer != BYTE or "non-overlapping" not in config.methods):
+            raise ValueError(
+                "--methods copies counts among the bytes of windows that do not overlap; add non-overlapping, and leave "
+                "--tokenizer out"
+            )
         if schemes and config.positions != "contiguous":
             raise ValueError(
                 f"--methods {schemes[0]} extends models that were trained at contiguous positions, and --positions is "
@@ -97,6 +104,7 @@ class Text(Task):
         """Sums over each validation document, by length and method, and by position of the windows of every length."""
         config, trained = of.config, of.config.train_length
         plain = [method for method in config.methods if method in PLAIN]
+        copies = foretold(of.data.validation, trained, config.longest) if COPIES in config.methods else None
         schemes = [scheme for scheme in schemes_of(config) if extends(of.model.config, scheme, trained)]
         parts = 1 + len(schemes) * len(config.test_lengths) + len(beyond(config)) * ("longrope" in schemes)
         part = count()
@@ -107,15 +115,18 @@ class Text(Task):
 
         found = []
         if plain and of.lengths:
-            found += losses_by_length(
+            every = losses_by_length(
                 of.model,
                 methods=plain,
+                selected=copies,
                 lengths=of.lengths,
                 stride=config.stride,
                 bins=bins_of(of),
                 progress=progress(),
                 **same(of),
             )
+            found += [each for each in every if not each.selected]
+            found += copied([each for each in every if each.selected])
         for scheme, length in product(schemes, config.test_lengths):
             how: str | Scaling = scheme
             if scheme == "longrope" and length > trained:
@@ -143,9 +154,21 @@ class Text(Task):
         return super().measured_tokens(config) + schemes + searched
 
 
+def copied(losses: list[DocumentLosses]) -> list[DocumentLosses]:
+    """Losses on copied bytes, of the documents that have near and far ones: the same for every label and length."""
+    have = np.all([each.tokens > 0 for each in losses], axis=0)
+    if not losses or not have.any():
+        return []
+    sums = [(each, each.nats[have], each.tokens[have]) for each in losses]
+    return [
+        replace(each, method=each.selected, selected=None, nats=nats, tokens=tokens, bytes=tokens)
+        for each, nats, tokens in sums
+    ]
+
+
 def schemes_of(config: StudyConfig) -> list[str]:
     """The methods that extend a model."""
-    return [method for method in config.methods if method not in PLAIN]
+    return [method for method in config.methods if method not in (*PLAIN, COPIES)]
 
 
 def beyond(config: StudyConfig) -> list[int]:

@@ -1,0 +1,41 @@
+"""Bytes that a copy foretells: whether a model copies at all, and whether it copies from afar.
+
+A byte is foretold where the 8 bytes before it stood somewhere earlier in its document, and the byte after their last occurrence
+is the same. Where that lies within the training length the copy is near: a control, since a model that cannot copy there
+has nothing to carry over. Where it lies beyond the training length, and within the longest, it is far.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+COPIES, NEAR, FAR = "copies", "near copy", "far copy"
+"""The method of --methods, and what it measures."""
+CONTEXT = 8
+"""Bytes that must repeat."""
+
+
+def distances(ids: np.ndarray) -> np.ndarray:
+    """How far before each byte stands the one that a copy foretells it by; 0 where none does. Bytes [n] -> int64 [n]."""
+    back = np.zeros(len(ids), np.int64)
+    if len(ids) <= CONTEXT:
+        return back
+    before = np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint8), CONTEXT)[:-1]
+    codes = np.ascontiguousarray(before).view(np.uint64)[:, 0]
+    order = np.argsort(codes, kind="stable")  # equal contexts side by side, in the order of the text
+    same = np.flatnonzero(codes[order][1:] == codes[order][:-1])
+    here, last = order[same + 1] + CONTEXT, order[same] + CONTEXT
+    right = ids[here] == ids[last]
+    back[here[right]] = (here - last)[right]
+    return back
+
+
+def foretold(documents: Sequence[Tensor], trained: int, longest: int) -> dict[str, list[Tensor]]:
+    """Of documents of bytes, which are foretold by a near copy and by a far one, bool [n] each."""
+    every = [torch.from_numpy(distances(document.numpy())) for document in documents]
+    return {
+        NEAR: [(each > 0) & (each <= trained) for each in every],
+        FAR: [(each > trained) & (each <= longest) for each in every],
+    }
