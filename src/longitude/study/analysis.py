@@ -22,11 +22,11 @@ CRITERIA: dict[str, type[Criterion]] = {"losses": LossCriterion, "answers": Answ
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """A run with what was found in it.
+    """A run with its findings and comparisons.
 
     Attributes:
         findings: Method -> a finding for each label and length, in the order of the study.
-        comparisons: Likewise a comparison for each pair of labels and length, adjusted by Holm within a length.
+        comparisons: Method -> a comparison for each pair of labels and length, adjusted by Holm within a length.
     """
 
     run: Run
@@ -94,12 +94,12 @@ def summary(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
 
 # ---- the three lines -------------------------------------------------------------------------------------------------
 class Conclusion(NamedTuple):
-    """What a study found, in three lines of fixed form; an empty one says nothing.
+    """Conclusion of a study, in three lines of fixed form, which may be empty.
 
     Attributes:
-        result: Which labels hold at the longest length, which do not.
-        best: By how much the best label is ahead of the next.
-        caution: What limits this.
+        result: Labels that hold at the longest length, and labels that do not.
+        best: Difference between the best label and the next.
+        caution: Limits of the conclusion.
     """
 
     result: str
@@ -140,7 +140,7 @@ def conclude(analysis: Analysis) -> Conclusion:
 
 
 def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
-    """What was found of each label at the longest length, the best first; those that learned too little come last."""
+    """Findings at the longest length, the best label first; labels that learned too little come last."""
     criterion, sign = analysis.criterion, 1 if analysis.criterion.less_is_better else -1
     longest = analysis.run.lengths[-1]
     last = [each for label in analysis.run.labels for each in analysis.of(label, method) if each.length == longest]
@@ -152,7 +152,7 @@ def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """What of training differs between labels, or is not as usual, and how far seeds are apart."""
+    """Notes on training that differs between labels or from the default, and on the spread of seeds."""
     run = analysis.run
     steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
     sampled = run.sampled_positions
@@ -165,7 +165,7 @@ def notes(analysis: Analysis) -> list[str]:
 
 
 def spread_of_seeds(analysis: Analysis) -> list[str]:
-    """How far seeds are apart at the training length, if that is alike for every label."""
+    """Spread of seeds at the training length, if it is equal for every label."""
     criterion, run = analysis.criterion, analysis.run
     found = pooled_spread([each.values for each in analysis.main if each.length == run.train_length])
     if found is None:
@@ -184,7 +184,7 @@ def undone(run: Run, called: Callable[[str], str] = named) -> list[str]:
 
 
 def _scope(criterion: Criterion, last: list[Finding]) -> list[str]:
-    """What the intervals do not cover."""
+    """Sources of variation that the intervals do not cover."""
     if last[0].documents < 2:
         return [f"one {criterion.things.removesuffix('s')}, so no interval"]
     alone = [criterion.called(each.label) for each in last if each.seeds == 1]

@@ -22,7 +22,7 @@ from longitude.study.results import RULE
 SOLVED = 0.9
 """A length is solved when at least 90% of its answers are right."""
 LEARNING = "learning"
-"""What failed where the training length is not solved."""
+"""Name of the failed criterion if the training length is not solved."""
 
 
 class AnswerCriterion(Criterion):
@@ -71,7 +71,7 @@ class AnswerCriterion(Criterion):
         ]
 
     def advice(self, failed: Sequence[str]) -> list[str]:
-        """What to add where every label failed to learn the task; nothing where the study has what solves it."""
+        """Label to add if every label failed to learn the task; empty if the study already has it."""
         data, labels = self.run.study["data"], self.run.labels
         if "ceiling" not in data or {*failed} != {*labels} or data["ceiling"] in labels:
             return []
@@ -79,7 +79,7 @@ class AnswerCriterion(Criterion):
 
     @property
     def right(self) -> str:
-        """What is counted, after "90% of the"."""
+        """Name of the counted items, to follow "90% of the"."""
         return "answers exact" if self.task.metric == "exact_match" else "symbols right"
 
     @property

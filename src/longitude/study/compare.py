@@ -78,7 +78,7 @@ class SideBySide:
 
     @property
     def heads(self) -> list[str]:
-        """Of `lines`."""
+        """Column heads of `lines`."""
         return ["run", "encoding", *map(option, self.options), *map(str, self.lengths), "effective length"]
 
     @property
@@ -165,7 +165,7 @@ def _differs(a: Run, b: Run) -> str | None:
 
 
 def _names(paths: Sequence[Path | str]) -> list[str]:
-    """Of the folders where these differ, else their whole paths. ValueError for one given twice, and for fewer than two."""
+    """Names of the folders if they differ, else their whole paths. ValueError for a repeated folder, and for fewer than two."""
     whole = [Path(path) for path in paths]
     if len({path.resolve() for path in whole}) < max(2, len(whole)):
         raise ValueError(f"give two studies or more, each once, got {listed([str(path) for path in whole])}")

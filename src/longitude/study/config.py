@@ -11,7 +11,7 @@ from longitude.runs.device import Device
 Positions = Literal["contiguous", "randomized", "skipped"]
 Match = Literal["steps", "compute"]
 GENERATED = "generated"
-"""--data of tasks whose examples are drawn, not read."""
+"""--data of tasks with drawn examples."""
 BYTE = "byte"
 """--tokenizer of models that read bytes."""
 
@@ -167,7 +167,7 @@ def require_ascending(name: str, values: Sequence[int]) -> None:
 
 
 def require_distinct(name: str, values: Sequence[Any]) -> None:
-    """ValueError unless there are values, no two of them alike."""
+    """Raise ValueError unless there are values and all differ."""
     if not values or len({*values}) < len(values):
         raise UsageError(option(name), "at least one name, and each once", listed(values))
 

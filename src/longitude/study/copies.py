@@ -33,7 +33,7 @@ def distances(ids: np.ndarray) -> np.ndarray:
 
 
 def foretold(documents: Sequence[Tensor], trained: int, longest: int) -> dict[str, list[Tensor]]:
-    """Of documents of bytes, which are foretold by a near copy and by a far one, bool [n] each."""
+    """Bytes of documents that a near copy and a far copy predict, bool [n] each."""
     every = [torch.from_numpy(distances(document.numpy())) for document in documents]
     return {
         NEAR: [(each > 0) & (each <= trained) for each in every],

@@ -1,7 +1,7 @@
-"""What a study takes: FLOPs for a token, steps of labels that are matched by compute, and what --plan says of every label.
+"""Costs of a study: FLOPs per token, steps of labels matched by compute, and the estimates of --plan for every label.
 
-FLOPs and memory are those of `longitude.checkpoints.costs`. What else a layer does (norms, tables of positions) is in the time,
-which real steps of this machine give; a token that is measured takes a third of one that trains.
+FLOPs and memory are those of `longitude.checkpoints.costs`. Other work of a layer (norms, tables of positions) is included in
+the time, which is measured by real steps on this machine. A measured token takes a third of the time of a training token.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
 
 REFERENCE = "none"
-"""The label whose steps are those of the study where labels are matched by compute: attention without an encoding."""
+"""The label that defines the compute to match: attention without an encoding."""
 STEPS, WARM = 6, 2
 """Steps of a calibration; the first ones, which allocate and compile, do not count."""
 
@@ -106,9 +106,9 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
 
 
 def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1) -> float:
-    """Of all trials, `workers` side by side, each begun as soon as one before it ends.
+    """Wall time of all trials in seconds, `workers` at a time, each started as soon as another ends.
 
-    Of several learning rates all are trained before one of each label is measured.
+    With several learning rates all trials are trained before one of each label is measured.
     """
     training, measuring = (
         [cost.seconds or 0.0 for cost in costs if cost.part == part] * seeds for part in ("training", "measuring")

@@ -1,4 +1,4 @@
-"""What was found of a label at a length, and how a kind of task judges it and words it."""
+"""Findings for a label at a length, and criteria by which each kind of task judges and describes them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from longitude.statistics.estimates import HOLDS, LOST, Estimate, Sums
 from longitude.study.results import Run
 
 LISTED = 8
-"""Labels that a line names; of more it gives the number."""
+"""Maximum number of labels named in a line; of more labels only the number is printed."""
 LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
-"""What an encoding is judged on."""
+"""Names of the criteria for an encoding."""
 
 
 class Finding(NamedTuple):
-    """One label at one length. What is missing is None.
+    """Finding for a label at a length. Missing values are None.
 
     value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
     of one seed the documents. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
@@ -76,15 +76,15 @@ class Effective(NamedTuple):
 
 
 class Criterion(ABC):
-    """When an encoding holds at a length, and the words for that; one subclass per kind of task.
+    """Criterion for whether an encoding holds at a length, and its wording; one subclass per kind of task.
 
     Attributes:
-        things: What intervals are over, with one seed.
+        things: Name of the items that intervals with one seed are over.
         metric: A name of `longitude.statistics.documents.METRICS`.
         less_is_better: Whether the smaller of two values is better.
-        scale: What a value is multiplied by for readers.
-        digits: After its point.
-        sign: After it.
+        scale: Factor of a value for display.
+        digits: Decimal digits of a displayed value.
+        sign: Suffix of a displayed value.
         verdicts: Verdict -> its word for readers.
     """
 
@@ -112,11 +112,11 @@ class Criterion(ABC):
 
     @abstractmethod
     def finding(self, label: str, length: int, method: str) -> Finding:
-        """What was found of a label at a length."""
+        """Finding for a label at a length."""
 
     @abstractmethod
     def sums(self, label: str, length: int, method: str) -> Sums | None:
-        """What the metric is computed from; None where nothing was measured."""
+        """Sums from which the metric is computed; None if nothing was measured."""
 
     def compared(self, length: int, method: str) -> list[Comparison]:
         """Every pair of labels that were measured at a length, adjusted together."""
@@ -129,7 +129,7 @@ class Criterion(ABC):
         """Whether a label is within the margin at a length by its mean, and the verdict on that."""
 
     def effective(self, lines: Sequence[Finding]) -> Effective:
-        """Of a label, whose findings are given in the order of lengths."""
+        """Effective length of a label, from its findings in the order of lengths."""
 
         def reach(inside: Callable[[bool, str | None], bool]) -> int | None:
             up_to = takewhile(lambda each: each.value is not None and inside(*self.within(each)), lines)
@@ -158,10 +158,10 @@ class Criterion(ABC):
     # ---- the three lines ----
 
     def result(self, last: Sequence[Finding]) -> str:
-        """Which labels hold at the longest length, which do not, of which the data cannot tell.
+        """Result line: labels that hold at the longest length, labels that do not, and undecided labels.
 
         Args:
-            last: What was found at that length, of labels with a value, the best first.
+            last: Findings at that length of labels with a value, the best first.
         """
         groups: dict[str, list[str]] = {word: [] for word in self.verdicts.values()}
         for each in last:
@@ -187,7 +187,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def cautions(self, last: Sequence[Finding]) -> list[str]:
-        """What a reader must know of the labels: who learned too little to be judged, and in which numbers that shows."""
+        """Cautions for readers: labels that learned too little to be judged, and the numbers that show it."""
 
     @abstractmethod
     def learned_too_little(self, label: str) -> bool:
@@ -231,7 +231,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def title(self) -> str:
-        """Of the table in the terminal: what was trained, and what the numbers are."""
+        """Title of the table in the terminal: the trained models and the metric."""
 
     @abstractmethod
     def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
@@ -239,4 +239,4 @@ class Criterion(ABC):
 
     @abstractmethod
     def key(self) -> list[str]:
-        """What the words of the table mean."""
+        """Legend of the words in the table."""

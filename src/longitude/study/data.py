@@ -1,15 +1,15 @@
 """The text of a study: documents of tokens, split by document, and one order of training windows for every model.
 
 A token is a byte, unless the study has a tokenizer; lengths are in tokens.
-A text of at least 20 documents that hold the longest window and the token after it is split by document: the first by the
-hash of their names are for validation, the next for selection, all others for training. With fewer, the whole text is cut
-into contiguous blocks of four times the longest window; the blocks are then the documents, the tail is for validation, and what
-is before it for selection. Learning rates are chosen on the selection text; it is held out of every study, so that one with a
-single rate may be given others.
+A text with at least 20 documents longer than the longest window is split by document. Documents are ordered by the hash of
+their names: the first are for validation, the next for selection, all others for training. A text with fewer is cut into
+contiguous blocks of four times the longest window. The blocks are then the documents; the tail is for validation, and the
+blocks before it are for selection. Learning rates are chosen on the selection text. It is held out of every study, so that
+rates can be added later.
 
-A validation document is one excerpt, from a place that the hash of its name draws, so that position in a window says
-nothing about place in the file. Training windows never cross documents: each pass over the text lays windows end to end
-in every document from a new random offset, and shuffles them. They depend on text, seed, window, and count, on no model.
+A validation document is an excerpt from a place drawn by the hash of its name, so that position in a window is independent of
+the place in the file. Training windows never cross documents. Each pass over the text lays non-overlapping windows in every
+document from a new random offset, and shuffles them. They depend on text, seed, window and count, but not on the model.
 """
 
 import hashlib
@@ -32,20 +32,20 @@ ENOUGH = 20
 BLOCK = 4
 """Length of a block, in longest windows."""
 SHARE, SELECTION = 0.2, 0.1
-"""Of the eligible documents or blocks, at most these shares are for validation and for selection."""
+"""Maximum shares of the eligible documents or blocks for validation and for selection."""
 
 
 @dataclass(frozen=True)
 class StudyData:
-    """What a study reads before it begins.
+    """Data of a study, read before it begins.
 
     Attributes:
-        training: Documents of tokens, integers [n] each (bytes: uint8); none where examples are drawn.
-        validation: Likewise, int64 [n].
-        selection: Training windows, each with the token after it, to choose learning rates on.
-        description: For question.json.
+        training: Documents of tokens, integers [n] each (bytes: uint8); empty if examples are drawn.
+        validation: Held-out documents of tokens, int64 [n] each.
+        selection: Windows on which learning rates are chosen, each with the token after it.
+        description: Description of the data for question.json.
         token_bytes: Bytes of each token in the validation documents; None if a token is a byte.
-        apart: What the selection windows were cut from, int64 [n].
+        apart: Documents from which the selection windows were cut, int64 [n] each.
         start: For each seed, the file of weights that training starts from; empty if weights are random.
     """
 
@@ -59,7 +59,7 @@ class StudyData:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the training text, on average."""
+        """Mean bytes per token of the training text."""
         return self.description["training_bytes"] / sum(map(len, self.training))
 
 
@@ -167,7 +167,7 @@ def split(
 
 
 def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:
-    """Of their number and contents, added to a hash."""
+    """Hex digest after adding the number and contents of arrays to a hash."""
     digest.update(len(arrays).to_bytes(8))
     for array in arrays:
         content = array.tobytes()

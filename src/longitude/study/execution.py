@@ -12,7 +12,7 @@ from longitude.study.executors import Executor, InProcess, Workers
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Where the models of a study are trained and measured; it changes no result.
+    """Options for running the trials of a study; they change no result.
 
     Args:
         workers: Models side by side on this machine, each in a process of its own; by default one for each GPU, or one for

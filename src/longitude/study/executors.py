@@ -1,7 +1,7 @@
-"""Where the trials of a study run: in this process, side by side in processes of this machine, or on a Ray cluster.
+"""Executors of the trials of a study: in this process, in parallel processes on this machine, or on a Ray cluster.
 
-An executor maps trials to statuses. It decides where and when a trial runs, never what comes of it: a trial has its seed and
-its number of threads, so every executor gives equal rows on machines of one type. Importing this does not load torch.
+An executor maps trials to statuses. It decides where and when a trial runs, but not its result: a trial fixes its seed and
+number of threads, so all executors give equal rows on machines of the same type. Importing this does not load torch.
 """
 
 import multiprocessing
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from longitude.study.units import TrialUnits
 
 ATTEMPTS = 3
-"""How often a trial begins in one call whose process is killed, say for want of memory."""
+"""Maximum starts of a trial in a call if its process is killed, for example for lack of memory."""
 Ended = Status | str | BusyError
-"""What a trial ended with, why none was recorded, or that another process is at it."""
+"""End of a trial: its status, the reason why none was recorded, or that another process works on it."""
 
 
 class Executor(Protocol):
@@ -73,13 +73,13 @@ def attempted(
 # ---- side by side on this machine ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Workers:
-    """Trials side by side on this machine, each in a process of its own that ends with it.
+    """Parallel trials on this machine, each in a separate process that ends with the trial.
 
-    A trial whose process is killed continues from its newest checkpoint in another one. No process outlives this one.
+    If a process is killed, its trial continues from the newest checkpoint in another. No process outlives this one.
 
     Attributes:
-        workers: How many at once.
-        gpus: Devices that CUDA_VISIBLE_DEVICES would name; each worker has one of them. None where trials run on the CPU.
+        workers: Number of parallel processes.
+        gpus: Devices in the format of CUDA_VISIBLE_DEVICES; each worker has one of them. Empty if trials run on the CPU.
     """
 
     workers: int

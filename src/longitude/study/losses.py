@@ -34,17 +34,17 @@ FLOOR = "n-grams"
 
 
 class Learned(NamedTuple):
-    """What a label learned at the training length; None where it was not measured.
+    """Result of a label at the training length; None if it was not measured.
 
     Attributes:
         label: One of the study's labels.
         best: The label of the lowest loss there.
-        gap: loss / that of the best - 1.
-        gain: Loss at the first quarter of the positions less that at the last, or of far copies less that of near ones.
-        floor: loss - that of the best n-grams, in bits per byte.
+        gap: loss / loss of the best label - 1.
+        gain: Loss at the first quarter of the positions minus loss at the last, or loss of far copies minus loss of near ones.
+        floor: loss - loss of the best n-grams, in bits per byte.
         loss: Whether the gap is below `LOSS_MARGIN`.
         context: Whether the gain is above `GAIN` and the loss below the floor.
-        checks: `FLOOR`, `CONTEXT`, `LOSS` -> the verdict, and the number that it is drawn from.
+        checks: `FLOOR`, `CONTEXT`, `LOSS` -> the verdict, and the number it is based on.
     """
 
     label: str
@@ -90,7 +90,7 @@ class LossCriterion(Criterion):
 
     @cached_property
     def learned(self) -> dict[str, Learned]:
-        """Of every label, by the first method."""
+        """Results of every label at the training length, by the first method."""
         run, method = self.run, next(iter(self.run.methods), "")
         at_start = {label: self.sums(label, run.reference, method) for label in run.labels}
         levels = {label: level(sums, self.metric) for label, sums in at_start.items() if sums}

@@ -1,4 +1,4 @@
-"""What short contexts alone are worth: bits per token of n-gram tables counted on the tokens that a model was trained on."""
+"""N-gram baselines: bits per token of n-gram tables counted on the tokens that a model was trained on."""
 
 from collections.abc import Sequence
 

@@ -38,8 +38,8 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
     """Check options, directory, models, device, text and disk. ValueError for the user.
 
     Args:
-        config: What is asked for.
-        run: Where. What its units hold is not computed again.
+        config: Requested configuration.
+        run: Run directory. Results in its units are not computed again.
     """
     store = Store(run)
     store.require_place(VERB)

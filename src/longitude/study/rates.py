@@ -1,8 +1,8 @@
-"""One learning rate for each label, chosen by a rule that was written before.
+"""One learning rate for each label, chosen by a fixed rule.
 
-Of the rates at which every label was trained with every seed, a label has the one with the lowest mean over the seeds of the loss
-at the training length on the selection text, which neither trains nor is measured on; of equal means the lowest rate. A rate at
-which a seed diverged is never chosen. The tested lengths have no part in it.
+Candidates are the rates at which every label was trained with every seed. A label gets the rate with the lowest loss at the
+training length on the selection text, averaged over seeds; ties go to the lowest rate. The selection text is used neither for
+training nor for measuring. A rate at which a seed diverged is never chosen. The tested lengths are not considered.
 """
 
 import math
@@ -34,13 +34,13 @@ class Choice(NamedTuple):
 
     @property
     def edge(self) -> str | None:
-        """Where the rate is at an end of those tried: "lowest" or "highest"."""
+        """End of the tried rates at which the chosen rate is, "lowest" or "highest"; None if it is at neither."""
         ends = {min(self.losses): "lowest", max(self.losses): "highest"}
         return None if self.rate is None or len(self.losses) < 2 else ends.get(self.rate)
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """For question.json, whose keys are text."""
+        """The choice for question.json, with text as keys."""
         losses = {str(rate): {str(seed): loss for seed, loss in each.items()} for rate, each in self.losses.items()}
         return {"rate": self.rate, "losses": losses, "means": {str(rate): value for rate, value in self.means.items()}}
 
@@ -75,13 +75,13 @@ def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
 
 
 def chosen_rates(found: Mapping[str, Choice]) -> list[str]:
-    """What was chosen; nothing of a study with one rate."""
+    """Line on the chosen rates; empty for a study with one rate."""
     each = [f"{named(label)} {choice.rate:g}" for label, choice in found.items() if choice.rate is not None]
     return [f"learning rates, by the loss on text held out for this choice: {', '.join(each)}"] if each else []
 
 
 def edges(found: Mapping[str, Choice]) -> list[str]:
-    """Of which labels no rate was chosen, and of which it is at an end of the sweep."""
+    """Lines on labels without a chosen rate, and on labels with a rate at an end of the sweep."""
     groups = {
         "a seed diverged at every learning rate": [label for label, choice in found.items() if choice.rate is None],
         **{
@@ -95,7 +95,7 @@ def edges(found: Mapping[str, Choice]) -> list[str]:
 
 
 def choices(statuses: Mapping[Trial, Status]) -> dict[str, Choice]:
-    """The choice of every label all of whose trials are candidates; of a study with one rate there is none."""
+    """Choice of every label with only candidate trials; empty for a study with one rate."""
     if len({trial.rate for trial in statuses}) < 2:
         return {}
     losses: dict[str, Losses] = {}

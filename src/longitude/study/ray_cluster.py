@@ -1,7 +1,7 @@
 """Trials as tasks of Ray, on this machine or a cluster.
 
-Every worker works in the run directory, as any process does, so that a trial whose worker is killed continues from its newest
-checkpoint. Machines of a cluster must share the folder.
+Workers write to the run directory, so that after a kill a trial continues from its newest checkpoint. Machines of a cluster
+must share the folder.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ PAUSE = 0.5
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Trials as Ray tasks. One whose worker is killed is tried again by Ray, on whatever machine is free.
+    """Trials as Ray tasks. If a worker is killed, Ray retries its trial on any free machine.
 
     Attributes:
         address: Address of a cluster: "HOST:6379" or "auto"; None for RAY_ADDRESS, or Ray on this machine alone.
@@ -42,7 +42,7 @@ class RayCluster:
     gpus: float = 0
 
     def check(self) -> None:
-        """ValueError where Ray is not installed."""
+        """Raise ValueError if Ray is not installed."""
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--executor ray needs the package ray; install it with pip install 'longitude[ray]'")
 
@@ -121,7 +121,7 @@ def _work(
 
 
 def _question(store: Store) -> bytes:
-    """What stands in the run directory; nothing where it is not seen."""
+    """Content of question.json in the run directory; empty if it is not visible."""
     path = store.run / QUESTION
     return path.read_bytes() if path.exists() else b""
 

@@ -1,4 +1,4 @@
-"""What readers get of a study: the page, its figures as SVG and PNG, and the table on the terminal.
+"""Output of a study: the page, its figures as SVG and PNG, and the table on the terminal.
 
 Everything comes from saved results; the text and the models are not needed.
 """
@@ -36,9 +36,9 @@ from longitude.study.tables import comparison_lines, floor_lines, in_words, numb
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
-"""Of verdicts, for the style sheet."""
+"""CSS classes of verdicts."""
 STYLES: dict[str | None, str] = {HOLDS: "green", WEAK: "yellow", LOST: "red", UNCLEAR: "yellow", None: ""}
-"""Of verdicts, on the terminal."""
+"""Terminal colours of verdicts."""
 
 
 def write_report(analysis: Analysis) -> Path:
@@ -130,7 +130,7 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
 
 
 def summary_lines(analysis: Analysis, width: int = 80) -> str:
-    """What stands below the table: result, best, caution, notes, and what the words mean."""
+    """Lines below the table: result, best, caution, notes, and the legend."""
     heads = [*conclude(analysis).lines.items(), *(("Note", words) for words in notes(analysis))]
     if analysis.criterion.less_is_better and analysis.run.beyond:
         heads.append(("Note", f"A stable loss does not show that distant {analysis.run.task.unit} are used"))
@@ -146,7 +146,7 @@ def headed(head: str, words: str, width: int = 80) -> str:
 
 
 def _over(analysis: Analysis, halves: bool) -> str:
-    """What values are means of, and what the intervals beside them are over."""
+    """Sentence on what values average over, and what their intervals are over."""
     found = [each for each in analysis.main if each.value is not None]
     if not found:
         return "Nothing was measured."
@@ -195,7 +195,7 @@ def differences_table(found: SideBySide) -> Table:
 
 
 def folding(*heads: str, **more: Any) -> Table:
-    """A table whose words are broken where the terminal is too narrow for them."""
+    """A table that breaks words if the terminal is too narrow."""
     made = empty_table(*heads, **{"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, **more})
     for column in made.columns:
         column.no_wrap, column.overflow = False, "fold"
@@ -273,7 +273,7 @@ def _matrix(analysis: Analysis, length: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _learned(analysis: Analysis) -> list[dict[str, Any]]:
-    """What each label learned at the training length, of losses: against the best, from context, and against n-grams."""
+    """Losses of each label at the training length: against the best label, gain from context, and against n-grams."""
     if not isinstance(analysis.criterion, LossCriterion):
         return []
     return [
@@ -290,7 +290,7 @@ def _learned(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _training(run: Run) -> dict[str, Any]:
-    """What the training of each label was and took: heads, and lines of (number, words, small words)."""
+    """Training of each label and its cost: heads, and lines of (number, text, small text)."""
     columns = {name: values for name, values in training(run).items() if any(values.values())}
     if "flops_per_token" in columns:
         millions = {label: each and each / 1e6 for label, each in columns.pop("flops_per_token").items()}
@@ -317,7 +317,7 @@ def _signed(number: float, form: str) -> str:
 
 
 def _described(label: str) -> list[dict[str, Any]]:
-    """What each part of a label is, from the docstring of its class: the first paragraph, and a formula set apart."""
+    """Description of each part of a label, from its class's docstring: the first paragraph, and a formula."""
     from longitude.attention.mixer import MIXERS
     from longitude.positions.base import ENCODINGS
 

@@ -30,7 +30,7 @@ STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS = (
 )  # fmt: skip
 """Files of units."""
 PARTS = ("configuration", "data", "recipe", "train_steps", "trials")
-"""That every question has."""
+"""Keys that every question has."""
 TRIALS, DIGESTS, SCHEMA = "trials", "digests", 3
 """Keys of the file of a study that is kept, and its version."""
 REMEDY = "run the same `longitude study` again, it continues"
@@ -57,7 +57,7 @@ class TrialResult(Status):
 
     @cached_property
     def measured(self) -> dict[Any, pd.DataFrame]:
-        """Of `documents` those of each (length, method), in their order."""
+        """Groups of `documents` by (length, method), in document order."""
         return dict(iter(self.documents.sort_values("document", kind="stable").groupby(["length", "method"])))
 
 
@@ -66,7 +66,7 @@ RULE = "rule without positions"
 
 
 def ngrams_named(order: int) -> str:
-    """What counts of this order are called."""
+    """Name of n-gram counts of this order."""
     return {1: "unigram", 2: "bigram", 3: "trigram"}.get(order, f"{order}-gram") + " counts"
 
 
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def best_ngrams(self) -> tuple[str, float] | None:
-        """Of `floor` the name and bits of those with the fewest bits: on little text bigrams are better than trigrams."""
+        """Name and bits of the best n-grams in `floor`: on little text bigrams are better than trigrams."""
         order = min(self.floor, key=self.floor.__getitem__, default=None)
         return None if order is None else (ngrams_named(order), self.floor[order])
 
@@ -125,7 +125,7 @@ class Run:
         return {label: each for label, each in recorded(self.study).items() if label in self.labels}
 
     def steps(self, label: str) -> int:
-        """Of the training of a label."""
+        """Number of training steps of a label."""
         return self.study["train_steps"].get(label, self.config.steps)
 
     def tokens(self, label: str) -> int:
@@ -173,7 +173,7 @@ class Run:
         return [trial for trial in self.trials if trial.label == label]
 
     def untrained(self, label: str) -> str | None:
-        """What training never used of a label, in words that follow it."""
+        """Parts of a label that training never used, as text to follow the label."""
         return next((trial.untrained for trial in self.of(label) if trial.untrained), None)
 
     @cached_property
@@ -197,7 +197,7 @@ class Run:
 
 # ---- reading ----------------------------------------------------------------------------------------------------------
 def question_of(run: Path) -> dict[str, Any] | None:
-    """What `longitude study` was asked last in a folder, or what a study that is kept there was asked; None: nothing.
+    """Last question of `longitude study` in a folder, or the question of a study kept there; None if there is none.
 
     Raises:
         ValueError: It is damaged, of another release, or was edited by hand into a configuration that there is not.
@@ -279,7 +279,7 @@ def keys_of(question: Mapping[str, Any]) -> list[Keys]:
 
 
 def run_of(store: Store, question: Mapping[str, Any], statuses: Mapping[Trial, Status] | None = None) -> Run:
-    """What the store holds of a question; statuses: of its trials, where they are known."""
+    """Results of a question in the store. statuses: statuses of its trials, if they are known."""
     every = keys_of(question)
     if statuses is None:
         statuses = {keys.trial: status_of(store, keys) for keys in every}
@@ -312,7 +312,7 @@ def status_of(store: Store, keys: Keys) -> Status:
 
 
 def read_status(folder: Path, name: str = STATUS) -> Status:
-    """What a unit, or a failure, says of its trial. ValueError where it is damaged."""
+    """Read the status of a trial from a unit or a failure. ValueError if it is damaged."""
     path, remedy = folder / name, f"move {folder} away, and the same `longitude study` makes it again"
     saved = read_json(path, remedy)
     try:

@@ -55,8 +55,8 @@ class TrialRunner:
 
     Args:
         config: The study's configuration.
-        data: Likewise.
-        store: Where the units are.
+        data: The study's data.
+        store: Store of the units.
         commit: Commit of the code, for the rows.
         train_only: Trials are not measured: they have one of several learning rates.
     """
@@ -115,7 +115,7 @@ class TrialRunner:
             return trial.status("failed", 0, reason=str(failed))
 
     def made(self, unit: Unit, trial: Trial, note: Note, make: Callable[[Path], Status]) -> tuple[Status, Path]:
-        """What a unit ended with, and its folder; make: into an unfinished folder, where the unit is not finished."""
+        """Status and folder of a unit. make: computes it in an unfinished folder, if it is not finished."""
         if (finished := self.store.find(unit.kind, unit.key)) is not None:
             return read_status(finished), finished
         with self.making(trial, unit, note) as folder:

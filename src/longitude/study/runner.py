@@ -53,7 +53,7 @@ def study(
         fresh: Train the models of this question again.
         on_progress: Called with what is being done and its share, the trials done, in fractions, and their number.
         note: Called with a sentence about the study, and about every trial when it ends.
-        executor: Where trials run; it changes no result.
+        executor: Executor of the trials; it changes no result.
         command: The command line that asked for it, for the report.
 
     Returns:
@@ -156,7 +156,7 @@ class Trials:
         self.on_progress(parts, self.done + sum(parts.values()), self.total)
 
     def end(self, units: TrialUnits, status: Status | str | BusyError) -> bool:
-        """What a trial ended with; a string says why nothing is recorded. Returns whether it ended here."""
+        """Record the end of a trial; a string is the reason why nothing is recorded. Return whether it ended here."""
         trial = units.trial
         if isinstance(status, BusyError):
             self.running.pop(trial, None)
@@ -185,7 +185,7 @@ class Trials:
         return "; ".join(filter(None, (f"{trial.title}: {words}", status.untrained, status.reason)))
 
     def record_failure(self, units: TrialUnits, reason: str) -> Status:
-        """A trial whose process could not say itself why it failed: into the folder of the unit that it was at."""
+        """Record the failure of a trial with a killed process, in the folder of its current unit."""
         unit = units.measuring if self.store.holds(units.training) else units.training
         status, folder = units.trial.status("failed", 0, reason=reason), self.store.unfinished(unit.kind, unit.key)
         folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ METHODS = Registry("method of --methods", "`longitude study --help`", ())
 CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
 WINDOWS, TOKENS = 4, 8192
-"""What each is tried on: windows of that length, as many as hold these tokens, at least as many as these."""
+"""Text on which each list is tried: minimum number of windows, and total tokens."""
 SEARCH = CANDIDATES * TOKENS
 """Tokens that a search reads at each length."""
 Spec = Mapping[str, Any]
@@ -66,7 +66,7 @@ def method_of(name: str) -> Method:
 def extends(config: Any, scheme: str, original: int) -> bool:
     """Whether a scheme extends a model with this LongitudeConfig, trained at `original` positions.
 
-    It must extend all of its encodings that have an end of their own, and there must be one.
+    It must extend all of its encodings with a maximum length, and there must be one.
     """
     probe = Linear(2.0) if method_of(scheme).like == "linear" else NTK(2.0)
     specs = [spec for specs in config.layer_specs() for spec in specs]

@@ -11,7 +11,7 @@ from longitude.study.results import Run, TrialResult, is_study, read_run
 from longitude.study.train import build_model, model_config, take_weights
 
 ALIKE = ("num_attention_heads", "hidden_act", "norm", "norm_position", "embedding_scale", "attention_scale")
-"""Of LongitudeConfig: what weights were trained with, and no shape of theirs shows."""
+"""Keys of LongitudeConfig that weights depend on and that their shapes do not show."""
 WEIGHTS = "model.safetensors"
 
 

@@ -24,7 +24,7 @@ def csv(frame: pd.DataFrame) -> str:
 
 
 def findings(analysis: Analysis) -> pd.DataFrame:
-    """What was found of every label at every length, by every method, with its effective length."""
+    """Findings of every label at every length, by every method, with effective lengths."""
     frames = []
     for method in analysis.findings:
         frame = worded(summary(analysis, method))
@@ -63,7 +63,7 @@ def every_comparison(analysis: Analysis) -> pd.DataFrame:
 
 
 def latex(analysis: Analysis) -> str:
-    """What `markdown` has, as tables of LaTeX that need the package booktabs; the three lines as comments."""
+    """The content of `markdown` as LaTeX tables, which need the package booktabs; the three lines are comments."""
     lines = [f"% {head}: {words}." for head, words in conclude(analysis).lines.items()]
     return "\n\n".join(["\n".join(lines), *(as_latex(*table) for table in _tables(analysis))]) + "\n"
 
@@ -101,7 +101,7 @@ def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
 
 
 def floor_lines(run: Run, digits: int = 2) -> list[list[str]]:
-    """What does without a model, name and cells: n-grams at the training length, or a rule without positions at each."""
+    """Baselines without a model, as name and cells: n-grams at the training length, or a rule without positions at each."""
     bits = [
         [ngrams_named(order), *(f"{value:.{digits}f}" if length == run.train_length else "" for length in run.lengths)]
         for order, value in run.floor.items()

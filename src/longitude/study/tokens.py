@@ -1,4 +1,4 @@
-"""What the models of a study read: the bytes of a text, or the tokens of a tokenizer, each with its bytes."""
+"""Inputs of a study's models: the bytes of a text, or the tokens of a tokenizer with their bytes."""
 
 import hashlib
 from functools import lru_cache
@@ -52,7 +52,7 @@ class Reader:
 
     @property
     def unit(self) -> str:
-        """Of lengths."""
+        """Unit of lengths."""
         return "bytes" if self.tokenizer is None else "tokens"
 
     @property

@@ -37,9 +37,9 @@ LOSSES = "losses.jsonl"
 SAVES = 4
 """Checkpoints during training, evenly over its steps."""
 SECONDS = 120
-"""Between two checkpoints at most, but for the step that is under way: what a kill costs."""
+"""Maximum seconds between two checkpoints; a kill loses at most this and a step."""
 TOKENS = 16384
-"""Of a forward pass on the selection text."""
+"""Tokens of a forward pass on the selection text."""
 ARGUMENTS: dict[str, Any] = {
     "optim": "adamw_torch_fused",
     "adam_beta1": 0.9,
@@ -48,13 +48,13 @@ ARGUMENTS: dict[str, Any] = {
     "max_grad_norm": 1.0,
     "lr_scheduler_type": "cosine",
 }
-"""Of TrainingArguments, for every model of every study."""
+"""Options of TrainingArguments for every model of every study."""
 MODEL = (
     "norm", "norm_position", "rms_norm_eps", "hidden_act", "intermediate_size", "mlp_bias", "attention_bias",
     "attention_dropout", "hidden_dropout", "initializer_range", "embedding_scale", "attention_scale", "tie_word_embeddings",
     "vocab_size",
 )  # fmt: skip
-"""Of LongitudeConfig, alike in every model of a study."""
+"""Keys of LongitudeConfig that are equal in every model of a study."""
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint whose steps are all in the log of losses, and a message for each one removed."""
+    """The newest complete checkpoint with all its steps in the log of losses, and a message for each removed checkpoint."""
     messages = []
     for step, checkpoint in sorted(_checkpoints(folder), reverse=True):
         reason = f"losses are logged to step {logged} only" if step > logged else "it was not finished"
@@ -135,7 +135,7 @@ class LossLog:
 
 # ---- training --------------------------------------------------------------------------------------------------------
 def recipe(config: StudyConfig) -> dict[str, Any]:
-    """What decides how every model of a study is built and trained, beyond the options of the study."""
+    """Settings for building and training every model of a study, besides the options of the study."""
     sizes: Any = {"hidden_size": config.hidden, "num_hidden_layers": config.layers, "num_attention_heads": config.heads}
     model = LongitudeConfig(**sizes | dict(task_of(config.task).vocabulary(config)), encoding="none")
     initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
@@ -145,7 +145,7 @@ def recipe(config: StudyConfig) -> dict[str, Any]:
 
 
 def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
-    """Of the models of a label. ValueError when the options do not fit the shape."""
+    """Configuration of the models of a label. ValueError if the options do not fit the shape."""
     task = task_of(config.task)
     return LongitudeConfig(
         hidden_size=config.hidden,
@@ -194,12 +194,12 @@ def take_weights(model: Any, weights: bytes) -> None:
 
 
 class Trained(NamedTuple):
-    """What a training was.
+    """Result of a training.
 
     Attributes:
-        first: The step it began from; 0: the first weights.
-        diverged: The step whose loss was not finite, or None.
-        untrained: What training never used, in words that follow a label; None where there is nothing.
+        first: The step it started from; 0: the initial weights.
+        diverged: The step with a loss that was not finite, or None.
+        untrained: Parts that training never used, as text to follow a label; None if there are none.
     """
 
     first: int
@@ -268,10 +268,10 @@ def selection_loss(model: Any, examples: Examples) -> float:
 
 
 def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
-    """What training never used, in words that follow a label; None where there is nothing.
+    """Parts of a model that training never used, as text to follow a label; None if there are none.
 
-    That is far parts of mixers where `longest` positions fit the near one, and parameters whose gradient was zero at every step,
-    for which Adam's second moment is still zero.
+    These are the far parts of mixers if `longest` positions fit the near part, and parameters with zero gradients at every
+    step, for which Adam's second moment is still zero.
     """
     reasons = []
     windows = [m.far_from for m in model.modules() if isinstance(m, Mixer) and m.far_from is not None]

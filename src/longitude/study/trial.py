@@ -10,24 +10,24 @@ from longitude.study.config import StudyConfig
 
 @dataclass(frozen=True)
 class Status:
-    """How far a trial is.
+    """Status of a trial.
 
     Attributes:
         status: "trained": not measured, as one of several learning rates; "done" may leave out lengths; "diverged" is a
             result; "failed" is tried again.
         label: The trial's label.
-        seed: Likewise.
-        rate: Likewise.
+        seed: The trial's seed.
+        rate: The trial's learning rate.
         encoding: Registered names of its encodings, without options.
         step: The last step of its training.
         steps: Steps of its whole training.
-        reason: Why it is not done, or what of done is left out.
-        selection: Loss at the training length on the selection text, in nats per target; None where it is not known, or the
-            model diverged before.
-        untrained: What training never used, in words that follow the label.
-        parameters: Numbers that the model has.
-        training_seconds: None where training was interrupted.
-        measuring_seconds: None where it was not measured.
+        reason: Why it is not done, or which lengths are left out.
+        selection: Loss at the training length on the selection text, in nats per target; None if it is not known, or the model
+            diverged before.
+        untrained: Parts that training never used, as text to follow the label.
+        parameters: Number of parameters of the model.
+        training_seconds: Seconds of training; None if it was interrupted.
+        measuring_seconds: Seconds of measuring; None if it was not measured.
     """
 
     status: Literal["not run", "running", "trained", "done", "diverged", "failed"]
@@ -82,7 +82,7 @@ class Trial:
 
 
 def trials_of(config: StudyConfig, steps: Mapping[str, int]) -> list[Trial]:
-    """Every trial of a study in its order; steps: of the labels that have steps of their own."""
+    """Every trial of a study in order; steps: steps of labels that differ from the study's."""
     return [
         Trial(label, seed, rate, steps.get(label, config.steps))
         for seed in config.seeds

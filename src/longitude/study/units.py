@@ -42,7 +42,7 @@ class TrialUnits:
 
     @property
     def keys(self) -> Keys:
-        """What a question keeps of it."""
+        """The trial with the keys of its units, for a question."""
         return Keys(self.trial, self.training.key, self.measuring.key)
 
 
@@ -84,8 +84,8 @@ class StudyPlan:
     """A study that passed every check, with its text read; nothing is written yet.
 
     Attributes:
-        config: What is asked.
-        data: What models are trained and measured on.
+        config: Requested configuration.
+        data: Data for training and measuring.
         run: The run directory.
         steps: Steps of the labels that differ from the study's.
     """

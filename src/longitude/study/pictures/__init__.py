@@ -15,7 +15,7 @@ ORDER = (
     "by-distance",
     "training",
 )
-"""Of figures in a page; others follow."""
+"""Order of figures in a page; others follow."""
 
 
 def figures(analysis: Analysis) -> list[Figure]:

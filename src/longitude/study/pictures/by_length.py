@@ -31,7 +31,7 @@ def by_length(analysis: Analysis) -> Iterator[Figure]:
 
 
 def name_of(run: Run, method: str) -> str:
-    """Of the figure of a method."""
+    """Name of the figure of a method."""
     return MAIN if method == run.task.methods[0] else f"{MAIN}-{method}"
 
 
@@ -80,7 +80,7 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
 
 
 def finding(analysis: Analysis, found: list[Finding]) -> str:
-    """What the verdicts at the longest length are: "Loss at 1024 bytes: holds for ALiBi; rises for RoPE"."""
+    """Summary of the verdicts at the longest length: "Loss at 1024 bytes: holds for ALiBi; rises for RoPE"."""
     run, criterion = analysis.run, analysis.criterion
     sign = 1 if criterion.less_is_better else -1
     last = [each for each in found if each.length == run.lengths[-1] and each.verdict]
@@ -119,7 +119,7 @@ def of_seeds(found: list[Finding]) -> list[dict[str, Any]]:
 
 
 def floors_of(run: Run) -> dict[str, float]:
-    """What n-grams of the training text reach, by name; empty where the study has not computed it."""
+    """Bits of n-grams of the training text, by name; empty if the study has not computed them."""
     return {ngrams_named(order): bits for order, bits in run.floor.items()}
 
 
@@ -160,7 +160,7 @@ def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> 
 
 
 def counted(task: Task) -> str:
-    """What of an answer counts, as a sentence."""
+    """Sentence on which parts of an answer count."""
     if task.stack == "encoder-decoder":
         return (
             "An answer counts when every symbol and its end are right, as the model writes it by itself, taking the "

@@ -14,7 +14,7 @@ from longitude.study.pictures.by_length import STYLE, length_axis
 
 @PICTURES.register("change")
 def change(analysis: Analysis) -> Iterator[Figure]:
-    """Of the first method, with the 95% intervals from which verdicts are drawn."""
+    """Figure of the change of loss by the first method, with the 95% intervals that verdicts are based on."""
     run = analysis.run
     found = [each for each in analysis.main if each.change is not None]
     if not found:

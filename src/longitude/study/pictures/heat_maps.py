@@ -15,7 +15,7 @@ from longitude.study.pictures import PICTURES, lines
 from longitude.study.results import Run
 
 COLUMNS = 40
-"""Places up to which each has a column of its own; of more, those between two powers of two share one."""
+"""Number of places up to which each has a column; of more, places between two powers of two share a column."""
 WRITTEN = 8
 """Columns up to which the numbers are written into the squares."""
 
@@ -45,7 +45,7 @@ def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
 
 @PICTURES.register("by-distance")
 def by_distance(analysis: Analysis) -> Iterator[Figure]:
-    """Exact answers, of tasks whose examples have a distance."""
+    """Heat map of exact answers, for tasks with distances."""
     run = analysis.run
     cells = _cells(run, lambda row: None if row.distance is None else (row.distance, row.distance + 1))
     if len(cells):
@@ -85,7 +85,7 @@ def _cells(run: Run, place_of: Callable[[Row], tuple[int, int] | None]) -> Any:
 
 
 def _edge(run: Run, cells: Any) -> float | None:
-    """Where the places of the training length end; None where no others are drawn, or not these."""
+    """Last place of the training length; None unless places before and after it are drawn."""
     trained = cells["length"] <= run.train_length
     edge = cells["right"][trained].max()
     return float(edge) if trained.any() and (cells["right"] > edge).any() else None

@@ -1,4 +1,4 @@
-"""What the figures of a study are drawn with: lines, labels at their ends, the training length, tooltips.
+"""Parts of the figures of a study: lines, labels at their ends, the training length, tooltips.
 
 A reader of the page chooses labels with the parameter `picked`, a list: where it names some, the others are not drawn. Labels
 stand at the ends of their lines, so that no figure needs a legend, and a colour belongs to a label in all figures of a study.
@@ -15,12 +15,12 @@ from longitude.report.wording import papers
 from longitude.study.results import Run
 
 SAMPLES = ("—", "--", "··")
-"""Of lines, by the round of the colours."""
+"""Samples of the line dashes, one for each cycle through the colours."""
 HEIGHT = 380
 SPARSE = {"labelOverlap": "greedy", "labelSeparation": 4}
-"""Of axes: on a phone some of the numbers are left out."""
+"""Axis options that omit some numbers on narrow screens."""
 LOG = " (log scale)"
-"""Of the titles of axes; a page takes it away where its reader chooses a linear axis."""
+"""Suffix of axis titles; a page removes it if its reader chooses a linear axis."""
 PICKED = "length(picked) === 0 || indexof(picked, datum.label) >= 0"
 
 
@@ -85,7 +85,7 @@ def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
 
 
 def of_trials(points: list[dict[str, Any]], *columns: str) -> alt.Chart:
-    """`of_labels` with a record for each trial, whose columns are lists: a third of the size."""
+    """`of_labels` with a record per trial and lists as columns: a third of the size."""
     trials: dict[str, dict[str, Any]] = {}
     for point in points:
         trial = trials.setdefault(point["trial"], {**point, **{name: [] for name in columns}})
@@ -114,7 +114,7 @@ def x_axis(field: str, title: str, scale: dict[str, Any], **ticks: Any) -> alt.X
 
 
 def y_axis(title: str, domain: list[float], **ticks: Any) -> alt.Y:
-    """Of the field value; the title stands above the axis, along the top."""
+    """Vertical axis of the field `value`; its title is above the axis."""
     axis = alt.Axis(titleAngle=0, titleAlign="left", titleAnchor="end", titleX=-34, titleY=-14, tickCount=6, **ticks)
     return alt.Y("value:Q", title=title, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=axis)
 

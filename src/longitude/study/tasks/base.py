@@ -1,4 +1,4 @@
-"""What a task is: the data, examples and model that it trains, how it measures, and the words for its numbers."""
+"""Base classes of tasks: data, examples and model for training, measurement, and names of the metrics."""
 
 import hashlib
 import inspect
@@ -25,15 +25,15 @@ BYTES = 256
 TEST_SEED, SELECTION_SEED = 2**32, 2**32 + 1
 """Above every seed of a study: no model is trained on examples drawn from them."""
 OnProgress = Callable[[int, int], None]
-"""Called with what is done and what is to be done, in any unit."""
+"""Callback with done and total work, in any unit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Measuring:
-    """A trained model, and what it is measured on.
+    """A trained model, with the inputs of its measurement.
 
     Attributes:
-        lengths: Those of the study that the model has positions for.
+        lengths: Lengths of the study for which the model has positions.
         labels: Columns that every row has.
     """
 
@@ -45,16 +45,16 @@ class Measuring:
     on_progress: OnProgress
 
     def per_document(self, method: str, length: int, **numbers: Any) -> pd.DataFrame:
-        """What statistics need: a row for each document or example, with its numbers.
+        """Data for statistics: a row for each document or example, with its numbers.
 
-        Of answers: `exact`, 0 to 1, and where an example has one, `distance`, how far before the question what it asks for lies.
+        For answers: `exact`, 0 to 1, and, if an example has one, `distance` from the question back to the relevant symbol.
         """
         trial = {"label": self.labels["label"], "seed": self.labels["seed"], "method": method, "length": length}
         return pd.DataFrame({**trial, "document": range(len(next(iter(numbers.values())))), **numbers})
 
 
 class Task(ABC):
-    """One task; `task_for` builds the one of a study.
+    """A task; `task_for` builds the task of a study.
 
     A subclass registered with `register_task` in a file of study/tasks is a choice of `longitude study --task`. By default it
     reads documents of bytes from --data.
@@ -65,15 +65,15 @@ class Task(ABC):
         metric: Metric of the rows that a conclusion is drawn from.
         words: The metric for readers.
         unit: Unit of lengths.
-        loss_unit: What a training loss is per.
+        loss_unit: Unit that a training loss is per.
         methods: Ways to measure.
-        stack: What is trained: "decoder", "encoder" or "encoder-decoder".
-        model_class: Its name in longitude.models.
+        stack: Kind of model: "decoder", "encoder" or "encoder-decoder".
+        model_class: Name of its model class in longitude.models.
         ngrams: Orders of the n-grams that its models must beat to have learned anything.
-        tokens: What the task decides of LongitudeConfig: the vocabulary and special tokens.
-        tokenized: Whether it takes a --tokenizer.
-        digits: Ids of digits, where it writes numbers from the least digit on: encodings with an option `digits` count them.
-        defaults: Options of the study whose default is not that of `StudyConfig`.
+        tokens: Options of LongitudeConfig that the task sets: the vocabulary and special tokens.
+        tokenized: Whether it supports --tokenizer.
+        digits: Ids of digits, if it writes numbers least significant digit first: encodings with an option `digits` count them.
+        defaults: Options of the study with defaults that differ from `StudyConfig`.
         ceiling: A label that solves the task at the training length with these defaults; None if none is known.
     """
 
@@ -176,7 +176,7 @@ class Generated(Task):
 
     @abstractmethod
     def drawn_tests(self, config: StudyConfig) -> Iterator[np.ndarray]:
-        """What the models are measured on, int64."""
+        """Test examples, int64."""
 
     @abstractmethod
     def floor(self, length: int) -> float:
@@ -201,7 +201,7 @@ class Generated(Task):
 
 
 def first_line(task: Task) -> str:
-    """What a task is, as its docstring begins."""
+    """First line of a task's docstring."""
     return (inspect.getdoc(type(task)) or "").partition("\n")[0].rstrip(".")
 
 
@@ -264,7 +264,7 @@ def of_task(name: str, **options: Any) -> StudyConfig:
 
 
 def sampler_of(config: StudyConfig) -> Sampler | None:
-    """Where the positions of training examples come from; None: the model counts them itself."""
+    """Sampler of the positions of training examples; None: the model counts them."""
     if config.positions == "contiguous":
         return None
     return sampler(config.positions, max_length=config.position_range)

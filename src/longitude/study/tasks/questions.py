@@ -33,9 +33,9 @@ class Sample(NamedTuple):
     """Examples of one length, int64 [examples, tokens] each.
 
     Attributes:
-        tokens: What is read.
-        labels: The answer after each of them; `NOT_ASKED` where nothing is asked.
-        distances: For each label, how many tokens back the symbol stands that decides it (the farthest one of several).
+        tokens: Input tokens.
+        labels: The answer after each token; `NOT_ASKED` if nothing is asked.
+        distances: Distance in tokens from each label back to the symbol that decides it (the farthest of several).
     """
 
     tokens: np.ndarray
@@ -127,7 +127,7 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
 
 
 def by_distance(right: Tensor, asked: Tensor, distances: Tensor) -> dict[str, np.ndarray]:
-    """Of each example [B, T] the share of right answers at distances from each power of two to the next."""
+    """Share of right answers of each example [B, T], at distances from each power of two to the next."""
     low = 2 ** distances.clamp(min=1).log2().floor().long()
     found = []
     for distance in low[asked].unique():

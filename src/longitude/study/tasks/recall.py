@@ -85,8 +85,8 @@ class Copied(Questions):
     """Symbols to remember stand somewhere in noise; at the end each is asked for by the same mark, in their order.
 
     Attributes:
-        remembered: How many.
-        together: Whether they stand side by side, after a mark of their own, or each anywhere.
+        remembered: Number of symbols to remember.
+        together: Whether they are adjacent, after a mark, or each at a random place.
     """
 
     remembered: ClassVar[int]

@@ -41,7 +41,7 @@ from longitude.study.tasks.base import (
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
 DECODING = 6
-"""Work of a generated token, in tokens read at once: each is a pass of its own."""
+"""Work of a generated token relative to a prompt token: each generated token is a separate pass."""
 AT_ONCE = 100
 """Answers generated at once."""
 
@@ -91,7 +91,7 @@ class Sequences(Generated):
         return 0.0  # in the digits that are shown
 
     def letters(self, draws: Draws) -> np.ndarray:
-        """Of the alphabet, as bytes."""
+        """Letters of the alphabet as byte values, by index."""
         return np.frombuffer(self.alphabet, np.uint8)[draws].astype(np.int64)
 
     def draw(self, random: np.random.Generator, examples: int, length: int) -> Draws:
@@ -270,5 +270,5 @@ class Pairs(Examples):
         return int(self.lengths[:examples].sum()) + (answer - 1) * examples
 
     def read(self, examples: int) -> int:
-        """Of source and answer."""
+        """Number of tokens in source and answer."""
         return int(self.lengths[:examples].sum()) * self.task.drawn + examples + self.targets(examples)

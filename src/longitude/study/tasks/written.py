@@ -1,8 +1,8 @@
 """Tasks of whole answers for decoders: a word or a sum and, after a mark, its answer, all in one sequence.
 
-The examples of `copy`, `reverse` and `sort` are those of the encoder-decoder's tasks. Sums are written in three ways: plain, the
-greatest digit first; reversed, the least first, so that a carry comes from what is written already; and with hints, plain with a
-symbol before each digit that is the same for digits of the same place (Zhou et al. 2023, arXiv:2310.16028).
+The examples of `copy`, `reverse` and `sort` are those of the encoder-decoder's tasks. Sums are written in three ways: plain,
+most significant digit first; reversed, least significant digit first, so that a carry depends on earlier digits; and with
+hints, plain with a symbol before each digit that marks its place (Zhou et al. 2023, arXiv:2310.16028).
 
 Source:
     Kazemnejad et al. 2023, arXiv:2305.19466, for the tasks in decoders.
@@ -56,7 +56,7 @@ class Written(Questions):
 
 
 class Letters(Written):
-    """Of a word of n letters."""
+    """Tasks on a word of n letters."""
 
     symbols = 28
 
