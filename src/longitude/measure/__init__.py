@@ -2,8 +2,7 @@
 
 `by_length` measures a model on documents; `load` reads a checkpoint; `Row` is one measurement; `interval`,
 `paired_difference` and `paired_ratio` put error bars on sums over documents, `t_interval` and `seed_difference` on training
-seeds. Names are loaded on first use, so that the
-options of `longitude measure` cost no import of torch.
+seeds. Names are loaded on first use, so that reading the options of `longitude measure` does not import torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What `longitude measure` measures: its options and their checks. Importing this loads neither torch nor transformers."""
+"""Options of `longitude measure` and their checks. Importing this loads neither torch nor transformers."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ class MeasureConfig:
     stride: int | None = None
     """Step of sliding windows in tokens, at most the shortest length; by default half of each window."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    """Where a single needle is, 0 (first) to 1 (last), for tasks that have one."""
+    """Depths of a single needle, 0 (first) to 1 (last), for tasks that have one."""
     evaluator: str | None = None
     """A model that finds the tokens which need a long context: LongPPL beside perplexity, the perplexity of these alone."""
     evaluator_context: int = 4096
@@ -56,19 +56,19 @@ class MeasureConfig:
     chat: Annotated[
         bool, arg(help="Ask in plain text; do not apply the tokenizer's chat template.", help_behavior_hint="")
     ] = True
-    """Put questions into the tokenizer's chat template, where it has one."""
+    """Put questions into the tokenizer's chat template, if it has one."""
     bos: BOS = "tokenizer"
     """Beginning-of-sequence token at the start of each window and prompt: as the tokenizer does, always, or never."""
     dtype: DType | None = None
-    """Of the weights in memory; by default as they are saved."""
+    """Data type of the weights in memory; by default as they are saved."""
     device: Device = "auto"
-    """auto is an accelerator where there is one."""
+    """Device; auto is an accelerator if there is one."""
     batch: int = 1024
     """Tokens of short windows that are read together."""
     chunk: int = 1024
     """Tokens of a long window that are read at once, before the model continues with its cache."""
     seed: int = 0
-    """Of the questions of retrieval; of the resampling behind intervals."""
+    """Random seed of the retrieval questions, and of the resampling for intervals."""
     allow_pickle: bool = False
     """Load weights that are saved as a pickle, from a source you trust."""
 
@@ -112,7 +112,7 @@ def check_each_once(name: str, values: Sequence[str]) -> None:
 
 
 def checked_lengths(lengths: Sequence[int]) -> list[int]:
-    """Of the functions that measure. ValueError unless they are ascending integers from 1."""
+    """Check lengths for functions that measure. ValueError unless they are ascending integers from 1."""
     lengths = list(lengths)
     check_sizes("measure", **{f"lengths[{i}]": length for i, length in enumerate(lengths)})
     check_ascending("lengths", lengths, 1)

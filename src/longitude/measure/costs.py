@@ -1,4 +1,4 @@
-"""What a measurement will take before anything is loaded: FLOPs and memory from config.json, time from a short run here."""
+"""Estimated costs of a measurement before weights are loaded: FLOPs and memory from config.json, time from a short run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from longitude.measure.windows import plan_windows
 def costs(
     config: MeasureConfig, models: tuple[str, ...], on_progress: Callable[[str, float, float], None] = lambda *_: None
 ) -> list[Cost]:
-    """The cost of every model at every length. Needs config.json alone: no weights, tokenizer or text.
+    """The cost of every model at every length. Needs only config.json: no weights, tokenizer or text.
 
     Args:
-        config: What would be measured; perplexity counts as many documents as it may take, retrieval its prompts.
+        config: The measurement; perplexity counts the maximum number of documents, retrieval its prompts.
         models: Folders or names.
-        on_progress: Called before each timing with what is timed, and how many of all models are done.
+        on_progress: Called before each timing with a description, the number of finished models, and the number of models.
 
     Raises:
         ValueError: For options or a config.json that `measure` would refuse, too, and for a class whose FLOPs cannot be

@@ -48,9 +48,9 @@ def bos_of(tokenizer: Any, choice: BOS) -> int | None:
 def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Documents:
     """At most `most` documents of `length` + 1 tokens, the same for the same text and tokenizer.
 
-    A document is an excerpt of one of the text's own, from a place that the hash of its name draws, so that position in a
-    window does not depend on the place in the file. Where fewer than `most` and than 20 are long enough, a document is a block
-    of the text's tokens, one after the other, in the order of the hashes. Raises ValueError for a text that is too short.
+    A document is an excerpt of a document of the text, from a place drawn by the hash of its name, so that position in a window
+    does not depend on the place in the file. If fewer than `most` and fewer than 20 documents are long enough, documents are
+    consecutive blocks of the text's tokens, in the order of the hashes. Raises ValueError for a text that is too short.
     """
     ranked = sorted(text.documents, key=lambda named: name_hash(named[0]))
     found: list[tuple[Tensor, Tensor, bytes]] = []
@@ -99,10 +99,10 @@ def _blocks(
 
 
 def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Text -> ids [n] without special tokens, and bytes [n]: those of the text from the end of the token before to its own.
+    """Tokenize text: ids [n] without special tokens, and bytes [n] of the text from the end of the previous token to its end.
 
-    The bytes of all tokens up to one are therefore those of the text up to its end, whatever the tokenizer does to spaces;
-    of tokens that share a character, the first has its bytes and the others none.
+    The bytes of tokens therefore add up to the bytes of the text up to the end of the last token, however the tokenizer treats
+    spaces. If tokens share a character, the first has its bytes and the others none.
     """
     if getattr(tokenizer, "is_fast", False):
         read = tokenizer(content, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

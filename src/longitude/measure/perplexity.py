@@ -14,12 +14,12 @@ from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""How far logits of the same tokens may differ when they are read in chunks, in the largest logit; else 5e-2.
+"""Largest difference of logits between a full pass and chunks, relative to the largest logit; other dtypes: 5e-2.
 
-Of float64, too, the softmax of some models is float32 (BLOOM).
+Some models compute the softmax in float32 even for float64 (BLOOM).
 """
 FOLLOWING = ("dynamic", "longrope")
-"""Rotary types of transformers whose frequencies depend on the longest position of a call."""
+"""Rotary types of transformers with frequencies that depend on the longest position of a call."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is to be measured: models with their lengths and texts, one unit after the other, checked before anything runs."""
+"""Plan of a measurement: models with their lengths and texts, as a sequence of units, checked before anything runs."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ from longitude.runs.store import Unit
 
 
 class Part(NamedTuple):
-    """What of a model is measured as one unit. way: the method of windows, or the depth of a needle, or ""."""
+    """Part of a model's measurement that is a unit. way: the method of windows, or the depth of a needle, or ""."""
 
     task: str
     length: int
@@ -39,15 +39,15 @@ class Subject:
     """A checkpoint to measure.
 
     Attributes:
-        model: Its folder or name.
+        model: Folder or name of the checkpoint.
         label: A short name.
         trained: The length it was trained at, from config.json.
-        last: Where a table of positions ends.
-        positions: Its encoding in a few words.
-        content: A hash of its files.
+        last: Last position of a table of positions.
+        positions: Short description of its encoding.
+        content: Hash of its files.
         bos: The token that begins its windows of text; None: none does.
-        documents: In its tokens.
-        needs: Bytes of memory.
+        documents: Documents in its tokens.
+        needs: Memory that it needs.
     """
 
     model: str
@@ -61,7 +61,7 @@ class Subject:
     needs: Memory
 
     def as_json(self) -> dict[str, Any]:
-        """What a run directory keeps of it."""
+        """Facts of the subject for the run directory."""
         kept = {name: getattr(self, name) for name in ("label", "positions", "trained", "content")}
         return kept | {
             "unit": self.documents.unit if self.documents else None,
@@ -235,7 +235,7 @@ def outline_of(model: str, config: Any) -> Any:
 
 
 def memory_of(config: MeasureConfig, outline: Any) -> Memory:
-    """What a model needs at the longest length."""
+    """Memory that a model needs at the longest length."""
     longest = config.lengths[-1]
     dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
     chunk = longest if follows_length(outline) is not None else config.chunk
@@ -244,7 +244,7 @@ def memory_of(config: MeasureConfig, outline: Any) -> Memory:
 
 
 def keeps_keys(model: Any) -> bool:
-    """Whether a layer has heads of attention, whose keys and values grow with the text: Mamba and RWKV have none."""
+    """Whether a layer has attention heads, with keys and values that grow with the context: Mamba and RWKV have none."""
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]  # of our own models
     if mixers:
         return any(mixer.growth != "O(1)" for mixer in mixers)

@@ -18,14 +18,14 @@ SCHEMA = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One number with the protocol that made it. What is missing or does not apply is None, never NaN, 0 or -1.
+    """A measured number with its protocol. Missing values, and those that do not apply, are None, never NaN, 0 or -1.
 
     Attributes:
         schema: Version of this table, `SCHEMA`.
         task: "text" for language modelling; otherwise the name of the task.
         model: Name or path of the model.
         encoding: The registered name of its position encoding.
-        label: What the reader calls this model (an encoding with its options).
+        label: The reader's name of this model (an encoding with its options).
         seed: The training seed. (Not the seed of the bootstrap, which is fixed by the measuring function.)
         train_length: Tokens per training example.
         length: The length the row is about, in tokens.
@@ -36,23 +36,23 @@ class Row:
         method: "non-overlapping", "sliding", "per-position", or a task's own.
         window: Input tokens that the model attends over at once.
         stride: Tokens the window moved by.
-        weighting: What counts equally in the average; "token": every scored target counts once.
-        bos: "none", or where a beginning-of-sequence token was.
-        truncation: What became of text that did not fill the windows.
+        weighting: Items with equal weight in the average; "token": every scored target counts once.
+        bos: "none", or the place of a beginning-of-sequence token.
+        truncation: Treatment of text that did not fill the windows.
         documents: Documents scored.
         tokens: Target tokens scored.
-        count: What the value is divided by: bytes for bits per byte, tokens for perplexity, trials for a task.
+        count: Divisor of the value: bytes for bits per byte, tokens for perplexity, trials for a task.
         value: The metric. None when it is not a finite number (a diverged model); `count` then is what was tried.
         low: Lower end of the 95% interval over documents. None with fewer than two documents or no value.
         high: Its upper end.
         dtype: Data type of the model's weights.
         backend: Attention implementation.
         commit: Commit of the code that measured.
-        train_positions: Where positions of training examples came from, unless they were 0, 1, 2, ...: a sampler with its
-            options, "randomized(max_length=4096)".
-        prefill: How a window was read, "one pass" or "chunks of 1024 with the cache", with the reason where another way was
+        train_positions: Sampler of the positions of training examples with its options, "randomized(max_length=4096)", unless
+            they were 0, 1, 2, ...
+        prefill: Passes over a window, "one pass" or "chunks of 1024 with the cache", with the reason if another way was
             requested.
-        depth: Where the needle was, 0 (first) to 1 (last); None where it was random or there is none.
+        depth: Depth of the needle, 0 (first) to 1 (last); None if it was random or there is none.
         distance: How far before the question what it asks for lies, in the units of `length`; of several that share a
             row, the least. None: over all.
         reason: Why the model was not measured.
@@ -61,7 +61,7 @@ class Row:
         train_tokens: Tokens that it read in training.
         train_bytes: Bytes of text that they are; with a tokenizer at the mean bytes per token of the training text.
         train_seconds: Time of its training, which no other run repeats exactly; None if training was interrupted.
-        parameters: Numbers that the model has.
+        parameters: Number of parameters of the model.
         flops_per_token: FLOPs of its training per token, forward and backward, as counted by longitude/checkpoints/costs.py.
 
     Raises:
@@ -211,7 +211,7 @@ def read_rows(path: str | os.PathLike) -> pd.DataFrame:
         The table; `from_frame` makes rows of it.
 
     Raises:
-        FileNotFoundError: Where there is no such file.
+        FileNotFoundError: If there is no such file.
         ValueError: When it is no parquet table or not of schema version `SCHEMA`.
     """
     if not Path(path).exists():

@@ -34,11 +34,11 @@ POLL_SECONDS = 0.5
 
 
 class Measured(NamedTuple):
-    """What a unit holds, for one model of a question.
+    """Content of a unit, for a model of a question.
 
     Attributes:
-        model: Its folder or name.
-        reason: Why there are no rows.
+        model: Folder or name of the model.
+        reason: Reason why there are no rows.
         documents: For perplexity, the sums of each document: nats, bytes.
         answers: For retrieval, the model's label and the fields of an Answer.
     """
@@ -53,12 +53,12 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """What a run directory holds of a question.
+    """Results of a question in a run directory.
 
     Attributes:
         path: The directory.
         question: question.json: models, options, text and machine.
-        measured: In the order of models, tasks and lengths.
+        measured: Measured units, in the order of models, tasks and lengths.
         failures: Errors of this run, a line each.
     """
 
@@ -113,7 +113,7 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
 
 @contextmanager
 def _removed_if_nothing(store: Store, made: bool) -> Iterator[None]:
-    """Where nothing was measured because a checkpoint cannot be read, a directory that was made for it goes again."""
+    """Context that removes a new run directory if nothing was measured because a checkpoint cannot be read."""
     try:
         yield
     except ValueError:
@@ -163,7 +163,7 @@ class Run:
         self.failed |= {unit.key for unit in units}
 
     def measure(self, subject: Subject) -> bool:
-        """What is missing of one checkpoint, as far as no other process is at it. Returns whether something is missing still."""
+        """Measure missing units of a checkpoint that no other process works on. Return whether units are still missing."""
         missing = self.missing(subject)
         units = {part: unit for part, unit in missing.items() if not self.store.is_busy(unit)}
         if not units:
@@ -245,7 +245,7 @@ class Run:
         return Opened(subject, checkpoint, reading, labels)
 
     def result(self, opened: Opened, part: Part, folder: Path, progress: Progress) -> dict[str, Any]:
-        """What a unit keeps: its rows, or why there are none; for perplexity the sums of every document."""
+        """Content of a unit: its rows, or the reason why there are none; for perplexity the sums of every document."""
         last = opened.subject.last
         if last is not None and part.length > last:
             return {"rows": [], "reason": f"its table of positions ends at {last}"}
@@ -338,7 +338,7 @@ def is_measured(run: Path) -> bool:
 
 
 def read_results(run: Path) -> Results:
-    """What a run directory holds of the question that was asked last. ValueError when it holds none."""
+    """Results of the last question in a run directory. ValueError if it has none."""
     if not is_measured(run):
         raise ValueError(f"{run} holds no measurements: expected a directory that `longitude measure` wrote")
     return _results(Store(run), Store(run).question())

@@ -35,7 +35,7 @@ class Text:
 
 
 def name_hash(name: str) -> str:
-    """What orders documents and draws places in them, the same for the same names."""
+    """Hash of a name, which orders documents and draws places in them."""
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -223,7 +223,7 @@ def _costs(results: Results) -> list[str]:
 
 
 def _kept(results: Results) -> list[str]:
-    """Of each task, what a model keeps at its longest length of its own score at a short one."""
+    """Lines on the share of its score at a short length that a model keeps at its longest length, by task."""
     lines = []
     for about in results.question["models"].values():
         for task in (task for task in results.question["configuration"]["tasks"] if task != PERPLEXITY):

@@ -32,18 +32,18 @@ _PROTOCOL = ("metric", "method", "window", "stride", "position_from", "position_
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentLosses:
-    """What one protocol measured: sums over the scored targets of each document; a `Row` before the averaging.
+    """Sums over the scored targets of each document, for a protocol; a `Row` before averaging.
 
     Attributes:
-        nats: [documents] float64, sums of -ln p(target | context in its window); NaN or inf where the model gave such.
-        tokens: [documents] int64, targets scored.
-        bytes: The same in bytes, None where tokens have no length in bytes.
+        nats: [documents] float64, sums of -ln p(target | context in its window); NaN or inf if the model returned such.
+        tokens: [documents] int64, number of scored targets.
+        bytes: [documents] int64, bytes of the scored targets; None if tokens have no length in bytes.
         method: As the column of `Row`, like the others below.
         window: Input tokens of a window.
         stride: Tokens the window moved by.
         position_from: First position averaged over.
         position_to: One after the last.
-        truncation: What became of text that did not fill the windows.
+        truncation: Treatment of text that did not fill the windows.
         dtype: Data type of the model's weights.
         selected: Name of the only targets that were counted; None for all targets.
     """
@@ -75,7 +75,7 @@ class DocumentLosses:
 
         Args:
             resamples: Number of bootstrap resamples.
-            bootstrap_seed: Likewise.
+            bootstrap_seed: Random seed of the bootstrap.
             labels: Other columns of `Row`: `LABELS`.
 
         Returns:
@@ -133,7 +133,7 @@ def by_length(
         bins: Ascending edges of the per-position averages; None: `default_bins`.
         batch_tokens: Input tokens per forward pass.
         resamples: Number of bootstrap resamples.
-        bootstrap_seed: Likewise.
+        bootstrap_seed: Random seed of the bootstrap.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         labels: Other columns of `Row`: `LABELS` (`seed` is the training seed).
 
@@ -166,7 +166,7 @@ def losses_by_length(  # noqa: C901
     reader: Reader | None = None,
     selected: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> list[DocumentLosses]:
-    """The sums per document behind `by_length`, in the same order; for paired comparisons and means over seeds.
+    """Sums per document from which `by_length` computes its rows, in the same order; for paired comparisons and seeds.
 
     Args:
         model: Anything that answers model(input_ids=[B, T] int64, use_cache=False) with causal .logits [B, T, vocab]. Run

@@ -74,10 +74,11 @@ def score(
 
 
 class Reader:
-    """Reads a window in one forward pass and holds its logits.
+    """Reader of windows in a single forward pass, with all its logits in memory.
 
-    bos: a token that stands in the place of the first of every window, so that windows keep their width and every target is
-    scored once: the first of a window from this token alone, the others from it and the text of the window before them.
+    bos: a token that replaces the first token of every window, so that windows keep their width and every target is scored
+        once.
+    The first target of a window is predicted from this token only, the others from it and the earlier text of the window.
     """
 
     def __init__(self, model: Any, bos: int | None = None):

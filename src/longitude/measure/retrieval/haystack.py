@@ -1,4 +1,4 @@
-"""What questions are hidden in: the passkey's filler, the user's text, or prose that comes with Python; and a list of words."""
+"""Haystacks for retrieval: the passkey's filler, the user's text, or prose that comes with Python; and a list of words."""
 
 import platform
 import re

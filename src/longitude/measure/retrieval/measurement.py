@@ -25,17 +25,17 @@ from longitude.statistics import proportions
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said to one question, which task, length, depth, trial and seed decide.
+    """Answer of a model to a question, which task, length, depth, trial and seed determine.
 
     Attributes:
-        task: Its name.
+        task: Name of the task.
         length: Tokens of prompt and answer.
-        depth: Where the needle was; None: at a random place, or there is none.
+        depth: Depth of the needle; None: at a random place, or there is none.
         trial: The number of the question.
         seed: Random seed of the questions.
-        expected: What a right answer contains.
-        generated: What the model said.
-        score: From 0 to 1.
+        expected: Texts that a right answer contains.
+        generated: Text that the model generated.
+        score: Score from 0 to 1.
     """
 
     task: str
@@ -146,14 +146,14 @@ def run(
 
     Args:
         checkpoint: A model that generates, with its tokenizer.
-        task: A name of `TASKS`, or a task of your own.
-        lengths: Tokens in all, of prompt and answer, ascending.
-        depths: Where the needle is, 0 (first) to 1 (last), for tasks with one needle; None: a random place per trial.
+        task: A name of `TASKS`, or your Task.
+        lengths: Total tokens of prompt and answer, ascending.
+        depths: Depths of the needle, 0 (first) to 1 (last), for tasks with one needle; None: a random place per trial.
         trials: Questions per row.
         seed: Random seed of the questions, which depend on seed, task, length, depth and trial but not on the model.
-        text: What to hide needles in, for tasks that do so; None: prose that comes with Python.
-        chat: Put each prompt into the tokenizer's chat template, where it has one, as a user's message; the words that begin the
-            answer follow the template. False: plain text.
+        text: Text in which needles are hidden, for tasks that do so; None: prose that comes with Python.
+        chat: Put each prompt into the tokenizer's chat template, if it has one, as a user's message; the start of the answer
+            follows the template. False: plain text.
         bos: Whether the beginning-of-sequence token begins a prompt: as the tokenizer (or its template) has it, "always" or
             "never".
         prefill: Tokens of the prompt per forward pass; None: the whole prompt in one, and no logits but the last.
@@ -165,7 +165,7 @@ def run(
         Rows, each as soon as it is measured: the mean score over trials, with Wilson's 95% interval.
 
     Raises:
-        ValueError: When called, for each of these that is not so, and where no length suits the task.
+        ValueError: For invalid arguments, and if no length suits the task.
     """
     planned = plan(task, lengths, depths, trials, seed, text, chat, bos)
     check_sizes("retrieval", prefill=1 if prefill is None else prefill)
@@ -226,7 +226,7 @@ def backend_of(config: Any) -> str | None:
 
 
 def _read(prompts: list[Prompt], tokenizer: Any, depth: float | None) -> dict[str, Any]:
-    """What the model read: the longest window, where the needles were if at a depth, and how the prompts began."""
+    """Facts of the prompts: the longest window, positions of needles at a fixed depth, and the beginning-of-sequence token."""
     spans = [prompt.needles for prompt in prompts if prompt.needles] if depth is not None else []
     begun = tokenizer.bos_token_id is not None and all(prompt.ids[0] == tokenizer.bos_token_id for prompt in prompts)
     return {

@@ -14,13 +14,13 @@ FIRST = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One trial before it has a length.
+    """A question before its prompt is filled to a length.
 
-    text: the whole prompt with `size` units of filler (letters, words, lines, ...), the same for the same size.
-    smallest: units that it needs at least.
-    ask: what the prompt ends with; begin: its last words, which begin the answer and in a chat stand behind the template.
-    needles: what it must contain, each once; answers: what a right answer contains; whole_answer: a right answer as a whole,
-    whose tokens are counted.
+    text: function that returns the whole prompt with `size` units of filler (letters, words, lines, ...), deterministically.
+    smallest: minimum number of units. ask: end of the prompt. begin: last words of the prompt, which start the answer and in a
+        chat
+    follow the template. needles: texts that it must contain once each. answers: texts that a right answer contains.
+    whole_answer: a complete right answer, with which tokens are counted.
     """
 
     text: Callable[[int], str]
@@ -77,7 +77,7 @@ def fit(
 
 
 def in_chat(question: Question, text: str, tokenizer: Any) -> str:
-    """A user's message by the tokenizer's template, and the begin of the answer."""
+    """A user's message in the tokenizer's chat template, followed by the start of the answer."""
     message = {"role": "user", "content": text.removesuffix(question.begin).rstrip()}
     rendered = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
     return rendered + question.begin.strip()

@@ -10,7 +10,7 @@ from longitude.errors import UsageError
 from longitude.measure.rows import Row
 
 WEIGHTING = "trial"
-"""What rows of retrieval, and no others, weight equally."""
+"""Weighting of retrieval rows, which no other rows have."""
 THRESHOLD = 0.856
 """RULER's bar: what Llama2-7B reaches at 4K, averaged over its 13 tasks (Hsieh et al. 2024, table of results)."""
 

@@ -105,7 +105,7 @@ def _filler(letters: int) -> str:
 
 
 def needles(keys: int, numbers: int, queried: int = 0) -> Draw:
-    """This many keys with numbers in running text, and how many of the pairs are queried, in an order of their own; 0: all."""
+    """Task of `keys` keys with `numbers` numbers in running text; `queried` of the pairs are asked in random order; 0: all."""
 
     def draw(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
         pairs = _pairs(random, keys, numbers, haystack)
@@ -166,7 +166,7 @@ LANDMARKS = {
     "the Christ the Redeemer statue": ("Rio de Janeiro", "Brazil"), "the Charles Bridge": ("Prague", "Czechia"),
     "the Little Mermaid statue": ("Copenhagen", "Denmark"), "the Forbidden City": ("Beijing", "China"),
 }  # fmt: skip
-"""Of each, a city and a country that everyone knows it is in."""
+"""Well-known places, with their city and country."""
 NAMES = "Amira Bruno Clara Dmitri Elena Farid Greta Hiro Ines Jonas Katya Luca Mara Nadia Oskar Petra Rosa Tilda Yuki".split()
 LIVES = "Actually, {name} lives next to {place}."
 WHO = (
@@ -259,7 +259,7 @@ ASK_COMMON = (
 
 ALPHA = 2.0
 LETTERS = 6
-"""Of a made-up word."""
+"""Letters of a made-up word."""
 NEW = 50
 """Tokens kept for the answer, as published."""
 SHARE = 50
