@@ -8,7 +8,7 @@ from longitude.statistics.estimates import HOLDS, Estimate, Sums, difference
 from longitude.statistics.seeds import benjamini_hochberg, holm
 
 SIGNIFICANT = 0.05
-"""Of p-values adjusted by Holm."""
+"""Significance level for p-values adjusted by Holm."""
 
 
 class Comparison(NamedTuple):
@@ -16,20 +16,20 @@ class Comparison(NamedTuple):
 
     Attributes:
         better: The label whose mean is better.
-        worse: The other.
+        worse: The label whose mean is worse.
         length: Length of the windows or examples.
-        seeds: That both have.
-        documents: That both were measured on.
-        value: By how much, in the task's metric, above 0.
-        low: Lower end of its 95% interval; None where there is none.
-        high: Its upper end.
-        over: What it is over: "seeds and documents", or with one seed "documents", which says nothing of training again.
+        seeds: Number of seeds that both have.
+        documents: Number of documents that both were measured on.
+        value: Difference in the task's metric, above 0.
+        low: Lower end of its 95% interval; None if there is none.
+        high: Upper end of its 95% interval.
+        over: Source of variation of the interval: "seeds and documents", or with one seed "documents", without that of training.
         text_low: Lower end of the interval over documents, of the models as they are.
         text_high: Its upper end.
         seed_low: Lower end of the interval over seeds, on the text as it is; None with one.
         seed_high: Its upper end.
-        p: Adjusted by Holm over all pairs of labels at this length; None where there is no interval.
-        q: Likewise by Benjamini and Hochberg: of the pairs with q below 0.05, one in twenty is expected to be noise.
+        p: p-value adjusted by Holm over all pairs of labels at this length; None if there is no interval.
+        q: p-value adjusted by Benjamini and Hochberg: of the pairs with q below 0.05, one in twenty is expected to be noise.
         decided: Whether p is below `SIGNIFICANT` and the interval does not reach 0, over seeds: only then one is called better.
     """
 

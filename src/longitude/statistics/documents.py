@@ -33,9 +33,9 @@ class Interval(NamedTuple):
     """A value with its interval; None where there is none.
 
     Attributes:
-        value: The metric; None where it is not finite.
-        low: Lower end; None with fewer than two documents, or where it is not finite.
-        high: Upper end, likewise.
+        value: The metric; None if it is not finite.
+        low: Lower end; None with fewer than two documents, or if it is not finite.
+        high: Upper end; None in the same cases as `low`.
     """
 
     value: float | None
@@ -44,13 +44,13 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A difference with its interval, and the probability of one as large where there is none.
+    """A difference with its interval and p-value.
 
     Attributes:
-        value: The difference; None where it is not finite.
+        value: The difference; None if it is not finite.
         low: Lower end; None with fewer than two documents or seeds.
-        high: Upper end, likewise.
-        p: Two-sided; likewise.
+        high: Upper end; None in the same cases as `low`.
+        p: Two-sided p-value; None in the same cases as `low`.
     """
 
     value: float | None
@@ -60,7 +60,7 @@ class Difference(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """Without the probability."""
+        """The interval without the p-value."""
         return Interval(self.value, self.low, self.high)
 
 
@@ -102,7 +102,7 @@ def paired_difference(
 
     Args:
         a: (nats, weights), each [documents].
-        b: The same, in the same order of documents. Each resample draws documents once for both.
+        b: (nats, weights) of the other model, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
         confidence: Confidence level of the interval, between 0 and 1.
         resamples: Number of bootstrap resamples.
@@ -124,7 +124,7 @@ def document_difference(
 
     Args:
         a: (nats, weights), each [documents].
-        b: The same, in the same order of documents. Each resample draws documents once for both.
+        b: (nats, weights) of the other model, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
         confidence: Confidence level of the interval, between 0 and 1.
         resamples: Number of bootstrap resamples; no p-value is below 2 / (resamples + 1).
@@ -181,7 +181,7 @@ def paired_ratio(
 
     Args:
         a: (nats, weights), each [documents].
-        b: The same, in the same order of documents. Each resample draws documents once for both.
+        b: (nats, weights) of the other model, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
         confidence: Confidence level of the interval, between 0 and 1.
         resamples: Number of bootstrap resamples.

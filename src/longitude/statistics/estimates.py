@@ -59,7 +59,7 @@ class Estimate(NamedTuple):
         value: The mean over seeds.
         low: Lower end of the 95% interval that is reported: over seeds and documents; with one seed, over documents.
         high: Its upper end.
-        over: What it is over; None where there is none.
+        over: Source of variation of the interval; None if there is no interval.
         text_low: Lower end of the 95% interval over documents, of the models as they are.
         text_high: Its upper end.
         p: Two-sided p-value of a difference, over what the interval is over.
@@ -87,7 +87,7 @@ class Estimate(NamedTuple):
 
     @property
     def negative(self) -> "Estimate":
-        """Of b - a, where it is of a - b."""
+        """Estimate of b - a from an estimate of a - b."""
         turned = Estimate(self.value, self.high, self.low, self.over, self.text_high, self.text_low, self.p, self.values,
                           self.seed_high, self.seed_low)  # fmt: skip
         return turned._each(lambda number: -number)
@@ -109,7 +109,7 @@ class Estimate(NamedTuple):
 
 
 def estimated(values: ArrayLike, text: Interval | Difference, seeds: Interval | Difference | None = None) -> Estimate:
-    """An estimate of one value per seed, whose interval over documents is `text`; seeds: theirs, by default `t_interval`."""
+    """Estimate from one value per seed. text: interval over documents. seeds: interval over seeds, by default `t_interval`."""
     seeds = seeds or t_interval(values)
     each = tuple(np.asarray(values, np.float64).tolist())
     chosen, over = (text, "documents") if len(each) < 2 else (seeds, "seeds")
@@ -121,19 +121,19 @@ def estimated(values: ArrayLike, text: Interval | Difference, seeds: Interval | 
 
 
 def combined(seeds: Interval | Difference, text: Interval | Difference, count: int) -> Difference:
-    """What other seeds on other text would say: the errors of both are independent, so their squares add.
+    """Interval over seeds and documents: the errors of both are independent, so their squares add.
 
     Each end is as far from the value as the root of both squared distances, so the interval is never inside one of the two. In
     simulations of crossed effects it covers 95 % and more (two to five seeds, 100 documents), where Satterthwaite's covers 87 %
     with two seeds whose spread is three times that of the text.
 
     Args:
-        seeds: With a 95 % t-interval over `count` seeds.
-        text: With a 95 % interval over documents, of the same models.
-        count: Of the seeds.
+        seeds: Value with a 95% t-interval over `count` seeds.
+        text: Value with a 95% interval over documents, of the same models.
+        count: Number of seeds.
 
     Returns:
-        The value with both ends, and the probability of one as far from 0 where it is 0.
+        The value with both ends, and its two-sided p-value.
 
     Source:
         Zou and Donner 2008, Construction of confidence limits about effect measures, https://doi.org/10.1002/sim.3095
@@ -179,7 +179,7 @@ def change(a: Sums, b: Sums, metric: str) -> Estimate | None:
 
 
 def difference(a: Sums, b: Sums, metric: str) -> Estimate | None:
-    """metric(a) - metric(b), paired likewise, with its p-value."""
+    """metric(a) - metric(b), paired by seed and document, with its p-value."""
     both = common(a, b)
     if both is None:
         return None

@@ -1,4 +1,4 @@
-"""Intervals over seeds: what training the same model again would change.
+"""Intervals over seeds: the variation of training the same model again.
 
 Seeds are few, so a mean over them has a t-interval on one value per seed (Student 1908). Two models whose seeds saw the same
 data in the same order are compared by their differences seed by seed, which removes what the order of the data does to both.
@@ -42,7 +42,7 @@ def seed_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Dif
 
     Args:
         a: One value per seed, [seeds].
-        b: The same, in the same order of seeds; each seed trained both on the same data.
+        b: One value per seed of the other model, in the same order; each seed trained both on the same data.
         confidence: Confidence level of the interval, between 0 and 1.
 
     Returns:
@@ -83,7 +83,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
-    """p-values of several comparisons, adjusted so that of all that is found at a level that share is expected to be noise.
+    """Adjust p-values of several comparisons for the false discovery rate: the expected share of noise among findings.
 
     Args:
         p: One for each comparison of a table, independent or positively dependent.
@@ -131,7 +131,7 @@ def _sorted(p: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _t(values: ArrayLike, confidence: float) -> Difference:
-    """Of one sample, against zero."""
+    """t-test and t-interval of the mean of a sample, against zero."""
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not len(values):
         raise ValueError(f"values must be one number per seed, [seeds], got shape {values.shape}")
