@@ -27,26 +27,26 @@ DARK = {
     GRID: "#2a333d",
     EDGE: "#55616d",
 }
-"""Every colour above -> what a page in dark mode draws in its place."""
+"""Colours above -> their replacements in dark mode."""
 WIDTH = 760
-"""Of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
+"""Width of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
 SLACK = 24
 """Pixels at their right for words of another font."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its words.
+    """A chart with its texts.
 
     Attributes:
-        name: Names its files and its place in a page.
-        title: For readers, plain text.
-        caption: Likewise.
-        alt: What the picture shows, for screen readers.
+        name: Name of its files and of its section in a page.
+        title: Title, plain text.
+        caption: Caption, plain text.
+        alt: Description of the picture, for screen readers.
         chart: The Altair chart.
         resizes: Whether it takes the width of its page; charts of several panels have their own.
-        axes: "x" and "y" where a reader may choose a linear or a logarithmic one: all its numbers there are above 0.
-        table: Its numbers in words, for readers who do not see it; None where a table stands next to it anyway.
+        axes: Axes, "x" and "y", that a reader may switch between linear and logarithmic: all numbers there are above 0.
+        table: Its numbers as a table, for readers who do not see it; None if a table is next to it anyway.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Figure:
         return self.sized("container").properties(description=self.alt).to_dict()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a notebook shows: an SVG with its words inside, and these alone where there are no pictures."""
+        """Output in a notebook: an SVG with its texts, or only the texts if pictures are not supported."""
         picture = described(_svg(self.sized(WIDTH)), self.title, self.alt, self.name)
         return {"image/svg+xml": picture, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
 

@@ -16,14 +16,14 @@ from longitude.runs.files import atomic
 
 
 def write_page(path: Path, package: str, template: str, figures: Sequence[Figure], **context: Any) -> None:
-    """Render a template of a package into a file that is whole or not there.
+    """Render a template of a package to a file, atomically.
 
     Args:
-        path: The page. Where figures/NAME.svg is next to it, the page shows that until the live chart is drawn, and in print.
-        package: Where the template is, "longitude.study"; it extends "page.html.j2" of this package.
-        template: Its file name.
-        figures: Drawn by `chart(figure)` in the template.
-        context: The template's other names.
+        path: The page. It shows figures/NAME.svg, if that is next to it, until the live chart is drawn, and in print.
+        package: Package of the template, "longitude.study"; the template extends "page.html.j2" of this package.
+        template: File name of the template.
+        figures: Figures that the template draws by `chart(figure)`.
+        context: Other variables of the template.
     """
     loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("longitude.report", ".")])
     environment = Environment(

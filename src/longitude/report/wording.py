@@ -59,7 +59,7 @@ PAPERS = {
     "lstm": "LSTM",
     "gru": "GRU",
 }
-"""What papers call what a label names; a label that is not here is its own name."""
+"""Names in papers, by registered name; other names stay unchanged."""
 PART = re.compile(r"([A-Za-z_]\w*)((?::[^+]*?)?)(?=\+|\.\.|$)")
 """A part of a label: a name and its options."""
 
