@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     import torch
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-"""auto: an accelerator where there is one."""
+"""Device of a run; auto: an accelerator if there is one."""
 GROUP = Path("/sys/fs/cgroup")
-"""Where a container finds its own limits."""
+"""Folder of a container's resource limits."""
 
 
 def device_of(name: str = "auto") -> "torch.device":

@@ -18,7 +18,7 @@ except ImportError:  # Windows, where everything that writes no run directory wo
 
 LOCK = ".lock"
 SYSTEM = re.compile(r"\(os error (\d+)\)")
-"""What a library in Rust, as safetensors, says of an error of the system."""
+"""Message of Rust libraries such as safetensors for an error of the operating system."""
 COMPLETE = "complete.json"
 """Written last into a checkpoint of a training: the checksums of its other files."""
 FULL = 2**20
@@ -27,7 +27,7 @@ FULL = 2**20
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system while `path` is written name it, those too that a library tells in words of its own."""
+    """Context in which system errors name `path`, including those reported by libraries in other forms."""
     try:
         yield
     except ValueError:
@@ -102,7 +102,7 @@ def checksums(folder: Path) -> dict[str, int]:
 
 
 def is_as_sealed(folder: Path) -> bool:
-    """Whether a folder's files are those whose checksums are in its COMPLETE."""
+    """Whether a folder's files match the checksums in its COMPLETE."""
     try:
         return read_json(folder / COMPLETE) == checksums(folder)
     except ValueError:  # no JSON any more
@@ -193,7 +193,7 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
 
 
 def out_of_space(error: BaseException | None, directory: Path) -> bool:
-    """Whether an error comes from a full disk. Libraries wrap the system's error, torch with a message of its own."""
+    """Whether an error comes from a full disk. Libraries wrap the system's error; torch has a different message."""
     if directory.exists() and shutil.disk_usage(directory).free < FULL:
         return True
     while error is not None:

@@ -44,10 +44,10 @@ def require_memory(needed: float, free: float, what: str, remedy: str) -> None:
 # ---- what a model needs ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, about, of a forward pass or a training step.
+    """Estimated bytes of a forward pass or a training step.
 
     Attributes:
-        weights: Of the model; in training with gradients and moments.
+        weights: Bytes of the weights; in training with gradients and moments.
         cache: Keys and values of the longest window.
         layer: Intermediate results of one layer for a chunk of tokens; in training those kept for the backward pass.
         logits: Bytes of the logits that are computed at once.
@@ -116,7 +116,7 @@ def has_square_scores(config: Any) -> bool:
 
 
 def training_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> Memory:
-    """Of a training step with Adam at its height, for `batch` windows of `length` tokens.
+    """Peak memory of a training step with Adam, for `batch` windows of `length` tokens.
 
     Weights, gradients and two moments; what layers keep for the backward pass; logits and their gradient in float32.
     """

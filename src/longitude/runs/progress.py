@@ -9,10 +9,10 @@ from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeEl
 
 
 class Progress:
-    """A context manager around work whose amount is known, in any unit, from the start or from the first update.
+    """Progress bar as a context manager, for work of a known amount in any unit.
 
     Args:
-        console: Where it is shown; by default standard error.
+        console: Output console; by default standard error.
         total: The whole amount of work; None: unknown until an update gives it.
     """
 
@@ -42,9 +42,9 @@ class Progress:
         self._bar.stop()
 
     def update(self, description: str | None, done: float, total: float | None = None) -> None:
-        """What is being done now, and how much of the total is done.
+        """Show a description of the current work, and the done part of the total.
 
-        Less than before begins another part of the work.
+        A smaller `done` than before starts another part of the work.
         """
         if done < self.done or not self._begun:  # the first update may continue earlier work: no speed follows from it
             self._begun = True
@@ -53,7 +53,7 @@ class Progress:
         self._bar.update(self._task, description=description, completed=done, total=self.total)
 
     def update_each(self, parts: Mapping[str, float], done: float, total: float) -> None:
-        """What is done side by side, each with the share of it that is done, and how much of the total is done."""
+        """Show parallel parts of the work with the done share of each, and the done part of the total."""
         self.update("all", done, total)
         while len(self._parts) < len(parts):
             self._parts.append(self._bar.add_task("", total=1))

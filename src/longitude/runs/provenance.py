@@ -37,7 +37,7 @@ def version_of(package: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What computes here."""
+    """Description of this machine."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     known = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

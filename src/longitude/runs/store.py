@@ -1,7 +1,7 @@
-"""Units of work with content addresses: what is computed once is found again by everything that decides its numbers.
+"""Store of units with content addresses: a result is found again by all inputs that determine its numbers.
 
 ```text
-RUN/question.json            what was asked last
+RUN/question.json            the last question
 RUN/units/KIND-LABEL-KEY/    a finished unit: unit.json (its inputs) and what it made; renamed into place when whole
 RUN/units/.KIND-KEY/         a unit in progress, locked by the process that works on it
 ```
@@ -34,11 +34,11 @@ KEY_DIGITS = 12
 
 @dataclass(frozen=True)
 class Unit:
-    """One computation, by all that decides its numbers.
+    """A computation, identified by all inputs that determine its numbers.
 
     Args:
-        kind: What is computed, as "perplexity".
-        label: For the reader of a folder's name; it decides nothing.
+        kind: Kind of computation, such as "perplexity".
+        label: Part of the folder's name for readers, without effect.
         inputs: JSON values: options, hashes of text, weights and plugins, keys of the units that it needs.
         version: Version of the computation; another version makes other units.
     """
@@ -85,11 +85,11 @@ class Store:
         self.run, self.units = run, run / UNITS
 
     def folder(self, unit: Unit) -> Path:
-        """Where a finished unit is."""
+        """Folder of a finished unit."""
         return self.units / unit.name
 
     def unfinished(self, kind: str, key: str) -> Path:
-        """Where a unit in progress is: the same for every label, so that no two processes make one unit."""
+        """Folder of a unit in progress: equal for all labels, so that no two processes compute the same unit."""
         return self.units / f".{kind}-{key}"
 
     def find(self, kind: str, key: str) -> Path | None:
@@ -216,7 +216,7 @@ class Store:
         write_json(self.run / QUESTION, {"verb": verb, **question})
 
     def question(self) -> Any:
-        """What was asked last; None where nothing was."""
+        """The last question; None if there is none."""
         return read_json(self.run / QUESTION, "remove it, and give the command again with its options")
 
     def require_place(self, verb: str) -> None:
