@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _beyond_memory(error: RuntimeError) -> str | None:
-    """What was asked for, where memory on the CPU is at its end; torch has no class of its own for this error."""
+    """Error text for an allocation beyond the CPU's memory, for which torch has no error class; None for other errors."""
     asked = re.search(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes", str(error))
     return (
         asked and f"{int(asked[1]) / 2**30:,.0f} GiB of memory were asked for at once, more than there is; ask for less"
@@ -101,7 +101,7 @@ def _beyond_memory(error: RuntimeError) -> str | None:
 
 
 def _unsupported(error: ImportError) -> ImportError | None:
-    """What to install, where that is behind a failed import; a torch that is too old may lack something else first."""
+    """The error with the package to install, if that causes a failed import; a torch that is too old is reported first."""
     try:
         require_torch()
     except UnsupportedVersion as old:
@@ -183,7 +183,7 @@ def _options(verb: Callable[..., int], defaults: Mapping[str, Any]) -> dict[str,
 
 @cache  # reading the source of a class takes 10 ms, and each of its options asks
 def _documented(holder: Any) -> dict[str, str]:
-    """What the docstring of a function or dataclass says of each argument."""
+    """Descriptions of the arguments from the docstring of a function or dataclass."""
     return {
         each.arg_name: " ".join((each.description or "").split())
         for each in docstring_parser.parse_from_object(holder).params
@@ -207,7 +207,7 @@ def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
 
 
 def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
-    """That of a verb as tyro gets it: positional arguments, then its options, those of each group of the file in a dataclass.
+    """Signature of a verb for tyro: positional arguments, then options, with a dataclass for each group of the file.
 
     A file may have GROUPS, title -> options; and EXAMPLES, the end of its help.
     """

@@ -174,7 +174,7 @@ def believed(value: Any) -> str:
 
 
 def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
-    """What to build and with which options, if this names an encoding or a mixer; None: a model, as any folder is."""
+    """The class and options that a name of an encoding or a mixer stands for; None for a model, such as any folder."""
     if Path(name).is_dir():
         return None
     from longitude.labels import parse_label, parse_options
@@ -204,7 +204,7 @@ def registered() -> dict[str, str]:
 
 @contextmanager
 def or_part(name: str) -> Iterator[None]:
-    """Where there is no such model, the encoding or mixer that it may have been meant for."""
+    """Context that adds the nearest encoding or mixer to the error for a model that does not exist."""
     try:
         yield
     except ValueError as error:

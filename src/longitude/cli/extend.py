@@ -207,7 +207,7 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
 
 
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
-    """What the extension would take."""
+    """Print the estimated costs of the extension."""
     from longitude.cli.shared import print_costs
     from longitude.extend.costs import Tuning, costs
     from longitude.extend.plan import Target
@@ -227,7 +227,7 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
 
 
 def place_of(model: str, config: ExtendOptions) -> Path:
-    """Where a checkpoint goes that no --out names; what is there already is refused, not written over."""
+    """Default folder of the new checkpoint, without --out. An existing folder raises an error; it is not overwritten."""
     words = [Path(model).resolve().name, config.method, config.to, config.convert_layout]
     words += ["tuned"] * (config.fine_tune is not None)
     return Path("runs/extend") / "-".join(str(word) for word in words if word is not None)

@@ -72,7 +72,7 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
 
 
 def _kind(part: str, each: dict[str, Any]) -> str:
-    """Where an encoding acts; how the cache of a mixer grows with the N tokens before."""
+    """Ways an encoding acts, or the growth of a mixer's cache with the number of tokens N."""
     return f"cache {each['cache']}" if part == "mixers" else ", ".join(each["acts"]) or "-"
 
 

@@ -70,7 +70,7 @@ def show(results: Any, json: bool) -> None:
 
 
 def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> int:
-    """What the measurement would take."""
+    """Print the estimated costs of the measurement."""
     from longitude.cli.shared import print_costs
     from longitude.measure.costs import costs
     from longitude.runs.device import device_of

@@ -1,4 +1,4 @@
-"""What verbs share: exit codes, what is shown while they load, JSON for machines, signs for terminals that have few."""
+"""Common code of verbs: exit codes, loading messages, JSON output, and replacements for signs a terminal cannot show."""
 
 import codecs
 import sys
@@ -23,7 +23,7 @@ PLAIN = {
     "°": "deg",
 }
 PLAIN |= dict.fromkeys("│┆╎", "|") | dict.fromkeys("─┄━╌", "-") | dict.fromkeys("█▓▒░▇▆▅▄▃▂▁", "#")
-"""Written for a sign where the terminal, or the file behind standard output, cannot hold it."""
+"""Replacements of signs that the encoding of standard output does not support."""
 
 STRICT = ("strict", "surrogateescape")
 """Handlers of errors that raise for such a sign; the second is Python's own choice where the locale is C."""

@@ -112,7 +112,7 @@ def study(
 
 
 def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
-    """What the study would take."""
+    """Print the estimated costs of the study."""
     from longitude.cli.shared import print_costs
     from longitude.runs.progress import Progress
     from longitude.study.costs import costs, wall_seconds
