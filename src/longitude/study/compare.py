@@ -71,7 +71,7 @@ class SideBySide:
             for label in analysis.run.labels:
                 found = [each for each in analysis.of(label) if each.length in self.lengths]
                 cells = [analysis.criterion.short(each) for each in found]
-                lines.append([name, label, *options, *cells, reach(analysis.criterion.effective(analysis.of(label)))])
+                lines.append([name, label, *options, *cells, reach(analysis.effective(label))])
         return lines
 
     @property
