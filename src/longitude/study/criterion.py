@@ -17,7 +17,7 @@ LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
 
 
 class Finding(NamedTuple):
-    """One label at one length by one method: a row of what terminal, page, charts, CSV and Markdown draw. What is missing is None.
+    """One label at one length by one method: a row of what terminal, page, charts, CSV and Markdown draw. None is missing.
 
     value, low, high: the task's metric, mean over seeds, with its 95 % interval, which is over `over`: the seeds, or of one seed
     the documents. text_low, text_high: the interval over documents, whatever the number of seeds. values: one per seed. Of
