@@ -408,7 +408,7 @@ def keep(name: str, run: Path) -> Path:
     if not name.startswith("study"):
         raise ValueError(f"--keep: expected claims, claims/NAME or a name that begins with study, got {name!r}")
     from longitude.cli import main as longitude
-    from longitude.study.analysis import analyse, summary
+    from longitude.study.analysis import analyse
 
     os.environ["COLUMNS"] = str(WIDTH)
     out = io.StringIO()
@@ -424,7 +424,7 @@ def keep(name: str, run: Path) -> Path:
         "printed": [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith(("Report", "Next"))],
         "seconds": round(sum(times)),
         "study": read.study,
-        "rows": json.loads(summary(analysis).to_json(orient="records")),
+        "rows": [each._asdict() for each in analysis.main],
     }
     path = RESULTS / f"{date.today()}{ending(name)}"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from transformers import AutoConfig
 from longitude.check.estimate import FEWEST, LONGEST, Estimate
 from longitude.check.parts import check_part
 from longitude.check.quick import QUICK, random_model
+from longitude.check.subject import CHECKPOINT_LAWS
 from longitude.cli.check import check, part_of
+from longitude.testing.engine import Measurement
 from tests.check.building import llama
 from tests.support import edit_config
 
@@ -40,6 +43,25 @@ def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsy
     assert found["broken"] == 1 and found["tokens"] == 48 and found["equality laws in"] == "float64"
     assert [(one["law"], one["measured"], one["threshold"]) for one in broken] == [("config", 1, 0)]
     assert check(str(folder), laws=("causality",), json=True) == 0
+
+
+@pytest.mark.parametrize(("broken", "code"), [((), 3), (("chunked_prefill",), 1)])
+def test_a_law_that_this_machine_stops_is_no_success(broken, code, folder, capsys, monkeypatch):
+    """Nor is it a failure of the model; one that is broken says more."""
+
+    def stopped(subject):
+        raise MemoryError
+
+    def fails(subject):
+        return Measurement(1.0, 0.0)
+
+    tests = {"left_padding": stopped} | dict.fromkeys(broken, fails)
+    known = CHECKPOINT_LAWS.laws()
+    for name, test in tests.items():
+        monkeypatch.setitem(CHECKPOINT_LAWS.added, name, replace(known[name], test=test))
+    assert check(str(folder), laws=("config", *tests), json=True) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["broken"], found["could_not_run"]) == (len(broken), 1)
 
 
 def test_an_estimate_is_said_first_and_bounds_what_is_compared(folder, capsys, monkeypatch):

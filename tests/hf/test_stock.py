@@ -288,6 +288,21 @@ def test_a_mask_that_changes_is_read_again(stock, ids):
         mask[:, :, 9:, 2] = False
 
 
+@pytest.mark.parametrize("past", [0, 9])
+def test_a_mask_longer_than_the_tokens_is_cut_as_by_sdpa(past, stock, ids, mask):
+    """A mask made once for a whole generation: what stands for tokens that are still to come is not read."""
+    longer = torch.cat([mask, torch.tensor([[1, 0, 1]] * len(mask))], 1)
+    found = []
+    for backend in ("longitude", "sdpa"):
+        model = stock("llama", backend)
+        cache = DynamicCache(config=model.config)
+        if past:
+            model(ids[:, :past], attention_mask=mask[:, :past], **named(cache))
+        found.append(model(ids[:, past:], attention_mask=longer, **named(cache)).logits)
+    real = mask[:, past:].bool()
+    close(found[0][real], found[1][real])
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 GEMMA = {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5}
 DENSE = torch.ones(2, 1, 17, 17, dtype=torch.bool)

@@ -166,8 +166,8 @@ def assert_same_runs(one: Path, other: Path) -> None:
 # ---- findings ----------------------------------------------------------------------------------------------------------
 
 
-def summary(run: Path, method: str | None = None) -> pd.DataFrame:
-    return analysis.summary(analysis.analyse(run), method)
+def summary(run: Path) -> pd.DataFrame:
+    return pd.DataFrame(analysis.analyse(run).main, dtype=object)
 
 
 def conclusion(run: Path) -> analysis.Conclusion:

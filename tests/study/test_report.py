@@ -14,11 +14,11 @@ import pytest
 
 from longitude.report import figure
 from longitude.report.wording import papers
-from longitude.study.analysis import analyse, conclude, summary
+from longitude.study.analysis import analyse, conclude
 from longitude.study.pictures import figures
 from longitude.study.report import write_report
 from longitude.study.results import read_run
-from tests.study.conftest import BITS, put_rows, values, write_answers, write_run
+from tests.study.conftest import BITS, put_rows, summary, values, write_answers, write_run
 
 NAMES = ("by-length", "by-position", "by-length-sliding", "change", "training")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
@@ -118,7 +118,7 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     took = next(i for i, row in enumerate(page.rows) if row[1] == "learning rate")
     assert page.rows[took] == ["encoding", "learning rate", "steps", "seconds", "MFLOPs per token"]
     assert [cell.strip() for cell in page.rows[took + 3]] == ["RoPErope", "0.005", "200", "43.2", "2.35"]
-    for found in summary(analyse(run)).to_dict("records"):
+    for found in summary(run).to_dict("records"):
         label, names = found["label"], papers(spoken.run.labels)
         cell = rows["sinusoidaldiverged at step 117" if label == "sinusoidal" else row_of(names, label)]
         shown = cell[3 + (256, 512, 1024, 2048, 4096).index(found["length"])]
@@ -139,7 +139,7 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
     assert set(specs) == set(NAMES)
     points = values(specs["by-length"], "line")
-    frame = summary(analyse(run))
+    frame = summary(run)
     expected = frame[frame["value"].notna()][["label", "length", "value"]].values.tolist()
     assert [[point["label"], point["length"], point["value"]] for point in points] == expected
 
@@ -267,7 +267,7 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
         for other in boxes[:i]:
             apart = left >= other[1] or other[0] >= right or top >= other[3] - 3 or other[2] >= bottom - 3
             assert apart, "two labels lie on each other"
-    found = summary(analyse(run)).query("label == 'rope' and length == 4096").iloc[0]
+    found = summary(run).query("label == 'rope' and length == 4096").iloc[0]
     place = page.locator("[data-chart=by-length] svg .mark-symbol path[aria-label*='rope']").last
     place.scroll_into_view_if_needed()
     box = place.bounding_box()
@@ -318,7 +318,7 @@ def test_a_reader_chooses_axes_and_order_by_keyboard(run, browser):
     page.locator("[data-csv]").first.press("Enter")
     page.wait_for_function("document.querySelector('[data-csv] + [role=status]').textContent === 'copied'")
     copied = pd.read_csv(io.StringIO(page.evaluate("window.copied")))
-    expected = summary(analyse(run))
+    expected = summary(run)
     assert copied["value"].tolist() == pytest.approx(expected["value"].astype(float).tolist(), nan_ok=True)
     assert complaints == []
 

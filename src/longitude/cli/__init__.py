@@ -5,8 +5,8 @@ Where it takes a dataclass, its fields are options. A function `defaults` in the
 for some arguments. Every verb has --plugin, which is done before anything else, because names and defaults may be a plugin's.
 
 Exit codes: 0 done; 1 finished, but something in it failed or diverged; 2 wrong use, with one line: what was expected,
-what was given and what to do; 130 interrupted. Results go to standard output, progress and errors to standard
-error. Nothing here imports torch before a verb needs it.
+what was given and what to do; 3 for `check` alone: a law could not run; 130 interrupted.
+Results go to standard output, progress and errors to standard error. Nothing here imports torch before a verb needs it.
 """
 
 import io

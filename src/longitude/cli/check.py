@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, print_json
+from longitude.cli.shared import DONE, FAILURES, UNTRIED, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim", "could not run": "yellow"}
@@ -38,7 +38,8 @@ def check(
 ) -> int:
     """Try the laws of positions on a checkpoint, an encoding or a mixer: decoding, padding, packing, far positions, config.
 
-    Exit code 0 where no law is broken, 1 where one is, 2 for wrong use.
+    Exit code 0 where every law that applies holds, 1 where one is broken, 2 for wrong use, 3 where none is broken and an error
+    of this machine stopped one.
 
     Args:
         model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
@@ -78,13 +79,14 @@ def check(
                 results, protocol = check_model(
                     model_or_part, progress, length, reference, laws, quick, dtype, device, allow_pickle, seed
                 )
-    broken = sum(result.status == "broken" for result in results.values())
+    count = Counter(result.status for result in results.values())
+    broken, untried = count["broken"], count["could not run"]
     if json:
         rows = [result.as_dict() for result in results.values()]
-        print_json({"checked": model_or_part, **protocol, "broken": broken, "laws": rows})
+        print_json({"checked": model_or_part, **protocol, "broken": broken, "could_not_run": untried, "laws": rows})
     else:
         show(model_or_part, protocol, results)
-    return FAILURES if broken else DONE
+    return FAILURES if broken else UNTRIED if untried else DONE
 
 
 def refuse(given: Mapping[str, Any], why: str) -> None:

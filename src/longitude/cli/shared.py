@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from json import dumps, loads
 from typing import Any
 
-DONE, FAILURES, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILURES, WRONG_USE, UNTRIED, INTERRUPTED = 0, 1, 2, 3, 130
 PLAIN = {
     "±": "+-",
     "−": "-",

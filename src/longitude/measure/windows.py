@@ -1,6 +1,5 @@
 """The one place where a model is run for its losses: windows over documents, batched, every target scored once."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.models.cache_names import INSTALLED, cache_name
-from longitude.runs import journal
+from longitude.runs.files import append_json, read_json_lines
 
 CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
 LOGITS = 2**24  # numbers of the head's output that a bounded reader holds, about three times over: 200 MiB
@@ -163,9 +162,8 @@ class Resumable(Reader):
 
     def __init__(self, reader: Reader, path: Path):
         super().__init__(reader.model, reader.bos)
-        journal.cut(path)
         self.reader, self.path = reader, path
-        self.known = {entry["pass"]: entry["nats"] for entry in map(json.loads, journal.lines(path))}
+        self.known = {entry["pass"]: entry["nats"] for entry in read_json_lines(path)}
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
         """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better."""
@@ -174,7 +172,7 @@ class Resumable(Reader):
             return torch.tensor(self.known[name], dtype=torch.float64)
         losses = self.reader.losses(tokens, skip)
         if bool(losses.isfinite().all()):
-            journal.append(self.path, {"pass": name, "nats": losses.tolist()})
+            append_json(self.path, {"pass": name, "nats": losses.tolist()})
         return losses
 
 

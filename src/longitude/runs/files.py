@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,24 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
         raise ValueError(f"{path} is not readable JSON (nested too deeply); {remedy}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
+
+
+def append_json(path: Path, entry: Mapping[str, Any]) -> None:
+    """A line of JSON more, on the disk when this returns."""
+    with naming(path), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """What `append_json` wrote; what a killed process left of a last line is removed, so only for the one writer."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+        flush(path)
+    return [json.loads(line) for line in content[:whole].splitlines()]
 
 
 def out_of_space(error: BaseException | None, directory: Path) -> bool:

@@ -1,18 +1,16 @@
 """The findings of a study, computed once: tables, figures and the three lines about it read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-import pandas as pd
 
 from longitude.report.wording import named
 from longitude.statistics.comparisons import Comparison
 from longitude.statistics.estimates import HOLDS, UNCLEAR
 from longitude.statistics.seeds import pooled_spread
 from longitude.study.answers import AnswerCriterion
-from longitude.study.criterion import Criterion, Finding
+from longitude.study.criterion import Criterion, Effective, Finding
 from longitude.study.losses import LossCriterion
 from longitude.study.rates import chosen_rates, edges
 from longitude.study.results import Run, TrialResult, read_run
@@ -48,15 +46,21 @@ class Analysis:
         """The findings of a label, in the order of lengths; by default of the first method."""
         return [each for each in (self.findings[method] if method else self.main) if each.label == label]
 
+    def effective(self, label: str, method: str | None = None) -> Effective:
+        """The effective length of a label; by default by the first method."""
+        return self.criterion.effective(self.of(label, method))
+
 
 def analyse(run: Run | Path | str) -> Analysis:
     """Compute every finding of a run, with its intervals. ValueError as `read_run`."""
     run = read_run(run)
     criterion = CRITERIA[run.task.kind](run)
 
+    reasons = {label: _joined(dict.fromkeys(_reasons(run, label))) or None for label in run.labels}
+
     def found(label: str, length: int, method: str) -> Finding:
         """Beyond the training length nothing holds of which training never used a part."""
-        finding = criterion.finding(label, length, method)
+        finding = criterion.finding(label, length, method)._replace(reason=reasons[label])
         beyond = finding.verdict == HOLDS and length > run.train_length
         return finding._replace(holding=UNCLEAR, verdict=UNCLEAR) if beyond and run.untrained(label) else finding
 
@@ -69,27 +73,6 @@ def analyse(run: Run | Path | str) -> Analysis:
         for method in run.methods
     }
     return Analysis(run, criterion, findings, comparisons)
-
-
-def summary(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
-    """Findings as a table: a column for each field of `Finding`, a row for each label and length.
-
-    Args:
-        analysis: Result of `analyse`.
-        method: By default the first that the study measured.
-
-    Raises:
-        ValueError: The study was not measured by this method.
-    """
-    if not analysis.findings:
-        raise ValueError(
-            f"{analysis.run.path} was measured by position only; add non-overlapping or sliding to --methods"
-        )
-    if method is not None and method not in analysis.findings:
-        measured = " and ".join(analysis.findings)
-        raise ValueError(f"{analysis.run.path} was not measured by {method!r}, but by {measured}")
-    found = analysis.main if method is None else analysis.findings[method]
-    return pd.DataFrame(found, columns=pd.Index(Finding._fields), dtype=object)
 
 
 # ---- the three lines -------------------------------------------------------------------------------------------------
@@ -193,7 +176,13 @@ def _scope(criterion: Criterion, last: list[Finding]) -> list[str]:
     return [f"one seed, interval over {criterion.things}: {', '.join(alone)}"] if alone else []
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _reasons(run: Run, label: str) -> list[str]:
+    """How trials of a label ended that are not done, and what training never used of it."""
+    ended = [state(trial) for trial in run.of(label) if trial.status != "done"]
+    return [*ended, *([never] if (never := run.untrained(label)) else [])]
+
+
+def _joined(parts: Iterable[str]) -> str:
     return "; ".join(parts)
 
 

@@ -35,11 +35,11 @@ class AnswerCriterion(Criterion):
     def finding(self, label: str, length: int, method: str) -> Finding:
         sums = self.sums(label, length, method)
         if sums is None:
-            return Finding(label, length)
+            return Finding(method, label, length)
         value = share(sums.of)
         verdict = value.above(SOLVED)
         failed = () if verdict != LOST else (HOLDING,) if self.learned(label, method) else (LEARNING,)
-        return Finding.of(label, length, sums.of.shape[1], value)._replace(failed=failed, verdict=verdict)
+        return Finding.of(method, label, length, sums.of.shape[1], value)._replace(failed=failed, verdict=verdict)
 
     def learned(self, label: str, method: str) -> bool:
         """Whether a label may have learned the task: unless it does not solve the training length."""

@@ -18,16 +18,18 @@ LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
 
 
 class Finding(NamedTuple):
-    """Finding for a label at a length. Missing values are None.
+    """Finding for a label at a length by a method: a row of terminal, page, charts, CSV and Markdown. Missing values are None.
 
     value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
     of one seed the documents. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
     values: one per seed. Of losses also change, ...: value / value at the reference length - 1, paired, likewise.
 
     loss, context, holding: how it is judged on each, `HOLDS`, `LOST` or `UNCLEAR`; None where that was not measured. failed:
-    those that are `LOST`. verdict: of all together, by the `Criterion`; None where it judges nothing.
+    those that are `LOST`. verdict: of all together, by the `Criterion`; None where it judges nothing. reason: how trials ended
+    that are not done, and what training never used.
     """
 
+    method: str
     label: str
     length: int
     seeds: int = 0
@@ -53,12 +55,13 @@ class Finding(NamedTuple):
     holding: str | None = None
     failed: tuple[str, ...] = ()
     verdict: str | None = None
+    reason: str | None = None
 
     @classmethod
-    def of(cls, label: str, length: int, documents: int, value: Estimate) -> "Finding":
+    def of(cls, method: str, label: str, length: int, documents: int, value: Estimate) -> "Finding":
         """An estimate of a label at a length."""
         ends = (value.low, value.high, value.over, value.text_low, value.text_high, value.seed_low, value.seed_high)
-        return cls(label, length, len(value.values), documents, value.value, *ends, value.values)
+        return cls(method, label, length, len(value.values), documents, value.value, *ends, value.values)
 
 
 class Effective(NamedTuple):

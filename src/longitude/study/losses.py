@@ -70,8 +70,8 @@ class LossCriterion(Criterion):
     def finding(self, label: str, length: int, method: str) -> Finding:
         run, sums = self.run, self.sums(label, length, method)
         if sums is None:
-            return Finding(label, length)
-        found = Finding.of(label, length, sums.of.shape[1], level(sums, self.metric))
+            return Finding(method, label, length)
+        found = Finding.of(method, label, length, sums.of.shape[1], level(sums, self.metric))
         learned = self.learned[label]
         found = found._replace(loss=learned.loss, context=learned.context)
         start = self.sums(label, run.reference, method)

@@ -23,7 +23,7 @@ from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as empty_table
 from longitude.report.wording import legible, named, papers, percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
-from longitude.study.analysis import Analysis, conclude, notes, ranked, state, summary
+from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
 from longitude.study.compare import SideBySide
 from longitude.study.config import option
@@ -32,7 +32,7 @@ from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run
-from longitude.study.tables import comparison_lines, floor_lines, in_words, number, training, worded
+from longitude.study.tables import comparison_lines, csv, findings, floor_lines, in_words, number, training
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -205,24 +205,20 @@ def folding(*heads: str, **more: Any) -> Table:
 # ---- the page --------------------------------------------------------------------------------------------------------
 def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
-    frame = worded(summary(analysis, method)).dropna(axis="columns", how="all")
-    if "verdict" in frame:
-        frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts.get)
-    return {"method": method, "lines": _lines(analysis, method), "csv": frame.to_csv(index=False)}
+    frame = findings(analysis, method).dropna(axis="columns", how="all")
+    return {"method": method, "lines": _lines(analysis, method), "csv": csv(frame)}
 
 
 def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
     """The table of numbers below a figure: lines of cells, ready to be shown."""
-    run, criterion, lines = analysis.run, analysis.criterion, []
+    criterion, lines = analysis.criterion, []
     for label in (each.label for each in ranked(analysis, method)):
         part = analysis.of(label, method)
         last = part[-1]
-        notes = [state(trial) for trial in run.of(label) if trial.status != "done"]
-        notes += [words] if (words := run.untrained(label)) else []
         lines.append(
             {
                 "label": label,
-                "note": "; ".join(dict.fromkeys(notes)),
+                "note": last.reason or "",
                 "cells": [
                     {"value": criterion.number(each), "interval": criterion.bounds(each), "order": each.value}
                     for each in part

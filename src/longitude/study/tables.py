@@ -8,7 +8,7 @@ import pandas as pd
 from longitude.measure.rows import TRAINING
 from longitude.report.wording import count
 from longitude.statistics.comparisons import Comparison
-from longitude.study.analysis import Analysis, conclude, ranked, summary
+from longitude.study.analysis import Analysis, conclude, ranked
 from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
 from longitude.study.losses import LEARNED
 from longitude.study.results import RULE, Run, ngrams_named
@@ -23,25 +23,21 @@ def csv(frame: pd.DataFrame) -> str:
     return frame.map(cell).to_csv(index=False)
 
 
-def findings(analysis: Analysis) -> pd.DataFrame:
-    """Findings of every label at every length, by every method, with effective lengths."""
-    frames = []
-    for method in analysis.findings:
-        frame = worded(summary(analysis, method))
-        effective = {label: analysis.criterion.effective(analysis.of(label, method)) for label in analysis.run.labels}
-        for name in Effective._fields:
-            column = f"effective_length_{name}".removesuffix("_value")
-            frame[column] = pd.Series([getattr(effective[label], name) for label in frame["label"]], dtype=object)
-        for name, values in training(analysis.run).items():
-            frame[name] = pd.Series([values[label] for label in frame["label"]], dtype=object)
-        frame.insert(0, "method", method)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def worded(frame: pd.DataFrame) -> pd.DataFrame:
-    """A `summary` that says of loss and context whether enough was learned."""
-    return frame.assign(**{name: frame[name].map(LEARNED.get).astype(object) for name in (LOSS, CONTEXT)})
+def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
+    """Findings of every label at every length, by one method or all, with effective lengths and training."""
+    every = [each for name, own in analysis.findings.items() for each in own if method in (None, name)]
+    if not every:
+        return pd.DataFrame()
+    frame = pd.DataFrame(every, columns=pd.Index(Finding._fields), dtype=object)
+    for name in (LOSS, CONTEXT):
+        frame[name] = frame[name].map(LEARNED.get).astype(object)
+    reached = {(each.method, each.label): analysis.effective(each.label, each.method) for each in every}
+    for name in Effective._fields:
+        of_row = [getattr(reached[each.method, each.label], name) for each in every]
+        frame[f"effective_length_{name}".removesuffix("_value")] = pd.Series(of_row, dtype=object)
+    for name, values in training(analysis.run).items():
+        frame[name] = pd.Series([values[each.label] for each in every], dtype=object)
+    return frame
 
 
 def training(run: Run) -> dict[str, dict[str, Any]]:

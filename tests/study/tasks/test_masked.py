@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from longitude.measure import from_frame, read_rows
 from longitude.models.encoder import LongitudeForMaskedLM
 from longitude.statistics.estimates import WEAK
-from longitude.study.analysis import analyse, summary
 from longitude.study.tasks.base import of_task, task_of
 from longitude.study.tasks.masked import MASK, SHARE, Masked
 from longitude.study.train import build_model
-from tests.study.conftest import SHAPE, run, units_in
+from tests.study.conftest import SHAPE, run, summary, units_in
 
 TINY = of_task(
     "masked", encodings=("rope", "alibi"), train_length=16, test_lengths=(16, 24, 48), steps=4, batch_size=2, documents=4, **SHAPE
@@ -74,7 +73,7 @@ def test_a_study_of_encoders(tmp_path, numbers):
     model = LongitudeForMaskedLM.from_pretrained(units_in(tmp_path, "rope", 0)["train"]).eval()
     again = Masked().at_length(model, Masked().prepare(TINY).validation, 48, 48)
     assert again.nats.sum() == pytest.approx(sums["nats"], rel=1e-5)
-    assert set(summary(analyse(tmp_path)).query("length > 16")["verdict"]) == {WEAK}  # four steps teach nothing
+    assert set(summary(tmp_path).query("length > 16")["verdict"]) == {WEAK}  # four steps teach nothing
     losses = [
         json.loads(line) for line in (units_in(tmp_path, "rope", 0)["train"] / "losses.jsonl").read_text().splitlines()
     ]

@@ -158,8 +158,11 @@ def level(value: float, words: str, x: alt.X, y: alt.Y, field: str, at: float) -
     """A level line, named at its right end, on the colour of the page: no line crosses its words."""
     base = alt.Chart(alt.Data(values=[{"value": value, field: at, "words": words}]))
     rule = base.mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(y)
-    under = {"stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "color": PAPER, "aria": False}
-    texts = [base.mark_text(align="right", dx=-12, dy=-8, fontSize=12, **style) for style in (under, {"color": GREY})]
+    under: dict[str, Any] = {"stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "color": PAPER, "aria": False}
+    texts = [
+        base.mark_text(align="right", dx=-12, dy=-8, fontSize=12, **style)
+        for style in (under, dict[str, Any](color=GREY))
+    ]
     return [rule, *(text.encode(x, y, text="words:N") for text in texts)]
 
 
