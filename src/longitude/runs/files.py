@@ -201,7 +201,7 @@ def append_json(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """What `append_json` wrote; what a killed process left of a last line is removed, so only for the one writer."""
+    """Read the lines of `append_json`. An incomplete last line, left by a kill, is removed, so only the writer may call it."""
     content = path.read_bytes() if path.exists() else b""
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
