@@ -282,7 +282,8 @@ def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
     two = write_run(tmp_path / "two", bits, seeds=(0, 1))
     status = units_in(two, "rope", 1)["measure"] / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "diverged"}))
-    assert summary(two).equals(summary(one))
+    assert summary(two).drop(columns="reason").equals(summary(one).drop(columns="reason"))
+    assert set(summary(two)["reason"]) == {"diverged at step 200"} and set(summary(one)["reason"]) == {None}
     assert {row.seed for row in read_run(two).rows} == {0}
 
 
@@ -304,6 +305,7 @@ def test_a_trial_never_run_is_no_error(tmp_path):
         run, lambda asked: (asked["configuration"]["encodings"].append("alibi"), asked["trials"].append(never))
     )
     assert "not run: alibi" in conclusion(run).caution
+    assert line(summary(run), "alibi", 512)["reason"] == "not run"
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------------
