@@ -84,6 +84,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "an odd width": ({"model_type": "gptj", "rotary_dim": 7, "n_embd": 64, "n_head": 4, "n_layer": 2}, "rotary_dim"),
     "a list for the part about text": ({"text_config": [1, 2]}, "text_config"),
     "a largest bias below zero": ({"model_type": "mpt", "attn_config": {"alibi_bias_max": -8}}, "alibi_bias_max"),
+    "heads that cannot share keys": ({"num_key_value_heads": 3}, "num_key_value_heads"),
+    "a type that is null": ({"rope_parameters": FLAT | {"rope_type": None}, "rope_theta": None}, "rope_type"),
     "words below zero": ({"vocab_size": -5}, "vocab_size"),
     "parameters by layer type where all layers are one": (
         {"rope_parameters": {"full_attention": FLAT, "sliding_attention": FLAT}}, "layer type",

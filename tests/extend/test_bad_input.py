@@ -39,6 +39,8 @@ def index(**weight_map: str):
         (keys(rotary_emb_base=500_000), "rotary_emb_base is 500000"),
         (keys(rope_parameters=None, rotary_emb_base=500_000), "transformers reads"),
         (keys(partial_rotary_factor=0.5, rope_parameters=ROPE | {"partial_rotary_factor": 0.25}), "0.25"),
+        (keys(rope_parameters=None, rope_thta=5e5), "rope_theta"),
+        (keys(Rope_Theta=5e5), "Rope_Theta"),
         (keys(num_hidden_layers=3), "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
         (keys(num_hidden_layers=1), "model.layers.1.* (9 tensors)"),
         (keys(tie_word_embeddings=True), "another lm_head.weight"),

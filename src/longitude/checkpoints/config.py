@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.agreement import Ropes, which_layers
-from longitude.checkpoints.reading import class_of, read, require_kept, text_part, with_own_base
+from longitude.checkpoints.reading import class_of, heads_apart, read, require_kept, text_part, with_own_base
 from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
@@ -251,6 +251,8 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     raw = text_part(raw)
     yield from unknown_keys(raw, config)
     yield from other_types(raw, config)
+    if (apart := heads_apart(raw)) is not None:
+        yield apart
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
         return
     if inside := list(unknown_inside(raw)):

@@ -151,12 +151,18 @@ def fault_of(config: Mapping[str, Any] | Any) -> str | None:
     if (fault := rotary_fault(config)) is not None:
         return fault
     keys = as_mapping(text_part(config))
-    heads, shared, window = (keys.get(key) for key in ("num_attention_heads", "num_key_value_heads", "sliding_window"))
+    window = keys.get("sliding_window")
     if type(window) is int and window < 1:
         return f"expected sliding_window to be an int of 1 or more, got {window}"
     if "sliding_window" in keys and window is None and WINDOWED[0] in (keys.get("layer_types") or ()):
         off = " (use_sliding_window is false)" if keys.get("use_sliding_window") is False else ""
         return f"layer_types has {WINDOWED[0]!r}, and sliding_window is null{off}"
+    return heads_apart(keys)
+
+
+def heads_apart(keys: Mapping[str, Any]) -> str | None:
+    """What is wrong with heads of queries that cannot share the heads of keys evenly."""
+    heads, shared = keys.get("num_attention_heads"), keys.get("num_key_value_heads")
     if type(heads) is int and type(shared) is int and shared > 0 and heads % shared:
         return f"expected num_attention_heads to be a multiple of num_key_value_heads, got {heads} and {shared}"
     return None

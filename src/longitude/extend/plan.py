@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from longitude.checkpoints.config import FULL, head_dim_of, unread_keys
+from longitude.checkpoints.config import FULL, head_dim_of, unknown_keys, unread_keys
 from longitude.checkpoints.keys import Ropes, difference, of_full_attention, ropes_of, with_ropes
 from longitude.checkpoints.load import differences, in_one_line, require_shards, shapes_of
 from longitude.checkpoints.positions import Kind, table_of
@@ -242,8 +242,15 @@ def number_or_dict(read: dict[str, Any]) -> Any:
 
 
 # ---- rotary ----------------------------------------------------------------------------------------------------------
+def _require_no_slip(source: Source) -> None:
+    """ValueError for a key that is a slip of one about positions: what it meant would be lost in what is written."""
+    for slip in unknown_keys(source.inner, source.config):
+        raise ValueError(f"{source.name}: config.json: {slip}")
+
+
 def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
+    _require_no_slip(source)
     ropes, method = ropes_of(source), method_of(target.method)
     rope = of_full_attention(ropes)
     if plan.length == plan.original and plan.factor == 1:

@@ -137,9 +137,11 @@ def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
 
 
 def lost_type(config: Mapping[str, Any] | Any, error: BaseException) -> str | None:
-    """Error text for a config that lacks rope parameters of a layer type, if its class raised a KeyError for that type."""
-    keys, kind = as_mapping(config), error.args[0] if isinstance(error, KeyError) and error.args else None
-    if kind is None or kind in (keys.get(SCHEMAS[0]) or {}) or kind not in (keys.get("layer_types") or ()):
+    """Error text for a config that lacks a rope_type or the rope parameters of a layer type, if its class raised a KeyError."""
+    keys, kind = as_mapping(config), error.args[0] if isinstance(error, KeyError) and error.args else ""
+    if kind is None and any(one.get("rope_type", "") is None for _, one in config_keys.rope_dicts(keys)):
+        return f"rope_type is null in {SCHEMAS[0]}: write 'default' where nothing is scaled"
+    if kind in (keys.get(SCHEMAS[0]) or {}) or kind not in (keys.get("layer_types") or ()):
         return None
     return f"{SCHEMAS[0]} has nothing for layers of {kind!r}: write their rope_type and rope_theta"
 
