@@ -1,8 +1,13 @@
-"""Recurrences with a loop in C, and the same without it."""
+"""Recurrences with a loop in C, and the same without it; what forms and layers are compared by."""
 
 import sys
 
 import pytest
+import torch
+from transformers import DynamicCache
+
+from longitude.models.cache_names import cache_name
+from tests.support import close, random
 
 
 @pytest.fixture
@@ -22,3 +27,37 @@ def form(request, in_torch) -> str:
     if request.param == "torch":
         in_torch()
     return request.param
+
+
+def every_form_is(written_out, function, given) -> None:
+    """In float64: what `function` gives in each form and chunk, and the gradients of all that is given."""
+    given = [x.detach().requires_grad_() for x in given]
+    want = written_out(*given)
+    directions = [random(*x.shape, seed=9) for x in want]
+
+    def gradients(outs):
+        return torch.autograd.grad(outs, given, directions, allow_unused=True, materialize_grads=True)
+
+    wanted = gradients(want)
+    for mode, size in (("recurrent", 1), ("parallel", 1), ("chunked", 1), ("chunked", 5), ("chunked", 64)):
+        got = function(*given, mode=mode, chunk_size=size)
+        close([*got, *gradients(got)], [*want, *wanted], 1e-11)
+
+
+def same_layer(ours, theirs, config, weights=dict) -> None:
+    """Outputs, gradients, and decoding with a cache; `weights`: ours by name, of theirs."""
+    ours.load_state_dict(weights(theirs.state_dict()))
+    x = torch.randn(2, 37, 32)
+    got, want = ours(x), theirs(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for out in (got, want):
+        out.square().mean().backward()
+    wanted = weights({name: parameter.grad for name, parameter in theirs.named_parameters()})
+    for name, parameter in ours.named_parameters():
+        near = 1e-5 * float(wanted[name].abs().max() + 1)
+        torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-3, atol=near)
+    with torch.no_grad():
+        cache, mine = DynamicCache(config=config), ours.cache_layer()
+        for part in (x[:, :20], *x[:, 20:30].split(1, 1)):
+            out = theirs(part, **{cache_name(theirs): cache})
+            torch.testing.assert_close(ours(part, cache=mine), out, rtol=1e-4, atol=1e-5)

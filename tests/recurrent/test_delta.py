@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearConfig, KimiLinearDeltaAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextConfig, Qwen3NextGatedDeltaNet
 
-from longitude.models.cache_names import cache_name
 from longitude.recurrent import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.delta import unit
 from longitude.testing import fill
+from tests.recurrent.conftest import every_form_is, same_layer
 from tests.support import close, random, refused
 
 HEADS, WIDTH, VALUES = 4, 6, 5
@@ -41,15 +40,7 @@ def by_matrices(q, k, v, g, beta):
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 @pytest.mark.parametrize("length", [1, 7, 37])
 def test_every_mode_is_the_formula(form, by_channel, key_heads, length):
-    """Values, states and gradients of everything, in float64."""
-    given = [x.requires_grad_() for x in tokens(length, key_heads=key_heads, by_channel=by_channel)]
-    want = by_matrices(*given)
-    directions = [random(*x.shape, seed=9) for x in want]
-    wanted = torch.autograd.grad(want, given, directions)
-    for mode, size in (("recurrent", 1), ("parallel", 1), ("chunked", 1), ("chunked", 5), ("chunked", 64)):
-        got = gated_delta_rule(*given, mode=mode, chunk_size=size)
-        for ours, theirs in zip((*got, *torch.autograd.grad(got, given, directions)), (*want, *wanted), strict=True):
-            close(ours, theirs, 1e-11)
+    every_form_is(by_matrices, gated_delta_rule, tokens(length, key_heads=key_heads, by_channel=by_channel))
 
 
 @pytest.mark.parametrize(("width", "values"), [(16, 16), (17, 33), (40, 130)])
@@ -134,27 +125,6 @@ def test_refused(change, words):
 
 
 # ---- transformers --------------------------------------------------------------------------------------------------------
-def same_layer(ours, theirs, config, weights):
-    """Outputs, gradients, and decoding with a cache; `weights`: ours by name, of theirs."""
-    ours.load_state_dict(weights(theirs.state_dict()))
-    x = torch.randn(2, 37, 32)
-    got, want = ours(x), theirs(x)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    for out in (got, want):
-        out.square().mean().backward()
-    wanted = weights({name: parameter.grad for name, parameter in theirs.named_parameters()})
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, wanted[name], rtol=1e-3, atol=1e-5 * float(wanted[name].abs().max() + 1)
-        )
-    with torch.no_grad():
-        cache, mine = DynamicCache(config=config), ours.cache_layer()
-        for part in (x[:, :20], *x[:, 20:30].split(1, 1)):
-            torch.testing.assert_close(
-                ours(part, cache=mine), theirs(part, **{cache_name(theirs): cache}), rtol=1e-4, atol=1e-5
-            )
-
-
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_gated_deltanet_is_qwen3_nexts(key_heads):
     """Their projections hold, for each head of keys, its rows of q, k, v and z, and of b and a."""

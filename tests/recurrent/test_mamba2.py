@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, Mamba2Config
+from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from longitude.models.cache_names import cache_name
 from longitude.recurrent import Mamba2, ssd
 from longitude.testing import fill
 from tests.checkpoints.recurrent_models import GROUPED
+from tests.recurrent.conftest import same_layer
 
 EXACT = torch.float64
 
@@ -25,29 +25,13 @@ def test_golden(mode):
 
 @pytest.mark.parametrize("groups", [1, 2] if GROUPED else [1])
 def test_mamba2_is_transformers(groups):
-    """Outputs, gradients, and decoding with a cache; weights go over by name."""
+    """Weights go over by name."""
     config = Mamba2Config(
         num_heads=8, head_dim=8, hidden_size=32, state_size=6, n_groups=groups, num_hidden_layers=1, chunk_size=16,
         vocab_size=10,
     )  # fmt: skip
-    theirs = fill(Mamba2Mixer(config, 0), std=0.2)
     ours = Mamba2(32, head_dim=8, state_size=6, groups=groups)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(2, 37, 32)
-    got, want = ours(x), theirs(x)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    for out in (got, want):
-        out.square().mean().backward()
-    wanted = dict(theirs.named_parameters())
-    for name, parameter in ours.named_parameters():
-        gradient = wanted[name].grad
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5 * float(gradient.abs().max() + 1))
-    with torch.no_grad():
-        cache, mine = DynamicCache(config=config), ours.cache_layer()
-        for part in (x[:, :20], *x[:, 20:30].split(1, 1)):
-            torch.testing.assert_close(
-                ours(part, cache=mine), theirs(part, **{cache_name(theirs): cache}), rtol=1e-4, atol=1e-5
-            )
+    same_layer(ours, fill(Mamba2Mixer(config, 0), std=0.2), config)
 
 
 def test_initial_values():

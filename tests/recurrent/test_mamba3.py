@@ -7,6 +7,7 @@ import torch
 
 from longitude.recurrent import Mamba3, mamba3, ssd
 from longitude.recurrent.mamba3 import DECAY_ACTIVATIONS
+from tests.recurrent.conftest import every_form_is
 from tests.support import close, golden, random, refused
 
 BATCH, HEADS, KEYS, VALUES, PAIRS = 2, 3, 6, 5, 2
@@ -42,21 +43,18 @@ def written_out(q, k, v, log_decay, step, share, speed):
 
 @pytest.mark.parametrize("length", [1, 7, 22])
 def test_every_mode_is_the_recurrence(length):
-    """Values, states and gradients in float64; cut anywhere, with the state."""
-    given = [x.detach().requires_grad_() for x in tokens(length)]
-    want = written_out(*given)
-    directions = [random(*x.shape, seed=9) for x in want]
-    wanted = torch.autograd.grad(want, given, directions)
-    for mode, size in (("recurrent", 1), ("parallel", 1), ("chunked", 5)):
-        out, state = mamba3(*given, mode=mode, chunk_size=size)
-        got = out, state.matrix
-        for ours, theirs in zip((*got, *torch.autograd.grad(got, given, directions)), (*want, *wanted), strict=True):
-            close(ours, theirs, 1e-11)
+    """And cut anywhere, with the state."""
+
+    def with_matrix(*given, **form):
+        out, state = mamba3(*given, **form)
+        return out, state.matrix
+
+    every_form_is(written_out, with_matrix, tokens(length))
     state, parts = None, []
     for part in zip(*(x.split(5, 2) for x in tokens(length)), strict=True):
         out, state = mamba3(*part, state=state)
         parts.append(out)
-    close(torch.cat(parts, 2), want[0].detach(), 1e-11)
+    close(torch.cat(parts, 2), written_out(*tokens(length))[0], 1e-11)
 
 
 def test_golden():

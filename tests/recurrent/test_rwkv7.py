@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longitude.recurrent import RWKV7, rwkv7
+from tests.recurrent.conftest import every_form_is
 from tests.support import close, golden, random, refused
 
 BATCH, HEADS, KEYS, VALUES = 2, 3, 6, 5
@@ -31,16 +32,7 @@ def by_matrices(r, log_w, k, v, kappa, a):
 
 @pytest.mark.parametrize("length", [1, 7, 37])
 def test_every_mode_is_the_formula(form, length):
-    """Values, states and gradients of everything, in float64."""
-    given = [x.detach().requires_grad_() for x in tokens(length)]
-    want = by_matrices(*given)
-    directions = [random(*x.shape, seed=9) for x in want]
-    wanted = torch.autograd.grad(want, given, directions, materialize_grads=True)
-    for mode, size in (("recurrent", 1), ("parallel", 1), ("chunked", 1), ("chunked", 5), ("chunked", 64)):
-        got = rwkv7(*given, mode=mode, chunk_size=size)
-        ours = torch.autograd.grad(got, given, directions, allow_unused=True, materialize_grads=True)
-        for mine, theirs in zip((*got, *ours), (*want, *wanted), strict=True):
-            close(mine, theirs, 1e-11)
+    every_form_is(by_matrices, rwkv7, tokens(length))
 
 
 def test_golden(form):
