@@ -184,9 +184,13 @@ class Subject:
     ) -> Tensor:
         """The same through the cache, in chunks of these sizes: [B, L] -> [B, L, words].
 
-        given: attention_mask and position_ids are passed with each chunk. The latter begin at `start`, and are moved by `shift`
-            of the number of cached tokens.
-        report: whether on_progress is called.
+        Args:
+            tokens: As of the others.
+            sizes: Tokens of each chunk.
+            given: attention_mask and position_ids are passed with each chunk.
+            shift: From the number of cached tokens to what the position_ids of the next chunk are moved by.
+            start: Where the position_ids begin.
+            report: Whether on_progress is called.
         """
         name = self.cache_name
         if name is None:
