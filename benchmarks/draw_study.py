@@ -16,7 +16,7 @@ from longitude.report.wording import paper
 from longitude.study.results import ngrams_named
 from pictures import Picture
 
-WIDTH, HEIGHT, GAP = 480, 320, 17
+WIDTH, HEIGHT, GAP = 360, 300, 17
 
 
 def study() -> dict[str, Any]:

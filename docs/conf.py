@@ -37,7 +37,10 @@ autodoc_preserve_defaults = True
 add_module_names = False
 nitpick_ignore_regex = [
     ("py:.*", r"(?!longitude|lg\.).*"),  # other libraries have sites of their own
-    ("py:class", r"longitude\..*\.(Factory|Test|Scheme|Kind)"),  # type variables: of a decorator, what it decorates
+    (
+        "py:class",
+        r"longitude\..*\.(Factory|Test|Scheme|Kind|Module|Model|Options|Selection|Layers)",
+    ),  # type variables, and names of one module
 ]
 
 # ---- the theme ---------------------------------------------------------------------------------------------------------

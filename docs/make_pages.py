@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -135,7 +136,8 @@ def shown(label: str) -> Subject:
 # ---- pictures --------------------------------------------------------------------------------------------------------
 def picture(label: str, drawn: Figure, source: Path) -> dict[str, Any]:
     """Its file, words and numbers. A file is named by what is drawn, so that one that is there is right."""
-    chart = drawn.sized(WIDTH)
+    chart = drawn.sized(WIDTH).copy()
+    chart.title = alt.Undefined  # it stands above the picture
     digest = hashlib.sha256(json.dumps(chart.to_dict(), sort_keys=True, default=str).encode()).hexdigest()[:12]
     path = source / "pictures" / f"{label.partition(':')[0]}-{drawn.name}-{digest}.svg"
     if not path.exists():

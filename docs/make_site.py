@@ -93,7 +93,8 @@ def by_topic(text: str) -> dict[str, str]:
     """The page of claims -> an index of them, and a page for all that share a number, and one for the studies."""
     pages, studies = {}, text.index("## The studies\n")
     for found in CLAIM.finditer(text[:studies]):
-        pages[f"claims/{found[1]}.md"] = pages.get(f"claims/{found[1]}.md", f"# Claims {found[1]}\n\n") + found[0]
+        place = f"claims/{int(found[1]):02}.md"  # pages of a folder stand in the order of their names
+        pages[place] = pages.get(place, f"# Claims {found[1]}\n\n") + found[0]
     index = CLAIM.sub("", text[:studies])
     return {
         "claims.md": index,
@@ -104,9 +105,12 @@ def by_topic(text: str) -> dict[str, str]:
 
 def to_topic(text: str) -> str:
     """Links into the page of claims, as links to the pages of their topics."""
-    return TO_CLAIM.sub(
-        lambda found: f"(/claims/{'studies' if found[1] == 'study' else found[1]}.md#{found[1]}{found[2]})", text
-    )
+
+    def moved(found: re.Match[str]) -> str:
+        page = "studies" if found[1] == "study" else f"{int(found[1]):02}"
+        return f"(/claims/{page}.md#{found[1]}{found[2]})"
+
+    return TO_CLAIM.sub(moved, text)
 
 
 def put(path: Path, content: str | bytes) -> None:

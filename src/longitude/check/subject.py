@@ -184,9 +184,13 @@ class Subject:
     ) -> Tensor:
         """Logits [B, L, words] of tokens [B, L] with a cache, in chunks of these sizes.
 
-        given: whether attention_mask and position_ids are passed with each chunk. Positions begin at `start` and are moved by
-            `shift` of the number of cached tokens.
-        report: whether on_progress is called.
+        Args:
+            tokens: [B, L].
+            sizes: Tokens of each chunk.
+            given: attention_mask and position_ids are passed with each chunk.
+            shift: From the number of cached tokens to the shift of the next chunk's position_ids.
+            start: Where the position_ids begin.
+            report: Whether on_progress is called.
         """
         name = self.cache_name
         if name is None:

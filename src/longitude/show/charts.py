@@ -100,7 +100,7 @@ def _lines(drawing: Lines) -> Any:
     room: dict[str, Any] = {"padding": 6} if dotted else {}  # pixels, for whole dots at the edges
     x = alt.X(
         "x:Q",
-        title=drawing.x,
+        title=f"{drawing.x} (log scale)" if drawing.log_x else drawing.x,
         scale=alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False, **room),
         axis=alt.Axis(
             grid=False, labelOverlap="greedy", values=ticks(low, high, "offsets" if drawing.log_x else "linear")
