@@ -66,6 +66,7 @@ class Claim:
         statements: All of them must hold. None: the claim was not run, and `protocol` says what it would take.
         erratum: It is a mistake of one text, which nobody else claims: it stands apart on the page.
         varied: Statements on studies of other options, which were run to find a mistake of ours; no part of the verdict.
+        larger: The same statements on models of the next size, as far as a study has them; no part of the verdict.
     """
 
     name: str
@@ -76,33 +77,45 @@ class Claim:
     protocol: str
     statements: tuple[Statement, ...] = ()
     varied: tuple[Statement, ...] = ()
+    larger: tuple[Statement, ...] = ()
     erratum: bool = False
 
     @property
     def studies(self) -> list[str]:
         """Names of the studies that it reads, each once."""
-        read = (each.study for statement in (*self.statements, *self.varied) for each in statement.reads)
+        read = (each.study for statement in (*self.statements, *self.varied, *self.larger) for each in statement.reads)
         return list(dict.fromkeys(read))
 
     def judged(self, evidence: Evidence) -> "Judged":
         """With the outcome of every statement."""
-        outcomes, varied = (
-            tuple(statement.outcome(evidence) for statement in part) for part in (self.statements, self.varied)
+        outcomes, varied, larger = (
+            tuple(statement.outcome(evidence) for statement in part)
+            for part in (self.statements, self.varied, self.larger)
         )
-        return Judged(self, outcomes, varied)
+        return Judged(self, outcomes, varied, larger)
 
 
 class Judged(NamedTuple):
-    """A claim on the evidence; outcomes: of its statements; varied: of those that are no part of the verdict."""
+    """A claim on the evidence; outcomes: of its statements; varied, larger: of those that are no part of the verdict."""
 
     claim: Claim
     outcomes: tuple[Outcome, ...]
     varied: tuple[Outcome, ...] = ()
+    larger: tuple[Outcome, ...] = ()
 
     @property
     def verdict(self) -> str:
         """Of all statements together."""
-        verdicts = {outcome.verdict for outcome in self.outcomes}
+        return self._verdict(self.outcomes)
+
+    @property
+    def verdict_larger(self) -> str:
+        """Of those on models of the next size."""
+        return self._verdict(self.larger)
+
+    @staticmethod
+    def _verdict(outcomes: tuple[Outcome, ...]) -> str:
+        verdicts = {outcome.verdict for outcome in outcomes}
         if LOST in verdicts:
             return REFUTED
         if not verdicts or None in verdicts:

@@ -1,6 +1,6 @@
 """Results that claims are judged on: the studies of a folder, each as `longitude study` leaves it, or as it was committed."""
 
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,11 @@ class Evidence:
         self.root, self.options = root, given_options(root)
         self.criterion = cache(self._criterion)
         self.expected = cache(self._expected)
+
+    @cached_property
+    def there(self) -> set[str]:
+        """The studies that were run."""
+        return {path.name for path in self.root.glob("*/") if question_of(path) is not None}
 
     def _expected(self, study: str) -> StudyConfig:
         """By which options a study must have been run."""

@@ -8,6 +8,7 @@ from claims.statements import any_of, breaks, holds, lead_grows, loss_below, los
 
 text, early, longer, base = (partial(Measured, study) for study in ("text", "early", "text-longer", "base"))
 tables, small, extension = (partial(Measured, study) for study in ("tables", "small-base", "extension"))
+wider = partial(Measured, "tables-interpolated")
 LENGTHS = (256, 512, 1024, 2048)
 """2, 4, 8 and 16 times the training length."""
 FLAT = 0.01
@@ -32,6 +33,7 @@ register(
         "The token embeddings were multiplied by the square root of the width and the learned table was not, so it learned "
         "at an eighth of their pace.",
         statements=(loss_within(tables("sinusoidal", 128), tables("learned", 128)),),
+        larger=(loss_within(wider("sinusoidal", 128), wider("learned", 128)),),
     )
 )
 register(
@@ -45,6 +47,7 @@ register(
         f"from 18 to 204 at 1,024, in sliding windows. {HERE} The study refuses a learned table at lengths that it "
         "has no rows for.",
         statements=tuple(breaks(text("sinusoidal", length), at=128) for length in LENGTHS),
+        larger=tuple(breaks(wider("sinusoidal", length), at=128) for length in (256, 512)),
     )
 )
 register(
@@ -90,6 +93,7 @@ register(
         protocol="There: LLaMA of 7 billion parameters, trained at 2,048, perplexity 7.2 there and more than 1,000 "
         f"at 4,096 (PG-19, sliding windows). {HERE}",
         statements=tuple(breaks(text("rope", length), at=128) for length in LENGTHS),
+        larger=tuple(breaks(extension("rope", length), at=128) for length in (256, 512, 1024)),
     )
 )
 LIU, LIU_LINK = "Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation", "https://arxiv.org/abs/2310.05209"

@@ -18,7 +18,7 @@ from longitude.study.config import option
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
 from longitude.study.results import Run
-from longitude.study.tables import as_markdown, p_words
+from longitude.study.tables import as_markdown, p_words, training
 
 LINES = 7
 """Of a chart, at most."""
@@ -81,7 +81,7 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
     ]
     chances = iter(map(p_words, false_discovery(judged)))
     for place, each in enumerate(judged):
-        parts += _claim(each, chances)
+        parts += _claim(each, chances, evidence)
         last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
         parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
     parts += ["## The studies", *(_study(name, evidence) for name in list_studies())]
@@ -98,7 +98,7 @@ def _group(each: Judged) -> str:
     return re.sub(r"\D", "", each.claim.number)
 
 
-def _claim(each: Judged, chances: Iterator[str]) -> list[str]:
+def _claim(each: Judged, chances: Iterator[str], evidence: Evidence) -> list[str]:
     claim = each.claim
     studies = ", ".join(f"[{name}](#study-{name})" for name in claim.studies)
     parts = [
@@ -107,7 +107,7 @@ def _claim(each: Judged, chances: Iterator[str]) -> list[str]:
         f"Source: [{claim.source}]({claim.link}).",
         PARTS.sub(lambda found: f"\n\n**{NAMES[found[1]]}**: ", claim.protocol).strip()
         + (f" Studies: {studies}." if studies else ""),
-        f"Verdict: **{each.verdict}**.",
+        f"Verdict: **{each.verdict}**{_sizes(each, evidence)}.",
     ]
     if claim.statements:
         parts.append(_statements("statement", claim.statements, each.outcomes, chances))
@@ -116,7 +116,26 @@ def _claim(each: Judged, chances: Iterator[str]) -> list[str]:
             "Varied, no part of the verdict:",
             _statements("statement, varied", claim.varied, each.varied, chances),
         ]
+    if claim.larger:
+        words = f"Of the next size, {_size(claim.larger, evidence)}, no part of the verdict:"
+        parts += [words, _statements("statement, larger", claim.larger, each.larger, chances)]
     return parts
+
+
+def _sizes(each: Judged, evidence: Evidence) -> str:
+    """Of what size the models are, and what those of the next size say; nothing for costs, and where nothing was run."""
+    size = _size(each.claim.statements, evidence)
+    if not size or each.verdict == NOT_RUN:
+        return ""
+    larger = f"**{each.verdict_larger}**" if each.claim.larger else "not run"
+    return f" with models of {size}; the next size: {larger}"
+
+
+def _size(statements: Sequence[Statement], evidence: Evidence) -> str:
+    """Of the largest model that was read: 0.1 million parameters; empty for none."""
+    read = {(each.study, each.label) for statement in statements for each in statement.reads}
+    found = [training(evidence.run(study))["parameters"].get(label) for study, label in read if study in evidence.there]
+    return f"{max(filter(None, found)) / 1e6:.2g} million parameters" if any(found) else ""
 
 
 def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome], chances: Iterator[str]) -> str:

@@ -20,9 +20,9 @@ def table(judged: Sequence[Judged]) -> Table:
     for each in judged:
         claim, verdict = each.claim, each.verdict
         made.add_row(str(claim.number), Text(claim.claimed, "bold"), "", Text(verdict, COLOURS[verdict]))
-        for statement, outcome, varied in _lines(each):
+        for statement, outcome, part in _lines(each):
             words = Text(outcome.verdict or NOT_RUN, STYLES.get(outcome.verdict, "dim"))
-            made.add_row("varied" if varied else "", statement.words, outcome.number or outcome.remark, words)
+            made.add_row(part, statement.words, outcome.number or outcome.remark, words)
     return made
 
 
@@ -30,7 +30,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
     """A row for each statement."""
     rows, chances = [], iter(false_discovery(judged))
     for each in judged:
-        for statement, outcome, varied in _lines(each):
+        for statement, outcome, part in _lines(each):
             found = outcome.estimate
             rows.append(
                 {
@@ -38,7 +38,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
                     "verdict": each.verdict,
                     "statement": statement.words,
                     "statement_verdict": outcome.verdict or NOT_RUN,
-                    "varied": varied,
+                    "part": part,
                     "value": found and found.value,
                     "low": found and found.low,
                     "high": found and found.high,
@@ -63,7 +63,13 @@ def false_discovery(judged: Sequence[Judged]) -> list[float | None]:
     return [None if p is None else next(adjusted) for p in found]
 
 
-def _lines(each: Judged) -> Iterator[tuple[Statement, Outcome, bool]]:
-    """Statements with their outcomes; True: of a variation, which is no part of the verdict."""
-    yield from ((*pair, False) for pair in zip(each.claim.statements, each.outcomes, strict=True))
-    yield from ((*pair, True) for pair in zip(each.claim.varied, each.varied, strict=True))
+def _lines(each: Judged) -> Iterator[tuple[Statement, Outcome, str]]:
+    """Statements with their outcomes, and which are no part of the verdict: "varied", and "larger" of the next size."""
+    claim = each.claim
+    parts = [
+        ("", claim.statements, each.outcomes),
+        ("varied", claim.varied, each.varied),
+        ("larger", claim.larger, each.larger),
+    ]
+    for part, statements, outcomes in parts:
+        yield from ((*pair, part) for pair in zip(statements, outcomes, strict=True))

@@ -45,7 +45,7 @@ def test_another_program_finds_the_same_numbers(monkeypatch):
         "8b": "sandwich at 2048 lies", "13": "num_kv_heads=2 at 128 is less",
     }  # fmt: skip
     for number, row in theirs["table"].iterrows():
-        [own] = [each for _, each in ours.iterrows() if words[number] in each["statement"] and not each["varied"]]
+        [own] = [each for _, each in ours.iterrows() if words[number] in each["statement"] and not each["part"]]
         for name in ("value", "seed_low", "seed_high"):
             assert own[name] == pytest.approx(row[name], rel=1e-9)
         for name in ("text_low", "text_high", "low", "high"):
