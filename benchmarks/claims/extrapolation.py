@@ -140,7 +140,7 @@ register(
         claimed="The best of several bases holds at longer texts than 10,000, and breaks too.",
         source="Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation",
         link="https://arxiv.org/abs/2310.05209",
-        protocol=f"There: as for 3b and 3c. {HERE} Of four other bases, each trained from the start, one must hold at a longer "
+        protocol=f"There: as for 3b and 3c. {HERE} We train four other bases, each from the start; one must hold at a longer "
         "length than 10,000. Which one is chosen by the measured lengths themselves, in the claim's favour.",
         statements=(
             any_of(

@@ -117,13 +117,13 @@ def _claim(each: Judged, chances: Iterator[str], evidence: Evidence) -> list[str
             _statements("statement, varied", claim.varied, each.varied, chances),
         ]
     if claim.larger:
-        words = f"Of the next size, {_size(claim.larger, evidence)}, no part of the verdict:"
+        words = f"The next size ({_size(claim.larger, evidence)}) has these numbers, which are no part of the verdict:"
         parts += [words, _statements("statement, larger", claim.larger, each.larger, chances)]
     return parts
 
 
 def _sizes(each: Judged, evidence: Evidence) -> str:
-    """Of what size the models are, and what those of the next size say; nothing for costs, and where nothing was run."""
+    """Size of the models, and verdict of the next size; empty for costs, and if nothing was run."""
     size = _size(each.claim.statements, evidence)
     if not size or each.verdict == NOT_RUN:
         return ""
@@ -132,7 +132,7 @@ def _sizes(each: Judged, evidence: Evidence) -> str:
 
 
 def _size(statements: Sequence[Statement], evidence: Evidence) -> str:
-    """Of the largest model that was read: 0.1 million parameters; empty for none."""
+    """Size of the largest model that was read, such as "0.1 million parameters"; empty for none."""
     read = {(each.study, each.label) for statement in statements for each in statement.reads}
     found = [training(evidence.run(study))["parameters"].get(label) for study, label in read if study in evidence.there]
     return f"{max(filter(None, found)) / 1e6:.2g} million parameters" if any(found) else ""

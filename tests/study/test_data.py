@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from longitude.checkpoints.load import byte_tokenizer, load
+from longitude.errors import UsageError
 from longitude.measure.sources import read_text, read_texts
 from longitude.positions.samplers import Randomized
 from longitude.runs.store import Store
@@ -158,6 +159,18 @@ def test_the_standard_library_is_text_enough_for_the_defaults():
     folders = {folder for name, _ in read_text("stdlib").documents for folder in name.split("/")[:-1]}
     assert not folders & {"site-packages", "test", "tests"}
     assert prepare(StudyConfig()).description == data.description
+
+
+def test_sources_of_an_installed_package_by_its_name(tmp_path, monkeypatch):
+    for name in ("mine/__init__.py", "mine/part/one.py", "mine/tests/none.py", "mine/data.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [name for name, _ in read_text("package:mine").documents] == ["__init__.py", "part/one.py"]
+    for wrong in ("package:no_such_package", "package:math", "package:"):
+        with pytest.raises(UsageError) as refused:
+            read_text(wrong)
+        assert refused.value.what == f"--data {wrong}"
 
 
 def test_bad_texts(tmp_path):

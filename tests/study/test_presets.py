@@ -1,10 +1,12 @@
 """Presets: data files, each a study that can be planned, and what is wrong in one's own."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from longitude.cli import main
+from longitude.errors import UsageError
 from longitude.study.config import StudyConfig
 from longitude.study.plan import checked, plan
 from longitude.study.presets import FOLDER, list_presets, of_preset
@@ -30,6 +32,28 @@ def test_presets_have_seeds_enough_for_intervals_over_them(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_tasks_have_seeds_enough_for_intervals_over_them(name):
     assert len(of_task(name).seeds) >= FEW
+
+
+@pytest.mark.parametrize("name", [name for name in list_presets() if name.startswith("ladder-")])
+def test_rungs_of_the_ladder_turn_as_published_models_do(name):
+    """Llama 2 (heads of 128, base 10,000, 4,096 tokens): 18 of 64 pairs, 28 %, never turn once; heads are 32 wide or more."""
+
+    def never(base, width, length):
+        return sum(2 * math.pi * base ** (2 * i / width) > length for i in range(width // 2)) / (width // 2)
+
+    assert never(10_000, 128, 4096) == 18 / 64
+    config = of_preset(name)
+    width, [label] = config.hidden // config.heads, [each for each in config.encodings if each.startswith("rope:base=")]
+    assert width >= 32 and "copies" in config.methods and config.documents >= 100
+    assert never(int(label.partition("=")[2]), width, config.train_length) == pytest.approx(
+        18 / 64, abs=0.5 / (width // 2)
+    )
+
+
+def test_bfloat16_needs_a_gpu(tmp_path):
+    with pytest.raises(UsageError) as refused:
+        plan(replace(StudyConfig(), precision="bfloat16", device="cpu"), tmp_path)
+    assert refused.value.what == "--precision"
 
 
 def test_classic_is_the_protocol_of_the_paper():

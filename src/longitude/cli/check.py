@@ -38,8 +38,8 @@ def check(
 ) -> int:
     """Try the laws of positions on a checkpoint, an encoding or a mixer: decoding, padding, packing, far positions, config.
 
-    Exit code 0 where every law that applies holds, 1 where one is broken, 2 for wrong use, 3 where none is broken and an error
-    of this machine stopped one.
+    The exit code is 0 if every law that applies holds, 1 if one is broken, and 2 for wrong use. It is 3 if none is broken and
+    an error of this machine stopped one.
 
     Args:
         model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer

@@ -7,6 +7,8 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from longitude.checkpoints.load import one_line_of
@@ -40,12 +42,14 @@ def name_hash(name: str) -> str:
 
 
 def read_text(data: str, option: str = "--data") -> Text:
-    """Documents of "stdlib", a file, a folder or "datasets:NAME". ValueError when there is none or it is no text.
+    """Documents of "stdlib", "package:NAME", a file, a folder or "datasets:NAME". ValueError when there is none or it is no text.
 
     option: what the user calls it.
     """
     if data == "stdlib":
         return _stdlib(option)
+    if data.startswith("package:"):
+        return _package(data, option)
     if data.startswith("datasets:"):
         return _dataset(data, option)
     path = Path(data)
@@ -53,8 +57,8 @@ def read_text(data: str, option: str = "--data") -> Text:
         return _folder(path, option)
     if not path.is_file():
         raise ValueError(
-            f"{option} {data}: there is no such file or folder; a Hugging Face dataset is written datasets:NAME, "
-            f"and stdlib is the sources of Python's standard library"
+            f"{option} {data}: there is no such file or folder; a Hugging Face dataset is written datasets:NAME, an installed "
+            f"package package:NAME, and stdlib is the sources of Python's standard library"
         )
     content = _read(path)
     if not _is_text(content):
@@ -87,6 +91,28 @@ def _stdlib(option: str) -> Text:
         raise ValueError(f"{option} stdlib: no .py files under {root}; give a text file or a folder with {option}")
     left_out = "tests, character tables, generated sources, and what is not part of the library"
     return Text(f"standard library of Python {platform.python_version()}", documents, left_out)
+
+
+def _package(data: str, option: str) -> Text:
+    name = data.removeprefix("package:")
+    try:
+        folders = list(getattr(find_spec(name), "submodule_search_locations", None) or [])
+    except (ImportError, ValueError):
+        folders = []
+    contents = _contents(Path(folders[0]), NOT_STDLIB, ".py") if folders else {}
+    documents = [(path, content) for path, content in contents.items() if content and _is_text(content)]
+    if not documents:
+        raise UsageError(
+            f"{option} {data}",
+            "an installed package with sources",
+            "none",
+            "use the name that Python imports it by",
+        )
+    try:
+        release = version(packages_distributions()[name][0])
+    except (KeyError, PackageNotFoundError):
+        release = ""
+    return Text(f"sources of {name} {release}".strip(), documents, "tests, and what is no source of Python")
 
 
 def _folder(root: Path, option: str) -> Text:

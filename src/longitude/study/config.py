@@ -10,6 +10,7 @@ from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped"]
 Match = Literal["steps", "compute"]
+Precision = Literal["float32", "bfloat16"]
 GENERATED = "generated"
 """--data of tasks with drawn examples."""
 BYTE = "byte"
@@ -30,8 +31,9 @@ class StudyConfig:
         encodings: Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention:
             rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers).
-        data: Text to train on, one or several: "stdlib" (the sources of Python's standard library), files, folders, or
-            "datasets:NAME" or "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none.
+        data: Text to train on, one or several: "stdlib" (the sources of Python's standard library), "package:NAME" (those of an
+            installed package, such as package:torch), files, folders, or "datasets:NAME" or "datasets:NAME:CONFIG" from the
+            Hugging Face hub; "generated" for tasks that need none.
         tokenizer: With --task text: byte, a tokenizer.json, a folder with a tokenizer, or a name on the hub. Lengths are
             then in tokens; the metric stays bits per byte.
         train_length: Bytes (or tokens) of a training window; of generated tasks the most symbols of an example (digits of a
@@ -51,6 +53,9 @@ class StudyConfig:
             steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step.
+        accumulation: Parts of a step that are computed one after the other, to need less memory; it divides --batch-size.
+        precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
+            measuring.
         learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label has its own:
             that of the lowest mean loss over the seeds at the training length, on text held out for this choice alone. Only
             its models are measured.
@@ -61,9 +66,10 @@ class StudyConfig:
         heads: Attention heads; they divide the width.
         documents: Validation documents to measure on, or fewer with as many of the longest windows; a text with less is
             refused. For generated tasks: examples of each length.
-        methods: Ways to measure, those of the task: of text non-overlapping, sliding, per-position, copies (losses on bytes that
-            a copy within the training length foretells, and on those of a farther one), and linear, ntk, yarn, longrope, which
-            extend the trained models to each longer length; `longitude study --task NAME --help` has those of others.
+        methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
+            bytes that a copy within the training length foretells, and on those of a farther one. Also linear, ntk, yarn and
+            longrope: they extend the trained models to each longer length. `longitude study --task NAME --help` has those of
+            other tasks.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
             bit.
@@ -85,6 +91,8 @@ class StudyConfig:
     match: Match = "steps"
     seeds: tuple[int, ...] = (0, 1, 2)
     batch_size: int = 8
+    accumulation: int = 1
+    precision: Precision = "float32"
     learning_rates: tuple[float, ...] = (5e-3,)
     warmup: float = 0.1
     weight_decay: float = 0.1
@@ -152,7 +160,8 @@ def require_at_least(config: Any, **least: int) -> None:
 
 def require_numbers(config: StudyConfig) -> None:
     """ValueError for a number or a list out of range, whatever the task is."""
-    require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1, threads=1)
+    least = ("steps", "batch_size", "accumulation", "layers", "hidden", "heads", "documents", "threads")
+    require_at_least(config, train_length=2, **dict.fromkeys(least, 1))
     require_ascending("test_lengths", config.test_lengths)
     for name in ("seeds", "learning_rates", "methods", "encodings", "data"):
         require_distinct(name, getattr(config, name))

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
 from longitude.labels import parse_label
 from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS
@@ -45,6 +45,8 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
     store.require_place(VERB)
     config = checked(config, split_of(config, run))
     config = replace(config, device=cast(Device, device_of(config.device).type))
+    if config.precision != "float32" and config.device != "cuda":
+        raise UsageError("--precision", "float32 without a GPU", config.precision, "leave it out, or add --device cuda")
     task, sizes = task_of(config.task), []
     task.vocabulary(config)  # refuses a tokenizer before models are blamed
     built: dict[str, list[Any]] = {}
@@ -127,6 +129,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
 def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     """Each option with a bound, whether it is within, and what it must do."""
     shortest = config.test_lengths[0]
+    yield "accumulation", config.batch_size % config.accumulation == 0, f"divide --batch-size {config.batch_size}"
     yield "heads", config.hidden % config.heads == 0, f"divide --hidden {config.hidden}"
     yield "seeds", min(config.seeds) >= 0 and max(config.seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
     yield "learning_rates", all(0 < rate < math.inf for rate in config.learning_rates), "be above 0"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load
+from torch import Tensor
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.attention.mixer import Mixer
@@ -225,11 +226,15 @@ def train(
     log.cut(first)
     on_cpu = config.device == "cpu"
     examples = task.examples(replace(config, steps=trial.steps), data, trial.seed)
-    steps = Steps(model, checkpoints, log, lambda step: examples.targets(step * config.batch_size), on_step)
+    steps = Steps(
+        model, checkpoints, log, lambda step: examples.targets(step * config.batch_size), on_step, config.accumulation
+    )
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
         max_steps=trial.steps,
-        per_device_train_batch_size=config.batch_size,
+        per_device_train_batch_size=config.batch_size // config.accumulation,
+        gradient_accumulation_steps=config.accumulation,
+        bf16=config.precision == "bfloat16",
         learning_rate=trial.rate,
         warmup_steps=round(config.warmup * trial.steps),
         weight_decay=config.weight_decay,
@@ -298,23 +303,28 @@ class Steps(TrainerCallback):
         log: LossLog,
         tokens: Callable[[int], int],
         on_step: Callable[[int, float], None],
+        of_step: int,
     ):
-        """tokens: step -> targets up to it. on_step(step, loss)."""
+        """tokens: step -> targets up to it. on_step(step, loss). of_step: parts of a step."""
+        self.of_step = of_step
         self.folder, self.log, self.tokens, self.on_step = folder, log, tokens, on_step
         self.diverged: int | None = None
         self.saved = time.monotonic()
-        self.loss = torch.tensor(math.nan)
+        self.parts: list[Tensor] = []
         self.rate = math.nan
-        self.remove = model.register_forward_hook(self.keep_loss).remove
+        self.remove = model.register_forward_hook(self.keep_loss, with_kwargs=True).remove
 
-    def keep_loss(self, module: Any, inputs: Any, output: Any) -> None:
-        self.loss = output.loss.detach().clone()
+    def keep_loss(self, module: Any, inputs: Any, named: dict[str, Any], output: Any) -> None:
+        """A part has its share of the mean where the Trainer says how many targets the step has, else its own mean."""
+        share = 1 if named.get("num_items_in_batch") is not None else self.of_step
+        self.parts.append(output.loss.detach() / share)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
         self.rate = kwargs["optimizer"].param_groups[0]["lr"]
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        step, loss = state.global_step, float(self.loss)
+        step, loss = state.global_step, float(sum(self.parts))
+        self.parts = []
         if not math.isfinite(loss):
             self.diverged = step
             control.should_training_stop, control.should_save = True, False

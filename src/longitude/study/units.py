@@ -16,7 +16,8 @@ from longitude.study.train import recipe
 from longitude.study.trial import Trial, trials_of
 
 TRAINING = (
-    "task", "tokenizer", "train_length", "positions", "position_range", "batch_size", "warmup", "weight_decay", "layers",
+    "task", "tokenizer", "train_length", "positions", "position_range", "batch_size", "accumulation",
+    "precision", "warmup", "weight_decay", "layers",
     "hidden", "heads", "device", "threads",
 )  # fmt: skip
 """Options that decide the weights of a trial, beside its label, seed, learning rate and steps."""
