@@ -1,8 +1,9 @@
 """Bytes that a copy foretells: whether a model copies at all, and whether it copies from afar.
 
 A byte is foretold where the 8 bytes before it stood somewhere earlier in its document, and the byte after their last occurrence
-is the same. Where that lies within the training length the copy is near: a control, since a model that cannot copy there
-has nothing to carry over. Where it lies beyond the training length, and within the longest, it is far.
+is the same. Where that lies within the training length the copy is near; where it lies beyond, and within the longest, it is
+far. Each is compared with itself at another length: near copies are easier bytes than far ones, also for a model without
+positions.
 """
 
 from collections.abc import Sequence

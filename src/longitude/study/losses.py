@@ -2,9 +2,7 @@
 
 * loss: at the training length within `LOSS_MARGIN` of the best label's there.
 * context: it takes at least `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at the
-  training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`). With the method `copies`, what
-  it takes is how far at the training length the loss on bytes that a copy within it foretells is below that on bytes that only
-  a farther copy does: does the model copy at all.
+  training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
 * holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
 
 Every comparison is paired, by seed and by document, and must hold over both together (`longitude.statistics.estimates`).
@@ -16,7 +14,6 @@ from typing import NamedTuple
 
 from longitude.report.wording import percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
-from longitude.study.copies import FAR, NEAR
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
 from longitude.study.results import FIRST, LAST
 
@@ -40,7 +37,7 @@ class Learned(NamedTuple):
         label: One of the study's labels.
         best: The label of the lowest loss there.
         gap: loss / loss of the best label - 1.
-        gain: Loss at the first quarter of the positions minus loss at the last, or loss of far copies minus loss of near ones.
+        gain: Loss at the first quarter of the positions minus loss at the last.
         floor: loss - loss of the best n-grams, in bits per byte.
         loss: Whether the gap is below `LOSS_MARGIN`.
         context: Whether the gain is above `GAIN` and the loss below the floor.
@@ -104,8 +101,7 @@ class LossCriterion(Criterion):
         run, sums = self.run, at_start[label]
         if sums is None or best is None or loss is None:
             return Learned(label)
-        ends = (FAR, NEAR) if NEAR in run.methods else (FIRST, LAST)
-        first, last = (self.sums(label, run.train_length, end) for end in ends)
+        first, last = (self.sums(label, run.train_length, quarter) for quarter in (FIRST, LAST))
         gap = change(sums, at_start[best] or sums, self.metric)
         gain = difference(first, last, self.metric) if first and last else None
         best_ngrams = run.best_ngrams
@@ -166,7 +162,7 @@ class LossCriterion(Criterion):
         learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
         words = {
             FLOOR: f"{{}} against {bits:.2f} of {ngrams}",
-            CONTEXT: "{} from near copies" if NEAR in self.run.methods else "{} from context",
+            CONTEXT: "{} from context",
             LOSS: f"{{}} above {self.called(learned.best or '')}",
         }
         return "; ".join(
@@ -198,8 +194,6 @@ class LossCriterion(Criterion):
             if CONTEXT in checks
             else ""
         )
-        if gain and NEAR in run.methods:
-            gain = f", or bytes that a near copy foretells less than {GAIN} bits below those that a far one does"
         starred = f"*        more than {LOSS_MARGIN:.0%} above the best loss at {run.reference}{floor}{gain}"
         little = [starred] if any(map(self.learned_too_little, run.labels)) else []
         if not run.beyond:
