@@ -316,7 +316,7 @@ def at_a_glance(found: dict[str, Any]) -> str:
     study, start = found["study"], lengths[0]
     seeds = len(study["configuration"]["seeds"])
     means = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
-    over = "seeds" if seeds > 1 else "documents"
+    over = next(iter(rows.values()))["over"]
     counts = study.get("ngrams") or {}
     without = f"Trigram counts, without any model, reach {min(counts.values()):.2f} at {start}. " if counts else ""
     heads = [
