@@ -68,7 +68,7 @@ class Mixer(nn.Module):
         growth: Of its cache, with the tokens N: "O(1)", "O(log N)" or "O(N)".
         undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
         full_precision: Names of its own parameters that stay float32 or wider however the module is moved or loaded.
-        saturates: Sigmoids and tanh make finite numbers of an infinite token; NaN still shows.
+        saturates: True if a sigmoid or tanh turns infinite inputs into finite outputs. NaN still propagates.
         far_from: A sequence of at most this many tokens leaves its far part unused and untrained; None: it has none.
     """
 

@@ -217,7 +217,7 @@ class NativeSparseAttention(Mixer):
     Each branch has keys and values of its own, and a softmax of its own. A query attends to the summaries of blocks that have
     ended. What they weigh, over the heads that share keys, chooses blocks: `select_count` of `select_block` tokens, always the
     first, its own and the one before it among them. The choice has no gradient. Queries and keys of chosen blocks and
-    of the window are rotated; summaries, in which places are learned, are not. Blocks are counted from the begin of a document,
+    of the window are rotated; summaries, in which places are learned, are not. Blocks are counted from the start of a document,
     and padding is in none.
 
     Exact, and at the speed of a toy: of chosen blocks the scores of all tokens are computed and masked. Its cache keeps all keys
@@ -229,7 +229,7 @@ class NativeSparseAttention(Mixer):
         num_kv_heads: heads of keys and values; None: num_heads.
         encoding: rotations.
         block: tokens of a summary, a multiple of stride.
-        stride: tokens from the begin of a summary to that of the next.
+        stride: tokens from the beginning of a summary to that of the next.
         select_block: tokens of a block that is chosen, a multiple of stride, and at least a summary's.
         select_count: blocks that are chosen, 3 or more.
         window: tokens of the window, the query's own included.

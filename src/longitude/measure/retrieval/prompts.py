@@ -77,7 +77,7 @@ def fit(
 
 
 def in_chat(question: Question, text: str, tokenizer: Any) -> str:
-    """A user's message by the tokenizer's template, and the begin of the answer."""
+    """A user's message by the tokenizer's template, and the beginning of the answer."""
     message = {"role": "user", "content": text.removesuffix(question.begin).rstrip()}
     rendered = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
     return rendered + question.begin.strip()
