@@ -30,13 +30,13 @@ KNOWN: dict[str, int] = {
     "checking": 10,
     "claims": 9,
     "decisions": 244,
-    "extending": 18,
+    "extending": 16,
     "families": 2,
     "find-a-position-bug": 1,
     "gpu": 4,
     "hierarchical": 1,
     "install": 4,
-    "measuring": 9,
+    "measuring": 5,
     "mixers": 4,
     "models": 1,
     "my-own-encoding": 1,
@@ -49,7 +49,7 @@ KNOWN: dict[str, int] = {
     "study-tasks": 20,
     "where-position-enters": 1,
     "why-length-fails": 1,
-    "docstrings": 20,
+    "docstrings": 19,
 }
 """Faults of texts that are older than this test, at most: a number may fall, and none may rise."""
 

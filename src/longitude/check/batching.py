@@ -108,7 +108,7 @@ def packed_documents(subject: Subject) -> Measurement:
         options = {"position_ids": torch.cat([torch.arange(size) for size in sizes])[None].to(tokens.device)}
     else:
         raise DoesNotApply(
-            "forward takes no position_ids, so the begin of a document cannot be declared; pack none into one row"
+            "forward takes no position_ids, so the start of a document cannot be declared; pack none into one row"
         )
     return each_as_alone(
         subject,

@@ -50,7 +50,7 @@ def measure(
 
         Store(out).require_place(run.VERB)
         planned = checked(config, models)
-        bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
+        bar.total = sum(len(planned.units(subject)) for subject in planned.subjects)
         results = run.measure(planned, out, bar, fresh)
     show(results, json)
     finite = all(row.value is not None or row.count == 0 for row in results.rows)

@@ -216,7 +216,7 @@ class Sandwich(Encoding):
     """Cosines of the distance: score_h(i, j) += (sum_k cos((i - j) / 10000^(2k/dim)) - dim/2) / (8h/H), k = 1 .. dim/2.
 
     The dot product of two sinusoidal codes, moved to 0 at offset 0 and divided by a ratio of head h = 1 .. H: the first head is
-    biased the most. It falls about as a logarithm of the distance does, though not monotonously. Nothing is learned.
+    biased the most. It falls about as a logarithm of the distance does, though not monotonically. Nothing is learned.
 
     Args:
         num_heads: H, heads of queries.
