@@ -316,7 +316,7 @@ def at_a_glance(found: dict[str, Any]) -> str:
     study, start = found["study"], lengths[0]
     seeds = len(study["configuration"]["seeds"])
     means = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
-    over = next(iter(rows.values()))["over"]
+    over = next((row["over"] for row in rows.values() if row.get("over")), "documents")
     counts = study.get("ngrams") or {}
     without = f"Trigram counts, without any model, reach {min(counts.values()):.2f} at {start}. " if counts else ""
     heads = [
