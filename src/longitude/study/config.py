@@ -31,9 +31,9 @@ class StudyConfig:
         encodings: Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention:
             rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers).
-        data: Text to train on, one or several: "stdlib" (the sources of Python's standard library), "package:NAME" (those of an
-            installed package, such as package:torch), files, folders, or "datasets:NAME" or "datasets:NAME:CONFIG" from the
-            Hugging Face hub; "generated" for tasks that need none.
+        data: Text to train on, one or several files or folders. "stdlib" is the sources of Python's standard library, and
+            "package:NAME" those of an installed package, such as package:torch. "datasets:NAME" and "datasets:NAME:CONFIG" are
+            from the Hugging Face hub. Tasks that need no text have "generated".
         tokenizer: With --task text: byte, a tokenizer.json, a folder with a tokenizer, or a name on the hub. Lengths are
             then in tokens; the metric stays bits per byte.
         train_length: Bytes (or tokens) of a training window; of generated tasks the most symbols of an example (digits of a
