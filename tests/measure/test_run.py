@@ -188,6 +188,7 @@ def test_it_continues_and_grows(checkpoints, config, tmp_path):
     assert len(read_results(out).rows) > 0
     _, _, watcher = go(config, out, checkpoints["llama"])
     assert len(watcher.units) == 2  # of three
+    assert [note[-6:] for note in watcher.notes if ": done; " in note] == ["2 of 3", "3 of 3"]  # a log shows no bar
     results, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"])
     assert {unit.split()[0] for unit in watcher.units} == {"gpt_neox"}
     assert numbers(results.rows) == numbers(whole.rows)

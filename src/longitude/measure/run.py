@@ -220,6 +220,7 @@ class Run:
                 result = self.result(opened, part, folder, lambda i, total: self.watcher.update(what, done + i / total))
                 write_json(folder / RESULT, result)
                 (folder / WINDOWS).unlink(missing_ok=True)
+            self.watcher.note(f"{what}: done; {done + 1} of {self.total}")
         except OSError:  # of the directory, which the next unit needs, too
             raise
         except BusyError:
