@@ -50,7 +50,7 @@ def chart(found: dict[str, Any]) -> Any:
     rows, trained = found["rows"], found["study"]["configuration"]["train_length"]
     labels = list(dict.fromkeys(row["label"] for row in rows))
     lengths = sorted({row["length"] for row in rows})
-    low, high = min(row["low"] for row in rows) - 0.1, max(row["high"] for row in rows) + 0.1
+    low, high = min(row["seed_low"] for row in rows) - 0.1, max(row["seed_high"] for row in rows) + 0.1
     x = alt.X(
         "length:Q",
         title="Window length in bytes (log scale)",
@@ -77,7 +77,7 @@ def chart(found: dict[str, Any]) -> Any:
         mark.mark_text(align="left", dx=6, dy=8, color=GREY, fontSize=12).encode(x, y, text="words:N"),
         grams.mark_rule(color=GREY, strokeDash=[1, 3]).encode(y),
         grams.mark_text(align="right", dx=-6, dy=-7, color=GREY, fontSize=12).encode(x, y, text="words:N"),
-        base.mark_area(opacity=0.15).encode(alt.Y("low:Q", title=title), alt.Y2("high:Q")),
+        base.mark_area(opacity=0.15).encode(alt.Y("seed_low:Q", title=title), alt.Y2("seed_high:Q")),
         base.mark_line(strokeWidth=2.4),
         base.mark_circle(size=46, opacity=1),
         names.encode(x, alt.Y("at:Q", title=title), colour, text="name:N"),

@@ -63,7 +63,9 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
         laid = f"that move by {stride} {run.task.unit}" if stride else "that move by half their length"
     elif method not in PLAIN:
         laid += f", by the model extended to this length beyond {run.train_length}, without training, by the scheme {method}"
-    spread = "Rings are single seeds, bands 95% intervals of their mean" if seeds else "There is one seed"
+    # documents differ alike for every label, so bands over both, as in the table, would hide the order of the lines
+    rings = "Rings are single seeds, bands 95% intervals over seeds; those of the table are over seeds and documents"
+    spread = rings if seeds else "There is one seed"
     floor = f" Dotted lines: {and_(list(floors))} of the training text." if floors else ""
     return Figure(
         name=name_of(run, method),
