@@ -165,7 +165,7 @@ def protocol(found: dict[str, Any]) -> str:
 
 
 def decoding(found: dict[str, Any]) -> str:
-    """A token behind the context that ratios are to, and behind the longest."""
+    """A token at the context length that ratios are to, and at the longest."""
     rows = {(row["label"], row["context"]): row for row in found["rows"]}
     near, far = int(found["rows"][0]["against"]), max(row["context"] for row in found["rows"])
     lines = []
@@ -174,7 +174,7 @@ def decoding(found: dict[str, Any]) -> str:
         ms = [f"{row['seconds'] * 1e3:.2f}" for row in (first, last)]
         megabytes = f"{last['cache_bytes'] / 1e6:.3g}"
         lines.append([f"`{line['label']}`", line["growth"], *ms, f"{last['ratio']:.2f}", megabytes])
-    headings = ["mixer", "cache", f"ms behind {near}", f"ms behind {far}", "ratio", f"MB of cache at {far}"]
+    headings = ["mixer", "cache", f"ms at context {near}", f"ms at context {far}", "ratio", f"MB of cache at {far}"]
     return f"{markdown(headings, lines)}\n\n{protocol(found)}"
 
 

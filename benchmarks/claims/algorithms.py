@@ -119,12 +119,12 @@ register(
     Claim(
         name="recurrences-constant",
         number="11b",
-        claimed="A recurrence takes the same time for every token however many came before, and behind a long text "
+        claimed="A recurrence takes the same time for every token however many came before, and at a long context "
         "less than attention.",
         source="Gu and Dao 2023, Mamba; Sun et al. 2023, RetNet; Peng et al. 2023, RWKV",
         link="https://arxiv.org/abs/2312.00752",
         protocol="There: on GPUs, 1.4 to 7 billion parameters. Here: a decoding step of 4 layers of width 256 on "
-        f"two cores, from the committed bench; constant is less than {CONSTANT:g} times behind 32 times the tokens.",
+        f"two cores, from the committed bench; constant is less than {CONSTANT:g} times at 32 times the context length.",
         statements=(
             *(token_time(label, below=CONSTANT) for label in ("mamba", "rwkv4", *RECURRENCES)),
             *(

@@ -59,7 +59,7 @@ def _value(row: Row, of: str) -> str:
 
 
 def _words(row: Row) -> str:
-    """A token of mamba behind 32,768; t5 over 2,048 tokens."""
+    """A token of mamba at context length 32,768; t5 over 2,048 tokens."""
     if "label" in row:
-        return f"a token of {row['label']} behind {row['context']:,}"
+        return f"a token of {row['label']} at context length {row['context']:,}"
     return f"{row['name']} over {row['length']:,} tokens"

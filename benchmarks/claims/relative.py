@@ -102,7 +102,7 @@ register(
         claimed="It costs N log N: a token as log N, and far less than full attention for a long text.",
         source="The same lecture page",
         link="hierarchical.md",
-        protocol="Committed benches: a decoding step of 4 layers of width 256 behind 32,768 tokens over one behind "
+        protocol="Committed benches: a decoding step of 4 layers of width 256 at context length 32,768 over one at "
         "1,024, whose logarithms are 1.5 to each other; forward and backward of a layer over 8,192 and 16,384 "
         "tokens, against full attention.",
         statements=(

@@ -18,7 +18,7 @@ from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, chang
 from longitude.study.answers import AnswerCriterion, share
 from longitude.study.criterion import Effective
 from longitude.study.losses import TOLERANCE
-from longitude.study.tables import reach, training
+from longitude.study.tables import training
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -139,6 +139,12 @@ def _learned(evidence: Evidence, of: Measured) -> bool:
 
 
 # ---- how far -----------------------------------------------------------------------------------------------------------
+def reach(length: Effective) -> str:
+    """An effective length in words: 1024, or 512 (256 to 1024) if the interval reaches further; none."""
+    value, low, high = (str(each or "none") for each in length)
+    return value if low == high else f"{value} ({low} to {high})"
+
+
 def reaches(a: Measured) -> Statement:
     """A label holds, or solves its task, at every measured length up to that of a."""
 
@@ -194,7 +200,7 @@ def costs_less(
 
 
 def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> Statement:
-    """The time of a token behind the longest context of `make bench-decode`, over that behind a short one, is within bounds."""
+    """The time of a token at the longest context of `make bench-decode`, over that at a short one, is within bounds."""
     bounds = f"less than {below:g}" if above == 0 else f"more than {above:g}"
 
     def judge(evidence: Evidence) -> Outcome:
@@ -205,10 +211,10 @@ def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> State
         last = max(rows, key=lambda row: row["context"])
         number = f"{last['ratio']:.2f} ({last['ratio_low']:.2f} to {last['ratio_high']:.2f})"
         cpu, made = found["machine"]["cpu"], found["made"][:10]
-        remark = f"behind {last['context']} tokens against {last['against']}, median and quartiles over turns, {cpu}, {made}; "
+        remark = f"context length {last['context']} against {last['against']}, median and quartiles over turns, {cpu}, {made}; "
         return _untested(last["ratio"], (above, below), number, remark + "one machine: not tested")
 
-    return Statement(f"a token of {mixer} takes {bounds} times as long behind a long context as a short one", (), judge)
+    return Statement(f"a token of {mixer} takes {bounds} times as long at a long context as at a short one", (), judge)
 
 
 def _untested(value: float, expected: Range, number: str, remark: str) -> Outcome:

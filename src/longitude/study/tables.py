@@ -143,12 +143,6 @@ def p_words(value: float | None) -> str:
     return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def reach(length: Effective) -> str:
-    """1024, or 512 (256 to 1024) where the interval reaches further; none."""
-    value, low, high = (str(each or "none") for each in length)
-    return value if low == high else f"{value} ({low} to {high})"
-
-
 def in_brackets(value: str, ends: str) -> str:
     """512 (< 256 to 512): an interval in brackets, if there is one."""
     return f"{value} ({ends})" if ends else value
