@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GraniteSWAConfig, LlamaConfig, PhimoeConfig
 
 import longitude as lg
-from longitude.checkpoints.config import contradictions, remarks, ropes
+from longitude.checkpoints.config import contradictions, positions_of_layers, remarks, ropes
 from longitude.checkpoints.keys import of_full_attention
 from longitude.checkpoints.load import built_without_weights
 from longitude.checkpoints.reading import read, text_part
@@ -281,6 +281,12 @@ def test_a_base_by_which_no_pair_is_slower_is_noted_by_its_key(kind, keys):
     if kind is not None:
         assert any("rope_theta" in note for note in remarks(raw, AutoConfig.for_model(**raw)))
         assert not any("rope_theta" in note for note in remarks(SMALL | keys, AutoConfig.for_model(kind, **SMALL)))
+
+
+def test_a_window_is_read_where_its_class_has_another_name_for_it():
+    """RecurrentGemma writes attention_window_size; to_dict() of its config has that name alone."""
+    config = AutoConfig.for_model("recurrent_gemma", **SMALL, num_key_value_heads=1, attention_window_size=24)
+    assert {layer.window for layer in positions_of_layers(config, "half")} == {None, 24}
 
 
 def test_a_type_of_layers_without_rope_parameters_is_named():

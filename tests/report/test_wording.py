@@ -28,6 +28,12 @@ def test_words(got, words):
     assert got == words
 
 
+def test_a_picture_has_names_of_papers_with_options_only_where_names_are_alike():
+    labels = ["rope", "rope:base=500", "alibi", "rope+fox", "t5:max_distance=32", "a_plugin"]
+    names = ["RoPE", "RoPE (base=500)", "ALiBi", "RoPE + FoX", "T5 bias", "a_plugin"]
+    assert wording.papers(labels) == dict(zip(labels, names, strict=True))
+
+
 def test_a_protocol_is_legible():
     values = {"batch_size": 12_345, "seeds": [0, 1], "stride": None}
     assert wording.legible(values) == [("batch size", "12,345"), ("seeds", "0, 1"), ("stride", "none")]

@@ -67,3 +67,11 @@ def test_the_combined_interval_is_inside_neither_and_is_one_of_them_where_the_ot
     point = Interval(1.0, 1.0, 1.0)
     assert combined(seeds, point, 3).interval == pytest.approx(seeds)
     assert combined(point, text, 3).interval == pytest.approx(text)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_p_is_5_percent_where_the_end_of_a_lopsided_interval_reaches_0(sign):
+    near, seeds, text = 0.5, (0.4, 0.4), (0.3, 1.5)  # distances of the ends: those towards 0, and those away from it
+    intervals = [Interval(sign * near, *sorted((sign * (near - a), sign * (near + b)))) for a, b in (seeds, text)]
+    found = combined(*intervals, 3)
+    assert (found.low if sign > 0 else found.high) == pytest.approx(0, abs=1e-12) and found.p == pytest.approx(0.05)

@@ -259,7 +259,14 @@ def test_the_table_shows_value_interval_and_verdict(tmp_path):
     assert rows["sinusoidal"][:2] == ["diverged", "-"]
     assert rows["learned"][2:] == ["-"] * 4
     columns = table(analyse(run)).columns
-    assert [str(cell) for cell in columns[0].cells][:6] == ["alibi", "t5", "rope", "none", "sinusoidal", "learned"]
+    assert [str(cell) for cell in columns[0].cells][:6] == [
+        "alibi",
+        "t5",
+        "rope",
+        "NoPE (none)",
+        "sinusoidal",
+        "learned",
+    ]
     styles = [str(getattr(cell, "style", "")) for cell in columns[-1].cells]
     assert styles[:6] == ["green", "red", "red", "red", "", ""]
     assert half not in printed(run, 80)  # there is no room

@@ -127,6 +127,13 @@ def periodic(period):
     return torch.arange(145) % period
 
 
+@pytest.mark.parametrize(("period", "kind"), [(16, "near copy"), (17, "far copy"), (48, "far copy"), (49, None)])
+def test_a_copy_is_near_up_to_the_training_length_and_far_up_to_the_longest(period, kind):
+    document = torch.arange(period + 20) % period
+    found = {name: int(mask.sum()) for name, [mask] in foretold([document], 16, 48).items()}
+    assert found == {"near copy": 0, "far copy": 0} | ({kind: 20 - 8} if kind else {})
+
+
 def test_near_and_far_copies_are_measured_on_their_own_bytes_at_every_length(data):
     config = replace(TINY, train_length=16, test_lengths=(16, 48), methods=("non-overlapping", "copies"))
     model = build_model(config, "alibi", 0)

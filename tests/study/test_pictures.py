@@ -10,9 +10,10 @@ from longitude.measure import Row, read_rows
 from longitude.measure.rows import from_frame
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
+from longitude.study import report
 from longitude.study.analysis import analyse
 from longitude.study.biases import panels_of
-from longitude.study.pictures import PICTURES
+from longitude.study.pictures import PICTURES, by_position
 from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, register_task, rows_by_distance
 from longitude.study.tasks.sequences import Copy
@@ -26,7 +27,9 @@ def drawn(name, analysis):
 
 
 def test_a_change_is_drawn_with_its_own_interval(tmp_path):
-    analysis = analyse(write_run(tmp_path, {"rope": (2.6, 2.9), "alibi": (2.5, 2.5)}, test_lengths=(256, 512)))
+    analysis = analyse(
+        write_run(tmp_path, {"rope": (2.6, 2.9), "alibi": (2.5, 2.5), "t5": (2.5, 2.5)}, test_lengths=(256, 512))
+    )
     [figure] = drawn("change", analysis)
     points = values(figure.spec(), "line")
     found = [each for each in analysis.main if each.change is not None]
@@ -34,8 +37,34 @@ def test_a_change_is_drawn_with_its_own_interval(tmp_path):
         (each.label, each.change, each.change_low, each.change_high) for each in found
     ]
     assert figure.spec()["description"] == figure.alt  # what a screen reader is given
+    assert figure.title.startswith("2 of 3 stay within 2%")
     [levels] = drawn("by-length", analysis)
     assert all(point["from"] is None for point in values(levels.spec(), "line"))  # one seed: no band
+
+
+def test_an_encoding_breaks_where_its_loss_rises_for_good(tmp_path):
+    """Not at a peak after which it falls again, nor against the first positions, where every loss is high."""
+    labels = {"rope": (2.0, 2.0), "alibi": (2.0, 2.0)}
+    found = read_run(write_run(tmp_path, labels, test_lengths=(256, 1024)))
+    places = {(16, 64): (3.0, 3.0), (64, 256): (2.0, 2.0), (256, 512): (2.5, 2.0), (512, 600): (2.0, 2.5),
+              (600, 800): (2.5, 2.1), (800, 1024): (2.5, 2.1)}  # fmt: skip
+    points = [
+        {"label": label, "position": (start * stop) ** 0.5, "from": f"{start} to {stop - 1}", "value": value}
+        for (start, stop), of_labels in places.items()
+        for label, value in zip(labels, of_labels, strict=True)
+    ]
+    assert by_position._finding(found, points) == "Breaks within the window: RoPE from position 600"
+    assert "No encoding breaks" in by_position._finding(found, [p for p in points if p["label"] == "alibi"])
+
+
+def test_the_better_of_a_pair_is_green_in_its_row_and_red_in_its_column(tmp_path):
+    labels = {"rope": (2.6, 2.9), "alibi": (2.5, 2.5)}
+    analysis = analyse(write_run(tmp_path, labels, seeds=(0, 1, 2), test_lengths=(256, 512)))
+    cells = report._matrix(analysis, 512)
+    assert [*cells] == ["alibi", "rope"]  # in rows and in columns
+    better, worse = cells["alibi"][1], cells["rope"][0]
+    assert (better["kind"], worse["kind"]) == ("holds", "lost") and better["words"][1:] == worse["words"][1:] == "0.40"
+    assert better["words"][0] in "-−" and worse["words"][0] == "+"
 
 
 def lines_of(path, label):

@@ -130,7 +130,7 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     assert verdicts == {"rope": "rises", "alibi": "holds", "learned": ""}
     comparisons = analyse(run).comparisons["non-overlapping"]
     shown = [
-        row for row in page.rows if len(row) == 7 and row[3] in ("better", "not decided") and row[2] in ("256", "4096")
+        row for row in page.rows if len(row) == 8 and row[3] in ("better", "not decided") and row[2] in ("256", "4096")
     ]
     assert [row[:3] for row in shown] == [
         [names[each.better], names[each.worse], str(each.length)] for each in comparisons if each.length in (256, 4096)

@@ -206,6 +206,8 @@ def folding(*heads: str, **more: Any) -> Table:
 def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
     frame = findings(analysis, method).dropna(axis="columns", how="all")
+    if "verdict" in frame:  # in the words of the page: `longitude report --csv` has the same for every task
+        frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts.get)
     return {"method": method, "lines": _lines(analysis, method), "csv": csv(frame)}
 
 
