@@ -84,6 +84,11 @@ WORDS = {
     "bias of the offset, forward": "relative position bias, forward",
     "memory of these four, 1024 to 4096": "memory of Shaw, Transformer-XL, PaTH and FoX, 1024 to 4096",
     "decoding one token at 8192, any bias of the offset": "decoding one token at 8192, any relative position bias",
+    "a token behind 1024": "a token at context length 1024",
+    **{
+        f"a token behind 32768, {kind}": f"a token at context length 32768, {kind}"
+        for kind in ("recurrent", "hierarchical", "log-linear")
+    },
 }
 """The results' own words -> words for readers."""
 
