@@ -69,7 +69,7 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "object": f"{factory.__module__}.{factory.__qualname__}",
         "title": factory.__name__,
         "paper": paper(name),
-        "note": notes().get(name),
+        "note": note(name),
         "chips": chips(name, kind),
         "facts": [(head, text) for head, text in one.words if head and head not in ("source", "cost here")],
         "pictures": [picture(label, figure(drawing), source) for drawing in one.drawings],
@@ -84,11 +84,17 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
 
 @cache
 def notes() -> dict[str, dict[str, str]]:
-    """What is written by hand, by name, with the formula as MathML; none of a plugin's."""
-    from docutils.utils.math.latex2mathml import tex2mathml
+    """Texts that are written by hand, by name of an encoding or mixer."""
+    return tomllib.loads((HERE / "notes.toml").read_text(encoding="utf-8"))
 
-    found = tomllib.loads((HERE / "notes.toml").read_text(encoding="utf-8"))
-    return {name: note | {"math": tex2mathml(note["formula"], as_block=True)} for name, note in found.items()}
+
+def note(name: str) -> dict[str, str] | None:
+    """A text by hand with its formula as MathML; None for a plugin's encoding or mixer."""
+    if name not in notes():
+        return None
+    from docutils.utils.math.latex2mathml import tex2mathml  # of the extra `docs`, which only these texts need
+
+    return notes()[name] | {"math": tex2mathml(notes()[name]["formula"], as_block=True)}
 
 
 def chips(name: str, kind: str) -> list[str]:
