@@ -18,16 +18,13 @@ transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
 
 
-_is_exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
-
-
 def exporting() -> bool:
     """Whether torch.export makes a graph of this call.
 
     It runs where Longitude is not, so it has torch's own operators alone; and at every length, so no choice depends on a size:
     torch writes a choice down as a condition of the graph.
     """
-    return _is_exporting is not None and _is_exporting()
+    return torch.compiler.is_exporting()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -24,7 +24,7 @@ def is_plain(*layers: nn.Module) -> bool:
 
     Not one of another class, with hooks, or whose forward was replaced, as accelerate does to load weights when they are needed.
     """
-    of_all = nn.modules.module  # whose hooks of all modules are under these names in torch 2.6, too
+    of_all = nn.modules.module
     hooks = any(
         (
             of_all._global_forward_hooks,

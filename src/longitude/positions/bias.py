@@ -27,12 +27,20 @@ Kernel = Literal["log", "power"]
 class FixedBias:
     """A bias of the offset that nothing but its numbers decides: [...] -> [heads, ...].
 
-    A subclass is a frozen dataclass of numbers and tuples of them. Two that are equal are then the same function, and
+    A subclass is a frozen dataclass (eq=False) of numbers and tuples of them. Two that are equal are then the same function, and
     attention may make their table once.
     """
 
     def __call__(self, offset: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(
+        self,
+    ) -> int:  # a dataclass's own fails before it has numbers, when torch's compiler asks for it (2.12)
+        return hash(tuple(vars(self).values()))
 
 
 def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> list[float]:
@@ -111,7 +119,7 @@ class ALiBi(Encoding):
         return (OffsetBias(LinearBias(tuple(self.slopes), tuple(self.future_slopes), tuple(self.sides))),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearBias(FixedBias):
     """-m_h |offset|, m_h from `slopes`, or from `future_slopes` below 0; FORBIDDEN where the sign is not that of sides_h."""
 
@@ -243,7 +251,7 @@ class Sandwich(Encoding):
         return (OffsetBias(CosineBias(self.num_heads, self.dim, self.index_start)),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CosineBias(FixedBias):
     """The bias of Sandwich."""
 
