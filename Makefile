@@ -174,7 +174,7 @@ $(VENV)/dist.stamp: $(VENV)/torch.stamp pyproject.toml
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml # in one go with what a study needs
-	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test-gpu]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test]'
 	@touch $(VENV)/study.stamp $@
 
 $(VENV)/conformance.stamp: $(VENV)/test.stamp

@@ -5,7 +5,8 @@
     python .ci/jobs.py --keep DIR build     in DIR, which stays
 
 Each combination of a job's matrix gets a clone of the last commit and an environment of its Python, as actions/setup-python gives
-one; artifacts are folders beside the clones. A step that needs GitHub, another system or a missing Python is named.
+one; artifacts are folders beside the clones. A step that needs GitHub, another system or a missing Python is named. So is one
+that changes the machine; the steps after it run with what is here.
 Needs PyYAML.
 """
 
@@ -106,7 +107,9 @@ def run(job: Job, folder: Path, resolve: bool) -> bool:
         if "if" in step:  # of tags alone
             continue
         if (why := why_not(job, step)) is not None:
-            print(f"    not here: {name}: {why}; and what follows it", flush=True)
+            print(f"    not here: {name}: {why}{'' if 'run' in step else '; and what follows it'}", flush=True)
+            if "run" in step:
+                continue
             return True
         begun = time.monotonic()
         code = do(job, step, clone, artifacts, environment, resolve)

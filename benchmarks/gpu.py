@@ -1,5 +1,5 @@
 """Everything that needs a GPU, in one command of at most nine minutes: `make gpu`, or `python benchmarks/gpu.py` with any Python
-that has torch >= 2.8 for CUDA, triton, jaxtyping and pytest. Nothing is installed.
+that has torch >= 2.11 for CUDA, triton, jaxtyping and pytest. Nothing is installed.
 
     python benchmarks/gpu.py                                   # laws, then times, against torch's flash attention
     python benchmarks/gpu.py --parts attention rotation        # some of it

@@ -80,9 +80,6 @@ def main() -> None:
             f"got {options.model} and {options.length}"
         )
 
-    if options.skills and not hasattr(torch.optim, "Muon"):
-        parser.error(f"--skills: expected torch 2.9 or later, which has the optimizer Muon, got {torch.__version__}")
-
     set_seed(options.seed)
     training, validation = read_library()
     if not any(len(file) > options.length for file in validation):

@@ -83,5 +83,8 @@ def test_options_and_machine():
     assert yarn["options"].keys() >= {*yarn["required"], "attention_factor", "mscale", "truncate"}
     [skipped] = [entry for entry in FACTS["samplers"] if entry["name"] == "skipped"]
     assert (skipped["options"], skipped["required"]) == ({"max_length": None, "chunks": 2}, ["max_length"])
-    assert FACTS["machine"]["torch"] == torch.__version__ and FACTS["machine"]["threads"] == torch.get_num_threads()
+    assert (
+        torch.__version__.startswith(FACTS["machine"]["torch"])
+        and FACTS["machine"]["threads"] == torch.get_num_threads()
+    )
     assert {"threads", "gpu", "mps", "transformers", "python"} <= FACTS["machine"].keys()

@@ -79,15 +79,6 @@ def test_wrong_use(
     assert refused.value.code == 2 and words in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_skills_need_an_optimizer_of_torch_2_9(
-    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(SystemExit) as refused:
-        run("--skills", "--out", str(tmp_path / "out"))
-    assert refused.value.code == 2 and "expected torch 2.9 or later" in capsys.readouterr().err
-
-
 # ---- a course of skills -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def skills(monkeypatch: pytest.MonkeyPatch) -> Any:

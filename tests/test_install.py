@@ -30,12 +30,12 @@ def with_torch(version: str, folder: Path, *arguments: str) -> subprocess.Comple
 
 
 def test_a_torch_older_than_supported_is_one_sentence(tmp_path: Path):
-    sentence = "longitude needs torch 2.6 or newer, and this is torch 2.5.1+cpu: pip install --upgrade torch"
-    done = with_torch("2.5.1+cpu", tmp_path, "-c", "import longitude as lg; lg.attend")
+    sentence = f"longitude needs torch {errors.OLDEST_TORCH} or newer, and this is torch 2.9.1+cpu: pip install --upgrade torch"
+    done = with_torch("2.9.1+cpu", tmp_path, "-c", "import longitude as lg; lg.attend")
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"longitude.errors.UnsupportedVersion: {sentence}"
-    done = with_torch("2.5.1+cpu", tmp_path, "-m", "longitude", "list")
+    done = with_torch("2.9.1+cpu", tmp_path, "-m", "longitude", "list")
     assert (done.returncode, done.stderr) == (2, f"longitude: {sentence}\n")
-    done = with_torch("2.6.0", tmp_path, "-c", "import longitude as lg; lg.attend")
+    done = with_torch("2.11.0", tmp_path, "-c", "import longitude as lg; lg.attend")
     assert done.returncode == 1 and "longitude needs torch" not in done.stderr  # the stub has no more to give
 
 
@@ -142,7 +142,7 @@ def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert cli.main(["check", "alibi"]) == 2 and capsys.readouterr().err == "longitude: this is another version\n"
 
 
-@pytest.mark.parametrize("version", ["2.6.0", "2.10.0", "2.13.0+cpu", "3.0.0a0+git1", torch.__version__])
+@pytest.mark.parametrize("version", ["2.11.0", "2.100.0", "2.13.0+cpu", "3.0.0a0+git1", torch.__version__])
 def test_newer_ones_pass(version: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "__version__", version)
     errors.require_torch()

@@ -99,31 +99,6 @@ def test_actions_are_pinned_by_hash() -> None:
     assert {each["package-ecosystem"] for each in updates} == {"github-actions", "pip"}
 
 
-def test_a_cell_of_ci_asks_for_what_can_be_installed_together() -> None:
-    """The extra of the kernels needs a triton that an older torch forbids."""
-    extras = project()["optional-dependencies"]
-    oldest = next(each for each in extras["gpu"] if each.startswith("torch>=")).removeprefix("torch>=")
-
-    def of(extra: str) -> set[str]:
-        named = re.findall(r"longitude\[([\w,-]+)\]", " ".join(extras[extra]))
-        return {extra}.union(*(of(other) for names in named for other in names.split(",")))
-
-    cells = JOBS["jobs"]()
-    assert {"versions", "core-only", "newest"} <= {job.name for job in cells}
-    for job in cells:
-        pinned = [
-            m for step in job.steps for m in re.findall(r"torch==(\S+)", JOBS["filled"](step.get("run", ""), job.cell))
-        ]
-        asked = [
-            m
-            for step in job.steps
-            for m in re.findall(r"\.\[([\w,-]+)\]", JOBS["filled"](step.get("run", ""), job.cell))
-        ]
-        for version in pinned:
-            older = tuple(map(int, version.split(".")[:2])) < tuple(map(int, oldest.split(".")))
-            assert not (older and any("gpu" in of(extra) for names in asked for extra in names.split(","))), job.title
-
-
 def test_the_jobs_that_run_here_say_why_others_do_not() -> None:
     """Each `run:` is tried by .ci/jobs.py, or named."""
     reasons = {job.title: [JOBS["why_not"](job, step) for step in job.steps] for job in JOBS["jobs"]()}

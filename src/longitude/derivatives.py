@@ -18,16 +18,13 @@ transforms_active = torch._C._are_functorch_transforms_active
 """Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
 
 
-_is_exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
-
-
 def exporting() -> bool:
     """Whether torch.export makes a graph of this call.
 
     An exported graph runs without Longitude, so it may contain only torch's operators. It runs at every length, so no choice
     may depend on a size: torch records a choice as a condition of the graph.
     """
-    return _is_exporting is not None and _is_exporting()
+    return torch.compiler.is_exporting()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

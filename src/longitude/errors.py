@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any, get_args
 
-OLDEST_TORCH = "2.6"  # pyproject.toml has these, too
+OLDEST_TORCH = "2.11"  # pyproject.toml has these, too
 MODELS = ("transformers", "accelerate", "safetensors", "psutil")
 EXTRAS = {
     "models": MODELS,

@@ -6,12 +6,9 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable
-from functools import cache
 from importlib.metadata import version
 
 import torch
-
-OLDEST_TRITON = "3.4"  # pyproject.toml has it, too
 
 
 def switched_off() -> set[str]:
@@ -33,15 +30,6 @@ def why_no_triton() -> str | None:
     """Why kernels in Triton cannot be loaded, and what mends it; None where they can."""
     if importlib.util.find_spec("triton") is None:
         return "it needs the package triton: pip install 'longitude[gpu]'"
-    return _too_old()
-
-
-@cache
-def _too_old() -> str | None:
-    """Reason if the installed triton is too old: torch installs its version of triton, and older torch an older one."""
-    found = version("triton")
-    if tuple(map(int, found.split(".")[:2])) < tuple(map(int, OLDEST_TRITON.split("."))):
-        return f"it needs triton {OLDEST_TRITON} or newer, which torch 2.8 brings, and this is triton {found}"
     return None
 
 

@@ -24,7 +24,7 @@ def is_plain(*layers: nn.Module) -> bool:
 
     False for other classes, layers with hooks, or a replaced forward, as with accelerate's loading of weights on demand.
     """
-    of_all = nn.modules.module  # whose hooks of all modules are under these names in torch 2.6, too
+    of_all = nn.modules.module
     hooks = any(
         (
             of_all._global_forward_hooks,

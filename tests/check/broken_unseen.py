@@ -320,8 +320,15 @@ def wrong_slopes() -> Any:
     def slopes(heads: int, device: Any) -> Tensor:
         return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
 
+    def biases(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        places = ((mask.cumsum(-1) - 1) * mask)[:, None, None]
+        return (slopes(heads, mask.device)[:, None, None] * places).flatten(0, 1).to(dtype)
+
     def forward(*given: Any, **named: Any) -> Any:
-        with patch.object(modeling_bloom, "_get_alibi_slopes", slopes):
+        with (
+            patch.object(modeling_bloom, "_get_alibi_slopes", slopes, create=True),  # newer transformers read it
+            patch.object(model.transformer, "build_alibi_tensor", biases),
+        ):
             return right(*given, **named)
 
     model.transformer.forward = forward

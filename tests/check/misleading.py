@@ -40,7 +40,9 @@ def with_biases(change: Callable[[int], float]) -> Any:
     """change: by what the number of tokens multiplies them."""
     model = bloom()
     right = model.transformer.build_alibi_tensor
-    model.transformer.build_alibi_tensor = lambda mask, *more: right(mask, *more) * change(mask.shape[1])
+    model.transformer.build_alibi_tensor = lambda mask, *more, **named: (
+        right(mask, *more, **named) * change(mask.shape[1])
+    )
     return changed(model)
 
 

@@ -11,7 +11,7 @@ from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from longitude.models.cache_names import cache_in, named
 
 GROUPED = "group_size" in signature(MambaRMSNormGated).parameters
-"""Whether transformers norms each group of Mamba-2 alone, as its authors do; 5.20 norms all of them as one."""
+"""Whether transformers norms each group of Mamba-2 alone, as its authors do; 5.21 norms all of them as one."""
 VOCABULARY = 40
 CASES = {
     "mamba": (MambaForCausalLM, {"state_size": 5, "conv_kernel": 3, "use_bias": True, "layer_norm_epsilon": 1e-3}),

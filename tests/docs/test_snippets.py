@@ -105,9 +105,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if python(page)]
 )
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
-)  # as x-transformers is imported
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # as x-transformers is imported
 def test_python_runs(page: str, reader: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """All snippets of a page in one namespace, in their order."""
     reader(page)

@@ -1,6 +1,7 @@
 """Small models to ask questions of, and tokens for them."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -23,6 +24,13 @@ SMALL: dict[str, Any] = {
 def mixer_spec(name: str) -> dict[str, Any]:
     """A mixer, with a reach shorter than the texts here where it has one."""
     return {"name": name, **{"window": {"size": 5}, "chunks": {"size": 5}, "hierarchical": {"window": 4}}.get(name, {})}
+
+
+@pytest.fixture
+def offloading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch for CUDA makes no stream where there is no GPU, and transformers asks for one."""
+    if torch.version.cuda and not torch.cuda.is_available():
+        monkeypatch.setattr(torch, "Stream", nullcontext)
 
 
 @pytest.fixture

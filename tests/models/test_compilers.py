@@ -101,7 +101,6 @@ def test_no_graph_break(build, ids):
 
 @pytest.mark.slow
 @pytest.mark.ecosystem
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which torch itself calls
 @pytest.mark.timeout(900)  # a compiler of C++ on a busy machine
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++, and there is no compiler")
 def test_inductor(build, ids):

@@ -162,6 +162,7 @@ RECURRENT = [["mamba2", "rwkv6"], ["retention", {"name": "window", "size": 5}]]
 GROWING = [["attention"] * 2, ["mamba2", "attention"], ["latent"] * 2, ["hierarchical"] * 2]
 
 
+@pytest.mark.usefixtures("offloading")
 @pytest.mark.parametrize("mixers", [*RECURRENT, *GROWING], ids=str)
 def test_offloaded_and_static_caches(mixers, build, ids, monkeypatch):
     """The same text, and every layer leaves and comes back once for each call; static where states have a fixed size."""

@@ -44,6 +44,7 @@ def test_documents_and_refused_calls(kind, build):
     require_refused_calls(kind, model)
 
 
+@pytest.mark.usefixtures("offloading")
 @with_channel_mix
 @torch.no_grad()
 def test_generation_with_the_cache_as_without(kind, build, ids):

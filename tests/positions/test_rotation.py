@@ -109,7 +109,6 @@ def test_narrow_numbers_rotate_in_float32(route: str, layout: str, dtype: torch.
     assert rounded_once(back, want)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_every_order(layout: str) -> None:
     """Also where rotations stretch, as those of xpos and YaRN do: the gradient is the transpose, not the inverse."""

@@ -75,7 +75,7 @@ def test_a_device_that_is_not_there_is_named(monkeypatch):
 
 def test_provenance_names_code_machine_and_packages():
     found = provenance()
-    assert found["versions"]["torch"] == torch.__version__ and found["machine"]["cores"] >= 1
+    assert torch.__version__.startswith(found["versions"]["torch"]) and found["machine"]["cores"] >= 1
     assert found["commit"] is None or len(found["commit"].split("-")[0]) == 40
 
 

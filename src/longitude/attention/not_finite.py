@@ -78,9 +78,9 @@ def hides_by_weight(backend: Backend, r: Request) -> bool:
 def attending(r: Request, keys: Bool[Tensor, "B Lk"]) -> Bool[Tensor, "B Lq"]:
     """Which queries attend to any of these keys."""
     queries, every = r.q_tokens(), r.k_tokens()
-    few = r.rows if torch.compiler.is_compiling() else max(1, PAIRS // keys.numel())
-    blocks = [(r.mask.allowed(block, every) & keys[:, None, None]).any(-1) for block in queries.split(few)]
-    return torch.cat(blocks, -1)[:, 0]
+    # The number of blocks would be a condition on the length in a graph.
+    blocks = [queries] if torch.compiler.is_compiling() else queries.split(max(1, PAIRS // keys.numel()))
+    return torch.cat([(r.mask.allowed(block, every) & keys[:, None, None]).any(-1) for block in blocks], -1)[:, 0]
 
 
 def columns_of(term: Term) -> tuple[Tensor, ...]:

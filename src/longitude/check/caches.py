@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache, cache_utils
-from transformers.cache_utils import Cache
+from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache
+from transformers.cache_utils import Cache, Fp8QuantizedLayer
 
 from longitude.check.decoding import CACHE
 from longitude.check.passes import require_one_way
@@ -19,8 +19,6 @@ from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.cache_names import ATTENTION, INSTALLED
 from longitude.testing.engine import DoesNotApply, Measurement
 
-FP8: Any = getattr(cache_utils, "Fp8QuantizedLayer", None)
-"""The quantized cache that needs no other package; transformers 5.20 does not have it yet."""
 MOST = 96
 """Tokens that go through each cache."""
 STEPS, CHUNK = 12, 7
@@ -54,8 +52,6 @@ def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[
         "quantized": lambda: QuantizedCache("fp8", config=config),
         "encoder-decoder": lambda: EncoderDecoderCache(dynamic(), dynamic()),
     }
-    if FP8 is None:
-        del kinds["quantized"]
     return {name: make for name, make in kinds.items() if accelerated or "offloaded" not in name}
 
 
@@ -66,10 +62,8 @@ def without_rounding() -> Iterator[None]:
     def kept(layer: Any, x: Tensor, scale: Any = None) -> tuple[Tensor, Any]:
         return x, scale
 
-    if FP8 is None:
-        yield
-        return
-    with patch.object(FP8, "_quantize", kept), patch.object(FP8, "_dequantize", lambda layer, kept: kept[0]):
+    layer = Fp8QuantizedLayer
+    with patch.object(layer, "_quantize", kept), patch.object(layer, "_dequantize", lambda layer, kept: kept[0]):
         yield
 
 

@@ -27,12 +27,19 @@ Kernel = Literal["log", "power"]
 class FixedBias:
     """A relative position bias defined by constants: offsets [...] -> [heads, ...].
 
-    A subclass is a frozen dataclass of numbers and tuples of numbers. Equal instances are the same function, so attention may
-    compute their table once.
+    A subclass is a frozen dataclass (eq=False) of numbers and tuples of numbers. Equal instances are the same function, so
+    attention may compute their table once.
     """
 
     def __call__(self, offset: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        # not a dataclass's own: torch's compiler (2.12) asks before __init__, when there are no fields
+        return hash(tuple(vars(self).values()))
 
 
 def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> list[float]:
@@ -111,7 +118,7 @@ class ALiBi(Encoding):
         return (OffsetBias(LinearBias(tuple(self.slopes), tuple(self.future_slopes), tuple(self.sides))),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearBias(FixedBias):
     """ALiBi: -m_h |offset|, m_h from `slopes`, or `future_slopes` for offsets below 0; FORBIDDEN on the side not in sides_h."""
 
@@ -243,7 +250,7 @@ class Sandwich(Encoding):
         return (OffsetBias(CosineBias(self.num_heads, self.dim, self.index_start)),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CosineBias(FixedBias):
     """The bias of Sandwich."""
 

@@ -23,7 +23,7 @@ class Memory(NamedTuple):
 
 def memory_of(call: Callable[[], Any]) -> Memory:
     """Memory that call() allocates on the CPU, including custom operators and backward."""
-    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         call()
     profiler: Any = seen.profiler  # its stubs know no sizes
     events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]

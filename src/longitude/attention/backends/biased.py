@@ -47,10 +47,6 @@ def biased(r: Request) -> tuple[Tensor, Tensor] | None:
     raw = (r.scale * r.q) @ k.mT if any(isinstance(term, RowBias) for term in r.terms) else None
     terms = [bias_of(term, r, raw, allowed).to(r.q.dtype) for term in r.terms]
     bias = torch.where(allowed, sum(terms[1:], terms[0]), -math.inf)
-    if (
-        bias.stride(-1) != 1
-    ):  # FIRE's heads come last; the kernel of torch 2.6 reads others' numbers then, without a word
-        bias = bias.contiguous()
     out, lse = Biased.apply(r.q, k, v, bias, r.scale)
     return (out, lse) if lse.isfinite().all() and out.detach().select(3, 0).all() else None
 

@@ -184,7 +184,6 @@ def test_the_reach_of_a_term_is_true(name):
 ALIBI = lg.ALiBi(2)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
 @torch.no_grad()
 def test_memory_that_is_not_plain():
     """Views that negate, subclasses, transforms: the operator handles them."""
@@ -195,7 +194,6 @@ def test_memory_that_is_not_plain():
     close(torch.func.vmap(lambda x: lg.attend(x[None], k, v, encoding=ALIBI, backend="reference")[0])(-q), want)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
 def test_forward_mode_takes_another_backend():
     q, k, v, tangent = (random(1, 2, 5, 8, seed=n) for n in range(4))
     want = torch.func.jvp(lambda x: lg.attend(x, k, v, encoding=ALIBI, backend="reference"), (q,), (tangent,))[1]

@@ -65,13 +65,6 @@ def test_without_triton(monkeypatch):
     assert "'longitude[gpu]'" in refuses(ANYWHERE, request())
 
 
-def test_with_the_triton_of_an_older_torch(monkeypatch):
-    """Torch 2.6 brings 3.2, in which the kernels fail where they are imported."""
-    monkeypatch.setattr(kernels, "version", lambda name: "3.2.0")
-    monkeypatch.setattr(kernels, "_too_old", kernels._too_old.__wrapped__)
-    assert "3.4" in refuses(ANYWHERE, request())
-
-
 class Chip:
     """What is asked of the first GPU."""
 
