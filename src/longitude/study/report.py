@@ -368,7 +368,7 @@ def _command(run: Run) -> str:
     defaults = asdict(of_task(run.task.name)) | {"task": "text", "device": run.config.device}
     words = ["longitude", "study"]
     for name, value in asdict(run.config).items():
-        if value == defaults[name] or (name == "split_length" and value == max(run.config.test_lengths)):
+        if value == defaults[name]:
             continue
         words += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return shlex.join([*words, "--out", str(run.path)])
