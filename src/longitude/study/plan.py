@@ -62,7 +62,10 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
                 task.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, train_steps(config))
+    models = {
+        label: [each for i, each in enumerate(layers) if each not in layers[:i]] for label, layers in built.items()
+    }
+    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, train_steps(config), models)
     untrained = sum(not store.holds(units.training) for units in planned.trials)
     require_space(run, 2**24 + untrained * max(sizes) * 4 * 8, "the study")  # a model, three checkpoints, float32
     return planned

@@ -90,7 +90,13 @@ def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, An
         "plugins": plugins.records(config.task, *config.encodings, *config.methods),
         "configuration": asdict(config),
     }
-    asked |= {"data": data, "recipe": recipe(config), "train_steps": planned.steps, "trials": trials}
+    asked |= {
+        "data": data,
+        "models": planned.models,
+        "recipe": recipe(config),
+        "train_steps": planned.steps,
+        "trials": trials,
+    }
     return plain(asked | {"ngrams": planned.ngrams.key})
 
 

@@ -42,6 +42,7 @@ class Masked(Text):
         "batch_size": 16,
         "layers": 2,
         "hidden": 128,
+        "heads": 4,
         "learning_rates": (4e-3,),
         "steps": 800,
     }
