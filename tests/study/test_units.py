@@ -137,7 +137,7 @@ def test_longer_lengths_keep_the_training_text(four):
     longer = plan(replace(TINY, test_lengths=(16, 48)), four)
     assert all(Store(four).holds(units.training) for units in longer.trials)
     with pytest.raises(ValueError, match=r"^--test-lengths"):
-        run(replace(TINY, test_lengths=(16, 5000)), four)
+        run(replace(TINY, test_lengths=(16, 50_000)), four)
 
 
 def test_lengths_and_methods_are_measured_without_training(four, monkeypatch):
