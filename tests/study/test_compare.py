@@ -25,7 +25,7 @@ def runs(tmp_path):
 
 def test_options_that_differ_values_and_the_best_stand_side_by_side(runs, capsys):
     found = side_by_side(runs)
-    assert found.options == {"hidden": [128, 64]} and found.lengths == [256, 512]
+    assert found.options == {"hidden": [(128,), (64,)]} and found.lengths == [256, 512]
     assert [line[:3] for line in found.lines] == [
         ["wide", "rope", "128"],
         ["wide", "alibi", "128"],

@@ -65,7 +65,7 @@ def report(
         return show(first, json)
     analysis = analyse(first)
     if csv:
-        print(tables.csv((tables.every_comparison if comparisons else tables.findings)(analysis)), end="")
+        print(tables.csv((tables.every_comparison if comparisons else tables.every_finding)(analysis)), end="")
     else:
         print((tables.latex if latex else tables.markdown)(analysis), end="")
     return DONE
@@ -76,19 +76,19 @@ def show(run: Any, json: bool) -> int:
     from longitude.measure import to_frame
     from longitude.report.table import show as display, width
     from longitude.study.analysis import analyse
-    from longitude.study.report import HEADED, headed, summary_lines, table, write_report
+    from longitude.study.report import HEADED, headed, part_tables, summary_lines, table, write_report
     from longitude.study.results import is_kept
 
     analysis = analyse(run)
     kept = is_kept(analysis.run.path)
     path = None if kept else write_report(analysis)
     if json:
-        print_json(to_frame(analysis.run.rows))
+        print_json(to_frame([row for part in analysis.run.parts for row in part.rows]))
         return DONE
     places = [] if kept else [f"{'Report':<{HEADED}}{path}"]
     if analysis.run.config.data == ("stdlib",) and not kept:
         places.append(headed("Next", "longitude study --data YOUR_TEXT/ --encodings rope alibi t5"))
-    display(table(analysis, width()), summary_lines(analysis), *places)
+    display(table(analysis, width()), *part_tables(analysis), summary_lines(analysis), *places)
     return DONE
 
 

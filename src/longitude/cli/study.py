@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
 
 GROUPS = {
-    "data": "task data tokenizer train_length positions position_range documents",
+    "data": "task data tokenizer train_length train_lengths positions position_range documents",
     "model": "encodings layers hidden heads",
     "training": "steps match seeds batch_size accumulation precision learning_rates warmup weight_decay start",
     "evaluation": "test_lengths methods stride",
@@ -118,12 +119,17 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     from longitude.study.costs import costs, wall_seconds
 
     with Progress() as bar:
-        found = costs(planned, lambda label, done, total: bar.update(f"a few steps of {label}", done, total))
-    config, trials = planned.config, len(planned.trials)
+        each = [costs(part, lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])) for part in planned.parts]
+    config, trials = planned.config, sum(len(part.trials) for part in planned.parts)
     on_ray = execution.executor == "ray"
     workers = 1 if on_ray else getattr(execution.of(config, trials), "workers", 1)
-    minutes = wall_seconds(found, len(config.seeds), workers, len(config.learning_rates)) / 60
+    minutes = sum(wall_seconds(part, len(config.seeds), workers, len(config.learning_rates)) for part in each) / 60
     whole = f"{workers} at once: about {minutes:.1f} minutes on this machine as busy as now"
     if on_ray:
         whole = f"{minutes:.1f} minutes of work on a machine like this one"
-    return print_costs(found, json, f"\n{trials} models of these, {whole}")
+    if len({part.config.size for part in planned.parts}) > 1:
+        each = [
+            [replace(cost, model=f"{cost.model}, {part.config.size}") for cost in own]
+            for part, own in zip(planned.parts, each, strict=True)
+        ]
+    return print_costs([cost for part in each for cost in part], json, f"\n{trials} models of these, {whole}")

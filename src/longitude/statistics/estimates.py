@@ -21,7 +21,7 @@ from longitude.statistics.documents import (
     interval,
     paired_ratio,
 )
-from longitude.statistics.seeds import seed_difference, t_interval
+from longitude.statistics.seeds import seed_difference, t_interval, unpaired_difference
 
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
 WEAK = "learned too little"
@@ -108,19 +108,31 @@ class Estimate(NamedTuple):
         return {HOLDS: LOST, LOST: HOLDS, UNCLEAR: UNCLEAR}[self.below(limit)]
 
 
-def estimated(values: ArrayLike, text: Interval | Difference, seeds: Interval | Difference | None = None) -> Estimate:
-    """Estimate from one value per seed. text: interval over documents. seeds: interval over seeds, by default `t_interval`."""
+def estimated(
+    values: ArrayLike,
+    text: Interval | Difference,
+    seeds: Interval | Difference | None = None,
+    count: float | None = None,
+) -> Estimate:
+    """Estimate from one value per seed.
+
+    Args:
+        values: [seeds].
+        text: Interval over documents.
+        seeds: Interval over seeds, by default `t_interval`.
+        count: Its degrees of freedom and one, by default the number of seeds.
+    """
     seeds = seeds or t_interval(values)
     each = tuple(np.asarray(values, np.float64).tolist())
     chosen, over = (text, "documents") if len(each) < 2 else (seeds, "seeds")
     if seeds.low is not None and text.low is not None:
-        chosen, over = combined(seeds, text, len(each)), "seeds and documents"
+        chosen, over = combined(seeds, text, count or len(each)), "seeds and documents"
     ends = (chosen.low, chosen.high, None if chosen.low is None else over)
     p = chosen.p if isinstance(text, Difference) and isinstance(chosen, Difference) else None
     return Estimate(seeds.value, *ends, text.low, text.high, p, each, seeds.low, seeds.high)
 
 
-def combined(seeds: Interval | Difference, text: Interval | Difference, count: int) -> Difference:
+def combined(seeds: Interval | Difference, text: Interval | Difference, count: float) -> Difference:
     """Interval over seeds and documents: the errors of both are independent, so their squares add.
 
     Each end is as far from the value as the root of both squared distances, so the interval is never inside one of the two. In
@@ -130,7 +142,7 @@ def combined(seeds: Interval | Difference, text: Interval | Difference, count: i
     Args:
         seeds: Value with a 95% t-interval over `count` seeds.
         text: Value with a 95% interval over documents, of the same models.
-        count: Number of seeds.
+        count: Number of seeds; of an unpaired difference, its degrees of freedom and one.
 
     Returns:
         The value with both ends, and its two-sided p-value.
@@ -186,6 +198,18 @@ def difference(a: Sums, b: Sums, metric: str) -> Estimate | None:
     a, b = both
     x, y = per_seed(a, metric), per_seed(b, metric)
     return estimated(x - y, document_difference(a.pooled, b.pooled, metric=metric), seed_difference(x, y))
+
+
+def unpaired(a: Sums, b: Sums, metric: str) -> Estimate | None:
+    """metric(a) - metric(b) of models that no seed pairs, on the same documents; None where the documents differ."""
+    if a.of.shape[1] != b.of.shape[1]:
+        return None
+    x, y = per_seed(a, metric), per_seed(b, metric)
+    seeds, freedom = unpaired_difference(x, y)
+    if seeds.value is None:
+        return None
+    values = x - y.mean() if freedom else np.array([seeds.value])
+    return estimated(values, document_difference(a.pooled, b.pooled, metric=metric), seeds, freedom + 1)
 
 
 def common(a: Sums, b: Sums) -> tuple[Sums, Sums] | None:

@@ -60,6 +60,38 @@ def seed_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Dif
     return _t(a - b, confidence)
 
 
+def unpaired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> tuple[Difference, float]:
+    """The mean of a minus the mean of b, over seeds that did not see the same data: negative if a is smaller.
+
+    Args:
+        a: One value per seed, [seeds].
+        b: One value per seed of the other model, [other seeds].
+        confidence: Confidence level of the interval, between 0 and 1.
+
+    Returns:
+        The difference with its t-interval and p-value, and the degrees of freedom. With one seed of either there is neither
+        interval nor p-value.
+
+    Raises:
+        ValueError: As `t_interval`.
+
+    Source:
+        Welch 1947, https://doi.org/10.1093/biomet/34.1-2.28
+    """
+    values = [np.asarray(each, np.float64) for each in (a, b)]
+    of_a, of_b = (_t(each, confidence) for each in values)
+    if of_a.value is None or of_b.value is None:
+        return Difference(None, None, None, None), 0.0
+    value = of_a.value - of_b.value
+    if of_a.low is None or of_b.low is None:
+        return Difference(value, None, None, None), 0.0
+    if all(np.ptp(each) == 0 for each in values):  # seeds that change nothing
+        return Difference(value, value, value, float(value == 0)), float(sum(map(len, values)) - 2)
+    test: Any = stats.ttest_ind(*values, equal_var=False)
+    low, high = test.confidence_interval(confidence)
+    return Difference(value, float(low), float(high), float(test.pvalue)), float(test.df)
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """p-values of several comparisons, adjusted so that all that is found at a level is true together at that level.
 

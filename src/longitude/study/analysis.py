@@ -146,6 +146,11 @@ def notes(analysis: Analysis) -> list[str]:
         *chosen_rates(run.choices),
         *spread_of_seeds(analysis),
         *little_text(run, analysis.criterion.things),
+        *(
+            f"{part.config.size} trained at {part.train_length}: {words}"
+            for part in run.others
+            for words in [*undone(part), *edges(part.choices)]
+        ),
     ]
 
 

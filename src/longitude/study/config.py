@@ -1,8 +1,8 @@
 """The options of a study and their defaults. Importing this loads neither torch nor transformers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from typing import Any, Literal
 
 from longitude.errors import UsageError, unknown
@@ -15,6 +15,8 @@ GENERATED = "generated"
 """--data of tasks with drawn examples."""
 BYTE = "byte"
 """--tokenizer of models that read bytes."""
+SIZES = ("layers", "hidden")
+"""Options of which one number may stand for a list of one."""
 FORMER = ("split_length",)
 """Options of studies that are kept, from when the split of a text depended on the lengths asked."""
 
@@ -41,6 +43,8 @@ class StudyConfig:
             then in tokens; the metric stays bits per byte.
         train_length: Bytes (or tokens) of a training window; of generated tasks the most symbols of an example (digits of a
             number).
+        train_lengths: In place of --train-length: that length, then test lengths at which every label is trained as well, on as
+            many tokens in as many steps. They are the ceiling: what a model trained at a tested length reaches there.
         positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
             (two runs, the second moved on). Measuring is contiguous always.
         position_range: Positions that randomized and skipped draw from, 0 to below it; by default the longest length of
@@ -53,7 +57,7 @@ class StudyConfig:
         match: What all labels have alike: steps; or compute: each is trained for as many steps as cost the FLOPs of --steps
             steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
-        batch_size: Windows or examples per step.
+        batch_size: Windows or examples per step, at the first training length; at another one as many as have the same tokens.
         accumulation: Parts of a step that are computed one after the other, to need less memory; it divides --batch-size.
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
             measuring.
@@ -62,9 +66,9 @@ class StudyConfig:
             its models are measured.
         warmup: Share of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size.
-        layers: Transformer blocks; an encoder-decoder has this many of each.
-        hidden: Width of the model.
-        heads: Attention heads; they divide the width.
+        layers: Transformer blocks; an encoder-decoder has this many of each. Several numbers train every label with each of them.
+        hidden: Width of the model. Several numbers train every label at each of them, with --layers at every pair.
+        heads: Attention heads at the first width, which they divide; at another width as many as have the same size.
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer, where the text has fewer.
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
@@ -83,6 +87,7 @@ class StudyConfig:
     data: tuple[str, ...] = ("stdlib",)
     tokenizer: str = BYTE
     train_length: int = 64
+    train_lengths: tuple[int, ...] = ()
     positions: Positions = "contiguous"
     position_range: int | None = None
     start: str | None = None
@@ -96,14 +101,19 @@ class StudyConfig:
     learning_rates: tuple[float, ...] = (5e-3,)
     warmup: float = 0.1
     weight_decay: float = 0.1
-    layers: int = 2
-    hidden: int = 64
+    layers: tuple[int, ...] = (2,)
+    hidden: tuple[int, ...] = (64,)
     heads: int = 2
     documents: int = 100
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
     stride: int | None = None
     device: Device = "auto"
     threads: int = 1
+
+    def __post_init__(self):
+        for name in SIZES:
+            if isinstance(value := getattr(self, name), int):
+                object.__setattr__(self, name, (value,))
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
@@ -114,7 +124,11 @@ class StudyConfig:
         """
         import msgspec  # this module is loaded for every help text
 
-        saved = {name: value for name, value in saved.items() if name not in FORMER}
+        saved = {
+            name: [value] if name in SIZES and type(value) is int else value
+            for name, value in saved.items()
+            if name not in FORMER
+        }
         if foreign := [name for name in saved if name not in cls.__dataclass_fields__]:
             raise unknown("option", foreign[0], cls.__dataclass_fields__, "they are those of `longitude study --help`.")
         try:
@@ -123,6 +137,33 @@ class StudyConfig:
             raise ValueError(f"the configuration, as $: {error}") from None
         require_numbers(config)
         return config
+
+    @property
+    def width(self) -> int:
+        """The first width."""
+        return self.hidden[0]
+
+    @property
+    def depth(self) -> int:
+        """The first number of layers."""
+        return self.layers[0]
+
+    @property
+    def size(self) -> str:
+        """Width and layers in words: 64 x 2."""
+        return f"{self.width} x {self.depth}"
+
+    @property
+    def parts(self) -> list["StudyConfig"]:
+        """Its studies of one size and one training length each, the first of both first. The tokens of a step are the same."""
+        return [
+            replace(
+                self, layers=(layers,), hidden=(hidden,), heads=self.heads * hidden // self.width, train_length=length,
+                train_lengths=(), batch_size=self.batch_size * self.train_length // length,
+            )
+            for layers, hidden in product(self.layers, self.hidden)
+            for length in self.train_lengths or (self.train_length,)
+        ]  # fmt: skip
 
     @property
     def longest(self) -> int:
@@ -161,8 +202,10 @@ def require_at_least(config: Any, **least: int) -> None:
 
 def require_numbers(config: StudyConfig) -> None:
     """ValueError for a number or a list out of range, whatever the task is."""
-    least = ("steps", "batch_size", "accumulation", "layers", "hidden", "heads", "documents", "threads")
+    least = ("steps", "batch_size", "accumulation", "heads", "documents", "threads")
     require_at_least(config, train_length=2, **dict.fromkeys(least, 1))
+    for name in (*SIZES, *(["train_lengths"] if config.train_lengths else [])):
+        require_ascending(name, getattr(config, name))
     require_ascending("test_lengths", config.test_lengths)
     for name in ("seeds", "learning_rates", "methods", "encodings", "data"):
         require_distinct(name, getattr(config, name))

@@ -105,7 +105,14 @@ def prepare(config: StudyConfig) -> StudyData:
     if _size(text.documents) == 0:
         raise ValueError(f"--data {listed(config.data)}: the text is empty; give a text with something to read")
     roots = [f"{one}/" for one in config.data] if len(config.data) > 1 else []
-    return split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer), roots)
+    data = split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer), roots)
+    for length in config.train_lengths:
+        if not (data.trainable(length) and data.selection(length)):
+            expected = f"training and selection text with a window of {length}"
+            raise UsageError(
+                "--train-lengths", expected, f"the shares of {text.source}", "give a longer text or a shorter length"
+            )
+    return data
 
 
 def split(

@@ -29,7 +29,7 @@ from longitude.study.config import (
 from longitude.study.costs import train_steps
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
-from longitude.study.tasks.base import Task, sampler_of, task_of
+from longitude.study.tasks.base import Task, of_task, sampler_of, task_of
 from longitude.study.train import build_model
 from longitude.study.units import StudyPlan
 
@@ -47,8 +47,23 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
     config = replace(config, device=cast(Device, device_of(config.device).type))
     if config.precision != "float32" and config.device != "cuda":
         raise UsageError("--precision", "float32 without a GPU", config.precision, "leave it out, or add --device cuda")
+    task_of(config.task).vocabulary(config)  # refuses a tokenizer before models are blamed
+    built = [_built(part) for part in config.parts]
+    data = with_start(config, task_of(config.task).prepare(config), run)
+    first, *others = (
+        StudyPlan(part, data, run, train_steps(part), models)
+        for part, (models, _) in zip(config.parts, built, strict=True)
+    )
+    planned = replace(first, config=config, others=tuple(others))
+    untrained = (sum(not store.holds(units.training) for units in part.trials) for part in planned.parts)
+    size = sum(count * most for count, (_, most) in zip(untrained, built, strict=True))
+    require_space(run, 2**24 + size * 4 * 8, "the study")  # a model, three checkpoints, float32
+    return planned
+
+
+def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
+    """`StudyPlan.models`, and the most parameters of one. ValueError for a label that is none, or has no such model."""
     task, sizes = task_of(config.task), []
-    task.vocabulary(config)  # refuses a tokenizer before models are blamed
     built: dict[str, list[Any]] = {}
     for label in config.encodings:
         try:
@@ -65,10 +80,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
     models = {
         label: [each for i, each in enumerate(layers) if each not in layers[:i]] for label, layers in built.items()
     }
-    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, train_steps(config), models)
-    untrained = sum(not store.holds(units.training) for units in planned.trials)
-    require_space(run, 2**24 + untrained * max(sizes) * 4 * 8, "the study")  # a model, three checkpoints, float32
-    return planned
+    return models, max(sizes)
 
 
 def asked_before(config: StudyConfig, run: Path) -> StudyConfig | None:
@@ -102,6 +114,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
                 task.require_length(length)
             except ValueError as error:
                 raise ValueError(f"{option(name)}: {error}") from error
+    if config.train_lengths or len(config.layers) > 1 or len(config.hidden) > 1:
+        config = _with_axes(config, task)
     for method in config.methods:
         if method not in task.valid_methods():
             raise unknown("method", method, task.valid_methods(), "`longitude study --help` explains them.")
@@ -126,11 +140,43 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     return config
 
 
+def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
+    """The configuration with the first of several training lengths. ValueError for lengths and sizes that cannot be compared."""
+    first, *others = lengths = config.train_lengths or (config.train_length,)
+    if task.generated and others:
+        raise UsageError(
+            "--train-lengths", f"one length with --task {task.name}, whose examples are drawn", listed(lengths)
+        )
+    if config.train_length not in (first, of_task(config.task).train_length):
+        raise UsageError(
+            "--train-length", f"the first of --train-lengths, {first}", config.train_length, "leave one of them out"
+        )
+    for length in others:
+        if length not in config.test_lengths:
+            raise UsageError(
+                "--train-lengths", "a first length, and others that are tested", length, "add it to --test-lengths"
+            )
+        if config.batch_size * first % (length * config.accumulation):
+            rest = length * config.accumulation
+            least = rest // math.gcd(first, rest)
+            expected = f"a multiple of {least}, so that a step has as many tokens at {length} as at {first}"
+            raise UsageError("--batch-size", expected, config.batch_size)
+    for hidden in config.hidden:
+        if config.heads * hidden % config.width:
+            expected = f"a width of whole heads of {config.width // config.heads}, as at {config.width}"
+            raise UsageError("--hidden", expected, hidden, "choose another width, or other --heads")
+    if config.start is not None and len(config.parts) > 1:
+        raise UsageError(
+            "--start", "a study of one size and one training length", f"{len(config.parts)} of them", "leave it out"
+        )
+    return replace(config, train_length=first)
+
+
 def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     """Each option with a bound, whether it is within, and what it must do."""
     shortest = config.test_lengths[0]
     yield "accumulation", config.batch_size % config.accumulation == 0, f"divide --batch-size {config.batch_size}"
-    yield "heads", config.hidden % config.heads == 0, f"divide --hidden {config.hidden}"
+    yield "heads", config.width % config.heads == 0, f"divide --hidden {config.width}"
     yield "seeds", min(config.seeds) >= 0 and max(config.seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
     yield "learning_rates", all(0 < rate < math.inf for rate in config.learning_rates), "be above 0"
     yield "warmup", 0 <= config.warmup < 1, "be a share of the steps from 0 to below 1"

@@ -32,7 +32,16 @@ from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run
-from longitude.study.tables import comparison_lines, csv, findings, floor_lines, in_words, number, training
+from longitude.study.tables import (
+    comparison_lines,
+    csv,
+    findings,
+    floor_lines,
+    in_words,
+    number,
+    tables_of_parts,
+    training,
+)
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -74,6 +83,7 @@ def write_report(analysis: Analysis) -> Path:
         tables={name_of(run, method): _table(analysis, method) for method in run.methods},
         names=names,
         comparisons=_comparisons(analysis),
+        parts=tables_of_parts(run),
         learned=_learned(analysis),
         training=_training(run),
         judged=run.task.kind == "answers" or bool(run.beyond),
@@ -171,6 +181,16 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
     if "done" not in states and all(each.value is None for each in lines):
         cells[0] = "diverged" if "diverged" in states else states[0]
     return cells + [cell(lines) for _, cell in criterion.last_columns()]
+
+
+def part_tables(analysis: Analysis) -> list[Table]:
+    """Ceilings and sizes, where a study has several training lengths or sizes."""
+    made = []
+    for title, heads, lines in tables_of_parts(analysis.run):
+        made.append(folding(*heads, title=f"\n{title}"))
+        for line in lines:
+            made[-1].add_row(*line)
+    return made
 
 
 def studies_table(found: SideBySide) -> Table:

@@ -79,16 +79,23 @@ class Run:
             choices, ngrams, versions, machine.
         trials: For every label and seed, the trial at the label's learning rate.
         rows: `measure.Row` of trials that are done.
+        others: The same labels at the other sizes and training lengths of the study; this one is of the first of both.
     """
 
     path: Path
     study: dict[str, Any]
     trials: tuple[TrialResult, ...]
     rows: list[Row]
+    others: tuple["Run", ...] = ()
 
     @cached_property
     def config(self) -> StudyConfig:
         return StudyConfig.of(self.study["configuration"])
+
+    @property
+    def parts(self) -> list["Run"]:
+        """This one and the others."""
+        return [self, *self.others]
 
     @property
     def task(self) -> Task:
@@ -166,7 +173,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether every trial is done, none diverged or failed."""
-        return not self.undone
+        return not any(part.undone for part in self.parts)
 
     def of(self, label: str) -> list[TrialResult]:
         """The trials of a label, one per seed."""
@@ -262,7 +269,8 @@ def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
     for saved in study[TRIALS]:
         own = documents.loc[(documents["label"] == saved["label"]) & (documents["seed"] == saved["seed"])]
         trials.append(TrialResult(**saved, folder=folder, losses=[], documents=own))
-    return Run(folder, study, tuple(trials), from_frame(read_rows(folder / ROWS)))
+    others = tuple(_read_kept(folder / str(i), each) for i, each in enumerate(study.get("others", []), 1))
+    return Run(folder, study, tuple(trials), from_frame(read_rows(folder / ROWS)), others)
 
 
 def digest_of(path: Path) -> str:
@@ -278,11 +286,10 @@ def keys_of(question: Mapping[str, Any]) -> list[Keys]:
     ]
 
 
-def run_of(store: Store, question: Mapping[str, Any], statuses: Mapping[Trial, Status] | None = None) -> Run:
-    """Results of a question in the store. statuses: statuses of its trials, if they are known."""
-    every = keys_of(question)
-    if statuses is None:
-        statuses = {keys.trial: status_of(store, keys) for keys in every}
+def run_of(store: Store, question: Mapping[str, Any], known: Sequence[Mapping[Trial, Status]] = ()) -> Run:
+    """Results of a question in the store. known: statuses of its trials and of those of its others, if they are known."""
+    every, others = keys_of(question), question.get("others", [])
+    statuses = known[0] if known else {keys.trial: status_of(store, keys) for keys in every}
     found = choices(statuses)
     study = {**question, "choices": {label: choice.as_json for label, choice in found.items()}}
     counted = store.find("ngrams", question["ngrams"])
@@ -294,7 +301,8 @@ def run_of(store: Store, question: Mapping[str, Any], statuses: Mapping[Trial, S
             trial, of_trial = _read_trial(store, keys, statuses[keys.trial])
             trials.append(trial)
             rows += of_trial
-    return Run(store.run, study, tuple(trials), rows)
+    of_others = [run_of(store, each, known[i : i + 1]) for i, each in enumerate(others, 1)]
+    return Run(store.run, study, tuple(trials), rows, tuple(of_others))
 
 
 def status_of(store: Store, keys: Keys) -> Status:
@@ -351,6 +359,7 @@ def keep(run: Run, folder: Path) -> Path:
     Raises:
         ValueError: No trial of the study is done.
     """
+    others = [read_json(keep(other, folder / str(i)) / KEPT) for i, other in enumerate(run.others, 1)]
     done = [trial for trial in run.trials if trial.status == "done"]
     if not done:
         raise ValueError(f"{run.path}: no trial of the study is done, so there is nothing to keep")
@@ -366,6 +375,12 @@ def keep(run: Run, folder: Path) -> Path:
     trials = [{name: getattr(trial, name) for name in names} for trial in run.trials]
     write_json(
         folder / KEPT,
-        {"schema": SCHEMA, **run.study, TRIALS: trials, DIGESTS: {name: digest_of(folder / name) for name in tables}},
+        {
+            "schema": SCHEMA,
+            **run.study,
+            "others": others,
+            TRIALS: trials,
+            DIGESTS: {name: digest_of(folder / name) for name in tables},
+        },
     )
     return folder

@@ -64,22 +64,25 @@ def study(
         ValueError: The directory holds other files, a unit is damaged, or the disk is full; nothing is then half-written.
     """
     store, question = Store(planned.run), question_for(planned, command)
+    parts = planned.parts
     with _full_disk_is_a_user_error(planned.run):
         store.ask(VERB, question)
         if fresh:
-            store.remove(unit for units in planned.trials for unit in (units.training, units.measuring))
-        _count_ngrams(planned, store)
-        note(_introduction(planned))
-        if len(planned.config.seeds) < FEW:
-            note(_few_seeds(planned.config.seeds))
-        statuses = Trials(planned, store, executor, on_progress, note).run()
+            store.remove(unit for part in parts for units in part.trials for unit in (units.training, units.measuring))
+        statuses = []
+        for part in parts:
+            _count_ngrams(part, store)
+            note(_introduction(part))
+            if not statuses and len(part.config.seeds) < FEW:
+                note(_few_seeds(part.config.seeds))
+            statuses.append(Trials(part, store, executor, on_progress, note).run())
         run = run_of(store, question, statuses)
-        write_rows(run.rows, planned.run / ROWS)
+        write_rows([row for part in run.parts for row in part.rows], planned.run / ROWS)
         return run
 
 
 def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, Any]:
-    """question.json: what is asked, and the keys of the units that answer it, in order."""
+    """question.json: what is asked, and the keys of the units that answer it, in order; others: of other sizes and lengths."""
     config, data = planned.config, planned.data.description
     asked = {"begun": datetime.now(UTC).isoformat(timespec="seconds"), **provenance(), "command": command}
     trials = [
@@ -97,7 +100,8 @@ def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, An
         "train_steps": planned.steps,
         "trials": trials,
     }
-    return plain(asked | {"ngrams": planned.ngrams.key})
+    others = [question_for(each, command) for each in planned.others]
+    return plain(asked | {"ngrams": planned.ngrams.key, "others": others})
 
 
 class Trials:
@@ -230,7 +234,8 @@ def _introduction(planned: StudyPlan) -> str:
     trained += f" from {config.start}" if config.start else ""
     several = len(config.learning_rates)
     measured = f"measured on {measured}" + (f" at the best of {several} learning rates" if several > 1 else "")
-    return f"{len(planned.trials)} models, each trained on {trained} and {measured}; {planned.run}"
+    models = f"{len(planned.trials)} models ({config.size}), each trained at {config.train_length}"
+    return f"{models} on {trained} and {measured}; {planned.run}"
 
 
 def _few_seeds(seeds: Sequence[int]) -> str:

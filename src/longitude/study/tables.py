@@ -8,9 +8,11 @@ import pandas as pd
 from longitude.measure.rows import TRAINING
 from longitude.report.wording import count
 from longitude.statistics.comparisons import Comparison
-from longitude.study.analysis import Analysis, conclude, ranked
+from longitude.statistics.estimates import Estimate, level
+from longitude.study.analysis import CRITERIA, Analysis, analyse, conclude, ranked
 from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
 from longitude.study.losses import LEARNED
+from longitude.study.parts import agreement, by_size, ceilings
 from longitude.study.results import RULE, Run, ngrams_named
 
 
@@ -21,6 +23,23 @@ def csv(frame: pd.DataFrame) -> str:
         return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
     return frame.map(cell).to_csv(index=False)
+
+
+def every_finding(analysis: Analysis) -> pd.DataFrame:
+    """`findings` of every size and training length of a study, with columns that say which, where there are several."""
+    if not analysis.run.others:
+        return findings(analysis)
+    frames = []
+    for part in analysis.run.parts:
+        frame = findings(analysis if part is analysis.run else analyse(part))
+        for name, value in (
+            ("layers", part.config.depth),
+            ("hidden", part.config.width),
+            ("train_length", part.train_length),
+        ):
+            frame.insert(0, name, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
 def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
@@ -61,7 +80,8 @@ def every_comparison(analysis: Analysis) -> pd.DataFrame:
 def latex(analysis: Analysis) -> str:
     """The content of `markdown` as LaTeX tables, which need the package booktabs; the three lines are comments."""
     lines = [f"% {head}: {words}." for head, words in conclude(analysis).lines.items()]
-    return "\n\n".join(["\n".join(lines), *(as_latex(*table) for table in _tables(analysis))]) + "\n"
+    parts = [f"% {title}.\n{as_latex(heads, cells)}" for title, heads, cells in tables_of_parts(analysis.run)]
+    return "\n\n".join(["\n".join(lines), *(as_latex(*table) for table in _tables(analysis)), *parts]) + "\n"
 
 
 def markdown(analysis: Analysis) -> str:
@@ -70,7 +90,8 @@ def markdown(analysis: Analysis) -> str:
     values, *others = (as_markdown(*table) for table in _tables(analysis))
     if analysis.compared(analysis.run.lengths[-1]):
         others.insert(-1, f"At {analysis.run.lengths[-1]} {analysis.run.task.unit}:")
-    return "\n\n".join([conclusion, values, *others]) + "\n"
+    parts = [f"{title}:\n\n{as_markdown(heads, lines)}" for title, heads, lines in tables_of_parts(analysis.run)]
+    return "\n\n".join([conclusion, values, *others, *parts]) + "\n"
 
 
 def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
@@ -180,3 +201,53 @@ def as_markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """A table as Markdown; what is missing is empty."""
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join('' if each is None else str(each) for each in row)} |" for row in rows)
+
+
+Lines = tuple[str, list[str], list[list[str]]]
+"""A table in words: its title, heads, lines."""
+
+
+def tables_of_parts(run: Run) -> list[Lines]:
+    """The ceilings, the values of each size, and the orders that are kept, as far as a study has them."""
+    if not run.others:
+        return []
+    criterion, found, sizes = CRITERIA[run.task.kind](run), [], by_size(run)
+    if rows := ceilings(run):
+        title = (
+            f"Ceiling: the same encoding trained at the tested length, on as many tokens. {run.task.words.capitalize()}; "
+            "differences are unpaired over seeds"
+        )
+        size = ["size"] * (len(sizes) > 1)
+        heads = ["at", f"trained at {run.train_length}", "trained there", "difference", "p (Holm)", "verdict"]
+        lines = [
+            [each.label, *(each.size for _ in size), str(each.length), criterion.amount(each.value.value or 0, 1),
+             criterion.amount(each.ceiling.value or 0, 1) + " *" * (not each.learned),
+             _with_ends(each.gap, criterion), p_words(each.p), each.verdict]
+            for each in rows
+        ]  # fmt: skip
+        found.append((title, ["encoding", *size, *heads], lines))
+    if len(sizes) > 1:
+        criteria = [CRITERIA[run.task.kind](part) for part in sizes.values()]
+        lines = [
+            [label, str(length), *(_value(each, label, length, run.methods[0]) for each in criteria)]
+            for length in run.lengths for label in run.labels
+        ]  # fmt: skip
+        found.append((f"Sizes, width x layers. {run.task.words.capitalize()}", ["encoding", "at", *sizes], lines))
+        lines = [
+            [f"{each.smaller} to {each.larger}", str(each.length), f"{each.kept} of {each.pairs}"]
+            for each in agreement(run)
+        ]
+        found.append(("Pairs of encodings whose order holds at the next size", ["size", "at", "pairs"], lines))
+    return found
+
+
+def _value(criterion: Criterion, label: str, length: int, method: str) -> str:
+    sums = criterion.sums(label, length, method)
+    mark = " *" if sums and criterion.learned_too_little(label) else ""
+    return criterion.amount(level(sums, criterion.metric).value or 0, 1) + mark if sums else "-"
+
+
+def _with_ends(found: Estimate, criterion: Criterion) -> str:
+    """A difference with its interval."""
+    ends = criterion.span(found.low, found.high, 1)
+    return criterion.amount(found.value or 0, 1) + (f" [{ends}]" if ends else "")

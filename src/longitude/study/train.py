@@ -137,7 +137,7 @@ class LossLog:
 # ---- training --------------------------------------------------------------------------------------------------------
 def recipe(config: StudyConfig) -> dict[str, Any]:
     """Settings for building and training every model of a study, besides the options of the study."""
-    sizes: Any = {"hidden_size": config.hidden, "num_hidden_layers": config.layers, "num_attention_heads": config.heads}
+    sizes: Any = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
     model = LongitudeConfig(**sizes | dict(task_of(config.task).vocabulary(config)), encoding="none")
     initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
     built = {name: getattr(model, name) for name in MODEL}
@@ -149,12 +149,12 @@ def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
     """Configuration of the models of a label. ValueError if the options do not fit the shape."""
     task = task_of(config.task)
     return LongitudeConfig(
-        hidden_size=config.hidden,
-        num_hidden_layers=config.layers,
+        hidden_size=config.width,
+        num_hidden_layers=config.depth,
         num_attention_heads=config.heads,
         max_position_embeddings=task.trained_positions(config),
         **task.vocabulary(config),
-        **parse_label(label).options(config.layers),
+        **parse_label(label).options(config.depth),
     )
 
 

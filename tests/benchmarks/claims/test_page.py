@@ -60,7 +60,18 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("claims")
     (root / "series.json").write_text(json.dumps({"schema": 1, "options": {"steps": 20, "documents": 5}}))
     config = protocol.preset_of("text", {"steps": 20, "documents": 5})
-    fields = ("encodings", "seeds", "train_length", "test_lengths", "methods", "documents", "layers", "hidden", "steps")
+    fields = (
+        "encodings",
+        "seeds",
+        "train_length",
+        "test_lengths",
+        "methods",
+        "documents",
+        "layers",
+        "hidden",
+        "heads",
+        "steps",
+    )
     bits = {label: (2.5, *(2.4 + 0.05 * (i % 3) * j for j in range(4))) for i, label in enumerate(config.encodings)}
     write_run(root / "text", bits, **{name: getattr(config, name) for name in fields})
     return root
