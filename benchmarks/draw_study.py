@@ -12,7 +12,7 @@ import altair as alt
 
 from fill_numbers import newest
 from longitude.report.figure import GREY, apart, colour_of, themed
-from longitude.report.wording import paper
+from longitude.report.wording import papers
 from longitude.study.results import ngrams_named
 from pictures import Picture
 
@@ -36,9 +36,10 @@ def words(found: dict[str, Any]) -> str:
     """What the picture shows with all its numbers, for readers who do not see it."""
     trained = found["study"]["configuration"]["train_length"]
     labels = list(dict.fromkeys(row["label"] for row in found["rows"]))
+    names = papers(labels)
     by_label = [[row for row in found["rows"] if row["label"] == label] for label in labels]
     lines = [
-        f"{paper(rows[0]['label'], options=False)} " + ", ".join(f"{r['value']:.2f} at {r['length']}" for r in rows)
+        f"{names[rows[0]['label']]} " + ", ".join(f"{r['value']:.2f} at {r['length']}" for r in rows)
         for rows in by_label
     ]
     lines.append("{} {:.2f}".format(*floor(found)))
@@ -65,7 +66,7 @@ def chart(found: dict[str, Any]) -> Any:
     last = sorted((row for row in rows if row["length"] == lengths[-1]), key=lambda row: row["value"])
     gap = GAP * (high - low) / HEIGHT
     ends = [
-        row | {"at": at, "name": paper(row["label"], options=False)}
+        row | {"at": at, "name": papers(labels)[row["label"]]}
         for row, at in zip(last, apart([row["value"] for row in last], gap), strict=True)
     ]
     names = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=10, fontSize=13, fontWeight=600)
