@@ -14,11 +14,12 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from longitude import cli, plugins
 from longitude.attention.mixer import MIXERS
 from longitude.positions.base import ENCODINGS
+from longitude.positions.layouts import convert_layout
 from longitude.study.tasks.base import TASKS
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 from tests.extend.conftest import saved
@@ -70,6 +71,35 @@ def commands(page: str) -> list[list[str]]:
     return found
 
 
+def write_gguf(path: Path) -> None:
+    """A whole Llama of 64 dimensions with a tokenizer of three tokens, as llama.cpp's converter writes one."""
+    gguf = pytest.importorskip("gguf")
+    config = LlamaConfig(
+        vocab_size=3,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {
+        "block_count": 1, "context_length": 64, "embedding_length": 64, "feed_forward_length": 64, "head_count": 2,
+        "head_count_kv": 1, "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": 500.0, "rope_dimension_count": 32,
+        "vocab_size": 3, "tokenizer_model": "gpt2", "tokenizer_pre": "default", "token_list": ["a", "b", "ab"],
+        "token_types": [1, 1, 1], "token_merges": ["a b"], "bos_token_id": 0, "eos_token_id": 1,
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{key}")(value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    for name, weight in LlamaForCausalLM(config).state_dict().items():
+        kept = convert_layout(weight, 32, "interleaved") if "q_proj" in name or "k_proj" in name else weight
+        writer.add_tensor(names.get_name(name, (".weight",)) + ".weight", kept.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """reader(page): an empty folder with what the page takes for granted; nothing that is registered in it stays."""
@@ -95,6 +125,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
             sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "first_k_dense_replace": 1}
             heads = {"num_attention_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_rope_head_dim": 4}
             DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=60, **sizes, **heads)).save_pretrained("models/deepseek")
+        if "model.gguf" in text:
+            write_gguf(tmp_path / "model.gguf")
         if "notes/" in text:
             (tmp_path / "notes").mkdir()
             (tmp_path / "notes" / "day.txt").write_text("".join(f"Day {n}: wind {n * n % 97}.\n" for n in range(2000)))
