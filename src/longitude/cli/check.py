@@ -24,7 +24,7 @@ EXAMPLES = """  longitude check models/llama
 
 
 def check(
-    model_or_part: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_PART")],
+    model_or_part: Annotated[str, tyro.conf.Positional],
     length: int | None = None,
     reference: str | None = None,
     against: str | None = None,
@@ -36,10 +36,9 @@ def check(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Try the laws of positions on a checkpoint, an encoding or a mixer: decoding, padding, packing, far positions, config.
+    """Test a checkpoint, an encoding or a mixer for position bugs.
 
-    The exit code is 0 if every law that applies holds, 1 if one is broken, and 2 for wrong use. It is 3 if none is broken and
-    an error of this machine stopped one.
+    Exit code: 0 passed, 1 a test failed, 2 wrong use, 3 a test could not run.
 
     Args:
         model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer

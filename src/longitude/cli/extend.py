@@ -107,7 +107,7 @@ GROUPS = {
     "execution": "dry_run plan allow_pickle",
 }
 EXAMPLES = """  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn
-  longitude extend models/llama --to 1024 --method longrope --budget 10 --fine-tune notes/ --steps 200"""
+  longitude extend models/llama --to 1024 --method ntk --fine-tune notes/ --lora"""
 
 
 def extend(
@@ -116,7 +116,7 @@ def extend(
     out: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Write a checkpoint that takes longer texts, for plain transformers; show what changed and the cost on short contexts.
+    """Write a checkpoint for longer texts; show changes and the cost on short ones.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.

@@ -15,7 +15,7 @@ GROUPS = {
     "execution": "dtype device batch chunk allow_pickle",
 }
 EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
-  longitude measure models/llama --tasks passkey needle-single --lengths 512 1024"""
+  longitude measure models/llama --tasks passkey needle-single --lengths 512"""
 
 
 def measure(
@@ -26,9 +26,9 @@ def measure(
     json: bool = False,
     plan: bool = False,
 ) -> int:
-    """Measure checkpoints at each length: perplexity on your text, and retrieval; one table, one report.
+    """Measure checkpoints at each length: perplexity on your text, and retrieval.
 
-    The same command again continues where it stopped. What was measured once is not measured again, whatever else is asked.
+    The same command continues where it stopped; nothing is measured twice.
 
     Args:
         models: Folders of Hugging Face causal models, or names on the hub.

@@ -25,7 +25,7 @@ def show(
     out: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Show what an encoding, a mixer, a study's models or a checkpoint do with position, drawn by their own code.
+    """Draw what an encoding, mixer, study, checkpoint or config does with position.
 
     Args:
         name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of

@@ -71,10 +71,9 @@ def study(
     json: bool = False,
     plan: bool = False,
 ) -> int:
-    """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
+    """Train small models at a short length, measure them at longer ones, and report.
 
-    The same command again continues where it stopped. What was trained or measured once in a folder is not computed again,
-    whatever else is asked there; the report is of what you asked last.
+    The same command continues where it stopped; nothing is computed twice.
 
     Args:
         config: What to study.

@@ -141,7 +141,7 @@ def sum_by_doubling(x: Tensor, documents: Tensor | None = None) -> Tensor:
 
 @register("path")
 class PaTH(Encoding):
-    """PaTH, positions from accumulated reflections: q_i . H_i ... H_(j+1) k_j instead of q_i . k_j, H_t = I - b_t w_t w_t'.
+    """PaTH, accumulated reflections: q_i . H_i ... H_(j+1) k_j instead of q_i . k_j, H_t = I - b_t w_t w_t'.
 
     w = l2norm(silu(conv(up(down(x))))) per key head, l2norm(y) = y / sqrt(|y|^2 + 1e-6) as in the authors' code. The depthwise
     convolution is causal; its last weight multiplies the token itself. b = 2 sigmoid(.) in (0, 2): 0 leaves a key unchanged,
@@ -231,7 +231,7 @@ def path_fox(
     chunk_size: int = 128,
     scale_gate: bool = True,
 ) -> Composed:
-    """PaTH-FoX, PaTH's reflections and FoX's forget gate: scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j).
+    """PaTH with FoX's forget gate: scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j).
 
     Args:
         dim: as of PaTH, like the others below it.

@@ -57,7 +57,7 @@ class Shaw(Encoding):
 
 @register("transformer_xl")
 class TransformerXL(Encoding):
-    """Sinusoids of the offset through the query: score(i, j) = scale [(q_i + u) . k_j + (q_i + v) . W R(i - j)].
+    """Transformer-XL, sinusoids of the offset: score(i, j) = scale [(q_i + u) . k_j + (q_i + v) . W R(i - j)].
 
     R(d) = [sin(d f) | cos(d f)], f_k = 10000^(-2k/dim), k = 0 .. dim/2 - 1. Learned: u and v [num_heads, head_dim], N(0, 0.02^2)
     at first, and W = project, from dim to head_dim for each head, without bias. Keys in the future have negative offsets (XLNet).

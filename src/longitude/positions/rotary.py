@@ -27,7 +27,7 @@ _FREQUENCIES: WeakKeyDictionary[Rotary, tuple[tuple, tuple[Tensor, float]]] = We
 
 @register("rope")
 class Rotary(Encoding):
-    """RoPE: pair k of a query or key at position p is rotated by the angle p theta_k, theta_k = base^(-2k/rotary_dim).
+    """RoPE, rotation by the position: pair k at position p is rotated by the angle p theta_k, theta_k = base^(-2k/rotary_dim).
 
         (x, y) -> (x cos - y sin, x sin + y cos)
 
@@ -160,7 +160,7 @@ class Rotary(Encoding):
 
 @register("axial_rope")
 class AxialRotary(Rotary):
-    """RoPE along each coordinate of a grid, with its own equal part of the pairs: angles = [p_1 phi | p_2 phi | ...].
+    """RoPE along each coordinate of a grid: each has an equal part of the pairs, angles = [p_1 phi | p_2 phi | ...].
 
     phi_k = base^(-2k/d), k = 0 .. d/2 - 1, d = head_dim/axes, so that q_i . k_j depends on the offsets along all axes. Positions
     are [L, axes] or [B, L, axes]; [L] or [B, L] mean the same number on every axis.
@@ -199,7 +199,7 @@ class AxialRotary(Rotary):
 
 @register("mrope")
 class MultimodalRotary(Rotary):
-    """M-RoPE: RoPE over three coordinates: pair k is rotated by p_axis(k) theta_k.
+    """M-RoPE, RoPE over three coordinates: pair k is rotated by p_axis(k) theta_k.
 
     theta_k = base^(-2k/rotary_dim); the coordinates are time, height and width. Text has three equal coordinates, [L] or [B, L],
     and is rotated as by rope. `multimodal_positions` computes positions [L, 3] or [B, L, 3] of text with images and videos.
@@ -283,7 +283,7 @@ class RotaryOfXPos(Rotary):
 
 @register("xpos")
 class XPos(Encoding):
-    """xPos: RoPE with scores that decay with distance, by zeta_k^((n - m)/scale_base) for query position n and key position m.
+    """xPos, RoPE that decays with distance: scores decay by zeta_k^((n - m)/scale_base) for query position n and key position m.
 
     zeta_k = (2k/head_dim + gamma)/(1 + gamma), so slow pairs decay more slowly. The factor is a query's zeta^((n -
     c)/scale_base) times a key's zeta^((c - m)/scale_base). Any centre c gives the same products, but factors grow without bound

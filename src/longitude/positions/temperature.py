@@ -14,7 +14,7 @@ from longitude.positions.coordinates import wide
 
 @register("ssmax")
 class SSMax(Encoding):
-    """Scalable softmax: q_i *= s_h ln n_i, n_i = the number of keys that the mask lets query i attend to.
+    """SSMax, scalable softmax: q_i *= s_h ln n_i, n_i = the number of keys that the mask lets query i attend to.
 
     Softmax weights over n keys flatten as n grows; the factor undoes that, at a rate that each head learns. n_i counts keys,
     within windows, documents and behind padding, whatever their positions.
@@ -51,7 +51,7 @@ class SSMax(Encoding):
 
 @register("log_n")
 class LogN(Encoding):
-    """Log-n scaling: q_i *= ln n_i / ln N, n_i = the number of keys that the mask lets query i attend to. Nothing is learned.
+    """Log-n scaling of queries: q_i *= ln n_i / ln N, n_i = the number of keys that query i may attend to. Nothing is learned.
 
     Args:
         trained_length: N, keys at which the factor is 1; None: the factor is ln n_i, as published.
@@ -99,7 +99,7 @@ class _Stepped(Encoding):
 
 @register("llama4_temperature")
 class Llama4Temperature(_Stepped):
-    """Llama 4's temperature: q_i *= 1 + attn_scale ln(1 + floor((i + 1) / floor_scale)), i the position.
+    """Llama 4's temperature of queries: q_i *= 1 + attn_scale ln(1 + floor((i + 1) / floor_scale)), i the position.
 
     The model has it in its layers without rotation only. Options are named as in its config.
 
@@ -124,7 +124,7 @@ class Llama4Temperature(_Stepped):
 
 @register("ministral3_temperature")
 class Ministral3Temperature(_Stepped):
-    """Ministral 3's temperature: q_i *= 1 + beta ln(1 + floor(i / original_max_length)), i the position, in all layers.
+    """Ministral 3's temperature of queries: q_i *= 1 + beta ln(1 + floor(i / original_max_length)), i the position.
 
     Args:
         beta: its rate, llama_4_scaling_beta of the config.

@@ -171,7 +171,7 @@ def unit(x: Tensor) -> Tensor:
 
 @register_mixer("gated_deltanet")
 class GatedDeltaNet(DeltaMixer):
-    """Gated DeltaNet: the delta rule with a decay for each head.
+    """Gated DeltaNet, a delta rule with decay: the delta rule with a decay for each head.
 
         q, k, v = silu(conv(x W_q, x W_k, x W_v)), q and k of norm 1;   beta = sigmoid(x W_b)
         g = -exp(A_log) softplus(x W_a + dt_bias);   out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * silu(x W_g))
@@ -226,7 +226,7 @@ class GatedDeltaNet(DeltaMixer):
 
 @register_mixer("kda")
 class KimiDeltaAttention(DeltaMixer):
-    """Kimi Delta Attention: the delta rule with a decay for each channel of the keys.
+    """Kimi Delta Attention, decay by channel: the delta rule with a decay for each channel of the keys.
 
         q, k, v, beta as Gated DeltaNet has them;   g = -exp(A_log) softplus(x W_fa W_fb + dt_bias)
         out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * sigmoid(x W_ga W_gb))

@@ -153,7 +153,7 @@ def _scanned(
 
 @register_mixer("mamba")
 class Mamba(RecurrentMixer):
-    """The block of Mamba, with the parameter names of its checkpoints.
+    """Mamba, a selective state-space model: the block, with the parameter names of its checkpoints.
 
         x, z = x W_in;   x = silu(conv(x));   dt, B, C = x W_x;   Delta = softplus(dt W_dt + b_dt)
         out = (selective_scan(x, Delta, -exp(A_log), B, C) + D x) * silu(z) W_out

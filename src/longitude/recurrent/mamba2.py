@@ -145,7 +145,7 @@ class Mamba2Block(ChunkedMixer):
 
 @register_mixer("mamba2")
 class Mamba2(Mamba2Block, RecurrentMixer):
-    """The block of Mamba-2, with the parameter names of its checkpoints.
+    """Mamba-2, a decay per head: the block, with the parameter names of its checkpoints.
 
         z, xBC, dt = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias)
         y = ssd(Delta x, -Delta exp(A_log), B, C) + D x;   out = rmsnorm(y * silu(z)) W_out

@@ -143,7 +143,7 @@ DECAY_ACTIVATIONS = {"softplus": softplus, "heavy_tail": heavy_tail}
 
 @register_mixer("mamba3")
 class Mamba3(RecurrentMixer):
-    """The block of Mamba-3 with one input and one output (SISO).
+    """Mamba-3, a rotating state: the block with one input and one output (SISO).
 
         z, x, B, C, dt, a, s, w = x W_in;   Delta = softplus(dt + dt_bias);   A = -max(f(a), 1e-4)
         B, C = rmsnorm(B) + B_bias, rmsnorm(C) + C_bias;   speed = pi tanh(w)

@@ -216,7 +216,7 @@ def _side_by_side(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
 
 @register_mixer("rwkv4")
 class RWKV4(RecurrentMixer):
-    """The time mix of RWKV-4, with the parameter names of its checkpoints.
+    """RWKV-4's time mixing: the layer, with the parameter names of its checkpoints.
 
         r, k, v = W (mu x_t + (1 - mu) x_{t-1}), with separate mu and W for r, k, v;   out = W_o(sigmoid(r) * rwkv4(k, v))
 

@@ -72,7 +72,7 @@ MIXED = "wkvrg"
 
 @register_mixer("rwkv6")
 class RWKV6(RecurrentMixer):
-    """The time mixing of RWKV-6, as in the authors' code.
+    """RWKV-6's time mixing: as in the authors' code.
 
         d_t = x_{t-1} - x_t
         x_j = x + d * (mu_j + tanh((x + d * mu_x) A_j) B_j)                       j = w, k, v, r, g

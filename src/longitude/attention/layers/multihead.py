@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @register_mixer("attention")
 class MultiHeadAttention(Mixer):
-    """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries.
+    """Self-attention (MHA, GQA, MQA): each head of keys and values serves num_heads / num_kv_heads heads of queries.
 
     x [B, L, dim] -> [B, L, dim]; the keywords of a call are Mixer.forward's. What an encoding does at a model's input is not done
     here: call its embed(x, positions) there.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @register_mixer("window")
 class WindowAttention(MultiHeadAttention):
-    """Attention to `size` keys: the token itself and those step, 2 step, ..., (size - 1) step before it.
+    """Attention to a window of `size` keys: the token itself and those step, 2 step, ..., (size - 1) step before it.
 
     x [B, L, dim] -> [B, L, dim] in O(L size) time. Its cache layer keeps the last (size - 1) step tokens, however long the
     sequence: O(size step) memory, O(size) time per token.
@@ -115,7 +115,7 @@ class WindowAttention(MultiHeadAttention):
 
 @register_mixer("chunks")
 class ChunkAttention(WindowAttention):
-    """Attention to the tokens of the same chunk, the token itself included: every `size` tokens a text begins again.
+    """Attention within chunks: a token sees the earlier tokens of its chunk and itself, every `size` tokens a text begins again.
 
     x [B, L, dim] -> [B, L, dim] in O(L size) time. Chunks are counted in each document, and from its first token behind padding,
     as Llama 4 does in its layers with rotation. Its cache layer keeps the last size - 1 tokens.
