@@ -258,7 +258,8 @@ def test_no_row_is_lost_in_twenty_kills(manner, tmp_path):
         return found
 
     begun = time.monotonic()
-    assert start("whole").wait() == 0
+    (whole := start("whole")).communicate()
+    assert whole.returncode == 0
     took = time.monotonic() - begun
     for folder in map(str, count()):
         complete = False
