@@ -14,14 +14,14 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from longitude import cli, plugins
 from longitude.attention.mixer import MIXERS
 from longitude.positions.base import ENCODINGS
-from longitude.positions.layouts import convert_layout
 from longitude.study.tasks.base import TASKS
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+from tests.check.building import write_gguf
 from tests.extend.conftest import saved
 
 ROOT = Path(__file__).parents[2]
@@ -69,35 +69,6 @@ def commands(page: str) -> list[list[str]]:
                 at = [n for n, word in enumerate(words) if word in ("longitude", "$(command -v longitude)")]
                 found += [words[at[0] + 1 :]] if at else []
     return found
-
-
-def write_gguf(path: Path) -> None:
-    """A whole Llama of 64 dimensions with a tokenizer of three tokens, as llama.cpp's converter writes one."""
-    gguf = pytest.importorskip("gguf")
-    config = LlamaConfig(
-        vocab_size=3,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in {
-        "block_count": 1, "context_length": 64, "embedding_length": 64, "feed_forward_length": 64, "head_count": 2,
-        "head_count_kv": 1, "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": 500.0, "rope_dimension_count": 32,
-        "vocab_size": 3, "tokenizer_model": "gpt2", "tokenizer_pre": "default", "token_list": ["a", "b", "ab"],
-        "token_types": [1, 1, 1], "token_merges": ["a b"], "bos_token_id": 0, "eos_token_id": 1,
-    }.items():  # fmt: skip
-        getattr(writer, f"add_{key}")(value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
-    for name, weight in LlamaForCausalLM(config).state_dict().items():
-        kept = convert_layout(weight, 32, "interleaved") if "q_proj" in name or "k_proj" in name else weight
-        writer.add_tensor(names.get_name(name, (".weight",)) + ".weight", kept.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, UNTRIED, print_json
+from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim", "could not run": "yellow"}
@@ -41,7 +41,7 @@ def check(
     Exit code: 0 passed, 1 a test failed, 2 wrong use, 3 a test could not run.
 
     Args:
-        model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
+        model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
         length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most, and as many as ten
             minutes are enough for.
@@ -59,6 +59,7 @@ def check(
     """
     from longitude.runs.progress import Progress
 
+    model_or_part = checkpoint_of(model_or_part)
     target = part_of(model_or_part)
     of_models = {"--length": length, "--reference": reference, "--dtype": dtype, "--quick": quick}
     if against is not None:

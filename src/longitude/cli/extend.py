@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from longitude.cli.shared import DONE, print_json
+from longitude.cli.shared import DONE, checkpoint_of, print_json
 from longitude.errors import check_positive, check_sizes
 
 
@@ -119,7 +119,7 @@ def extend(
     """Write a checkpoint for longer texts; show changes and the cost on short ones.
 
     Args:
-        model: Folder of a Hugging Face checkpoint, or a name on the hub.
+        model: Folder of a Hugging Face checkpoint, a .gguf file, or a name on the hub.
         config: How.
         out: Folder of the new checkpoint; it must not exist. By default one in runs/extend, named after the model, the
             method and the length.
@@ -128,6 +128,7 @@ def extend(
     config.check()
     if not model:
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
+    model = checkpoint_of(model)
     if config.plan:
         return _print_costs(model, config, json)
     if out is None and not config.dry_run:

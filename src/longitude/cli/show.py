@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from longitude.cli.shared import DONE, print_json
+from longitude.cli.shared import DONE, checkpoint_of, print_json
 
 SUFFIXES = (".svg", ".html", ".png")
 
@@ -43,6 +43,7 @@ def show(
         raise ValueError(f"--out {out}: expected a name that ends in .svg, .html or .png")
     if out is not None and not out.absolute().parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
+    name = tuple(map(checkpoint_of, name))
     from longitude.show.drawing import side_by_side
     from longitude.show.subjects import subjects
 
