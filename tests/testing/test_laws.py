@@ -92,9 +92,13 @@ def of(name, *encodings, **options):
     return mixers.MixerExample(MIXERS[name], options, encodings)
 
 
+PARTS = {"output_gate": True, "softcap": 2.0}
 MIXER_VARIANTS = {
     "attention without positions": of("attention"),
     "attention, rope and t5": of("attention", "rope", "t5"),
+    "attention of 2026": of("attention", "rope", **PARTS, qk_norm=True, short_conv=("input", "qkv", "output")),
+    "window of 2026": of("window", "alibi", size=3, **PARTS, qk_norm=True, short_conv="kv"),
+    "latent of 2026": of("latent", "rope", **PARTS, short_conv=("input", "output")),
     "window dilated": of("window", "rope", size=3, step=2),
     "window of one": of("window", "alibi", size=1),
     "latent, full queries": of("latent", "rope", q_rank=None),
