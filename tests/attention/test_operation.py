@@ -271,6 +271,18 @@ def test_a_remembered_choice_is_of_the_same_dropout():
     assert not torch.allclose(lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4), dropout=0.5), plain)
 
 
+@torch.no_grad()
+def test_layers_of_one_forward_with_other_softcaps_do_not_share_a_request():
+    encoding, x = compose(lg.ALiBi(num_heads=2)), random(1, 7, 8)
+    inputs, layers = MixerInputs(mask=lg.Causal(), encoding=encoding), []
+    for softcap in (None, 0.5, 0.1):
+        torch.manual_seed(0)
+        layers.append(lg.MultiHeadAttention(8, 2, encoding=encoding, softcap=softcap).double())
+    together = [layer(x, inputs) for layer in layers]
+    close(together, [layer(x) for layer in layers])
+    assert all((together[0] - other).abs().max() > 1e-4 for other in together[1:])
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_layers_of_one_forward_that_ask_for_other_backends_do_not_share_a_choice(grad):
     encoding, x = compose(lg.ALiBi(num_heads=2)), torch.randn(1, 7, 8, generator=torch.Generator().manual_seed(0))

@@ -270,21 +270,8 @@ def attended(
         # Tensors of positions are the same where they are one object, which is kept: no other one gets its id.
         place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
         wanted = grad and (1 + (q.requires_grad or k.requires_grad or v.requires_grad))
-        key = (
-            name,
-            encoding,
-            scale,
-            layer.softcap,
-            dropout,
-            weights,
-            wanted,
-            place,
-            q.dtype,
-            q.device,
-            q.shape,
-            k.shape,
-            v.shape,
-        )
+        kind = scale, layer.softcap, dropout, weights
+        key = name, encoding, kind, wanted, place, q.dtype, q.device, q.shape, k.shape, v.shape
         known = call.chosen.get(key)
     if known is not None and known.first is not None:
         return answer(known.backend, known.first.of_layer(q, k, v))[0], None

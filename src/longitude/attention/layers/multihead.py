@@ -45,7 +45,7 @@ class MultiHeadAttention(AttentionLayer):
         qk_norm_eps: Epsilon of these norms.
         output_gate: Whether the output of attention is multiplied by sigmoid(W x) before o_proj. Use it when heads should be
             able to add nothing, instead of attending to the first token.
-        softcap: As in `attend`. Use it when you load or compare weights of Gemma 2; else prefer qk_norm.
+        softcap: As in `attend`. Use it when you compare with weights of Gemma 2, which have no qk_norm.
         short_conv: Places of short causal convolutions, each added to what it reads: "input", "qkv" or "kv", "output". Use
             them when no encoding tells neighbors apart, as under NoPE.
         conv_kernel: Tokens under a convolution, the token itself included; None: 4.
