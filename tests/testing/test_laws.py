@@ -163,7 +163,7 @@ def is_slow(battery, name, law):
     if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 3:
         return True
     if battery is mixers:
-        return name in MIXER_VARIANTS or law in TRACED
+        return (name in MIXER_VARIANTS and name != "attention of 2026") or law in TRACED
     if name not in VARIANTS:
         return name not in TRACED.get(law, (name,))
     return law not in FOR_VARIANTS and not (law == "chunks" and name in IN_CHUNKS) and law != "backends"
