@@ -8,7 +8,17 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-__all__ = ["Drift", "OffsetBias", "OffsetVectors", "PairBias", "RowBias", "SinkLogits", "Temperature", "Transport"]
+__all__ = [
+    "Drift",
+    "OffsetBias",
+    "OffsetVectors",
+    "PairBias",
+    "RowBias",
+    "SinkLogits",
+    "Softcap",
+    "Temperature",
+    "Transport",
+]
 
 
 @dataclass(frozen=True)
@@ -133,6 +143,17 @@ class SinkLogits:
     logits: Tensor
 
 
-Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport | Temperature | SinkLogits
-ADDED = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
+@dataclass(frozen=True)
+class Softcap:
+    """A cap of the products: score = cap tanh(scale q . k / cap), before anything else is added and before the mask.
+
+    Args:
+        cap: above 0; no product is above it or below -cap.
+    """
+
+    cap: float
+
+
+Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport | Temperature | SinkLogits | Softcap
+ADDED = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport, Softcap)
 """The terms that backends take; the others are applied around them."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.not_finite import of_tokens
@@ -20,7 +21,6 @@ from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
 from longitude.recurrent.ops.matrix_state import Result
-from longitude.recurrent.ops.short_conv import convolved
 
 
 def gated_delta_rule(

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.recurrent.base import ChunkedMixer, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
-from longitude.recurrent.ops.short_conv import convolved
 
 
 def ssd(

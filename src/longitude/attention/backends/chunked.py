@@ -14,9 +14,9 @@ from longitude.attention.backends.transport.backend import transport_window, tra
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
 from longitude.derivatives import exporting, recomputed
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
+from longitude.positions.base import Transport
+from longitude.positions.terms import ADDED
 
-ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
 BLOCK_BYTES = 2**26
 
 
@@ -64,7 +64,7 @@ REFERENCE = Backend(
     "reference",
     run=lambda r: reference(r)[0],
     partial=reference,
-    terms=ALL_TERMS,
+    terms=ADDED,
     any_mask=True,
     dropout=True,
     weights=True,
@@ -76,7 +76,7 @@ CHUNKED = Backend(
     "chunked",
     run=lambda r: chunked(r)[0],
     partial=chunked,
-    terms=ALL_TERMS,
+    terms=ADDED,
     any_mask=True,
     dropout=True,
     memory=lambda r: (biased_bytes(r) if takes(r) else dense_bytes(r)) * block_rows(r) // r.rows,
