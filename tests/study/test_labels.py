@@ -204,10 +204,10 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
 @pytest.mark.parametrize("label", [*checked(tiny(encodings=("all",))).encodings, *ALONE])
 def test_everything_registered_goes_through_a_study(label, positions, tmp_path, numbers):
     config = tiny(encodings=(label,), positions=positions, test_lengths=(16, 48), hidden=32, heads=4)
-    [(_, status)] = run(config, tmp_path)[0].trials
+    [trial] = run(config, tmp_path)[0].trials
     rows = read_rows(tmp_path / "results.parquet").query("method == 'non-overlapping'")
     bounded = label == "learned" and positions == "contiguous"
-    assert status.status == "done" and ("no positions from 16 on" in (status.reason or "")) == bounded
+    assert trial.status == "done" and ("no positions from 16 on" in (trial.reason or "")) == bounded
     assert list(rows["length"]) == ([16] if bounded else [16, 48]) and rows["value"].notna().all()
 
 
