@@ -117,9 +117,8 @@ GROUPS = {
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing sequence_parallel",
     "execution": "dry_run plan allow_pickle",
 }
-EXAMPLES = """  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn
-  longitude extend models/llama --to 1024 --method all
-  longitude extend models/llama --to 1024 --method ntk --fine-tune notes/ --lora"""
+EXAMPLES = """  longitude extend models/llama --to 1024 --method all
+  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn"""
 
 
 def extend(
