@@ -101,7 +101,7 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fill_numbers, "RESULTS", tmp_path)
     written = fill_numbers.rendered("properties").splitlines()
     assert written[0].count("|") == 6
-    assert [row.split("|")[1].strip() for row in written[2:5]] == names
+    assert [row.split("`")[1] for row in written[2:5]] == names
     monkeypatch.setenv("COLUMNS", "80")  # as it was, afterwards
     fill_numbers.keep("study-tiny", tmp_path / "run")
     printed = fill_numbers.rendered("study-tiny")
