@@ -83,8 +83,8 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("study --preset mine.toml", ["--preset", "mine.toml"]),
         ("study --plugin mine.py", ["--plugin", "mine.py"]),
         (
-            f"study --data {__file__}",
-            ["12288", "1024"],
+            f"study --test-lengths 64 65536 --data {__file__}",
+            ["--test-lengths", "65536"],
         ),
         (f"study --out {__file__}", ["--out", "test_cli.py"]),
         ("report", ["report"]),

@@ -2,6 +2,8 @@
 
 import pytest
 
+from longitude.positions.base import ENCODINGS
+from longitude.registry import options_of
 from longitude.report import wording
 from longitude.report.table import show, table
 from tests.support import printed
@@ -28,10 +30,19 @@ def test_words(got, words):
     assert got == words
 
 
-def test_a_picture_has_names_of_papers_with_options_only_where_names_are_alike():
-    labels = ["rope", "rope:base=500", "alibi", "rope+fox", "t5:max_distance=32", "a_plugin"]
-    names = ["RoPE", "RoPE (base=500)", "ALiBi", "RoPE + FoX", "T5 bias", "a_plugin"]
+def test_a_picture_has_names_of_papers_with_options_where_names_are_alike_and_the_base_of_rope():
+    labels = ["rope", "rope:base=500", "alibi", "rope+fox", "t5:max_distance=32", "a_plugin", "mrope:sections=4,2,2"]
+    names = [
+        "RoPE (base=10000)",
+        "RoPE (base=500)",
+        "ALiBi",
+        "RoPE (base=10000) + FoX",
+        "T5 bias",
+        "a_plugin",
+        "M-RoPE",
+    ]
     assert wording.papers(labels) == dict(zip(labels, names, strict=True))
+    assert options_of(ENCODINGS["rope"])["base"].default == wording.ROPE_BASE
 
 
 def test_a_protocol_is_legible():

@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -247,7 +247,6 @@ def write_run(
         **options,
     }
     config = of_task(task, **options)
-    config = replace(config, split_length=config.longest)
     data = {
         "source": source, "sha256": "ab" * 32, "training_sha256": "cd" * 32, "bytes": 12_345_678, "documents": 590,
         "left_out": "tests",
@@ -257,7 +256,7 @@ def write_run(
     common = random.normal(0, spread, config.documents)
     store, rows = Store(path), list[Row]()
     steps = {label: state["steps"] for (label, _), state in (states or {}).items() if "steps" in state}
-    planned = StudyPlan(config, StudyData([], [], [], data), path, steps)
+    planned = StudyPlan(config, StudyData([], [], data), path, steps)
     trials = [units.trial for units in planned.trials]
     for trial in trials:
         label, seed, units = trial.label, trial.seed, units_of(config, trial, data)

@@ -18,7 +18,6 @@ from longitude.study.report import table, write_report
 from longitude.study.results import read_run
 from tests.study.conftest import (
     BITS,
-    SHARES,
     conclusion,
     edit_question,
     line,
@@ -116,7 +115,9 @@ def test_what_learned_too_little_does_not_hold(tmp_path):
     assert re.search(numbers, found.caution)
     assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
-    assert rows == ["alibi", "rope", "NoPE"] and "NoPE (none) *" in shown  # by result; what learned too little is last
+    assert (
+        rows == ["alibi", "rope:base=10000", "NoPE"] and "NoPE (none) *" in shown
+    )  # by result; what learned too little is last
 
 
 def test_of_two_that_learned_too_little_neither_is_best(tmp_path):
@@ -372,8 +373,8 @@ def test_the_three_lines_of_answers(tmp_path):
 
 def test_the_table_of_answers(tmp_path):
     shown = printed(write_answers(tmp_path), 100)
-    rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words and words[0] in SHARES}
-    assert rows["rope"] == ["100", "±1", "99", "±2", "2", "±2", "0", "±1", "16"]
+    rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words}
+    assert rows["rope:base=10000"] == ["100", "±1", "99", "±2", "2", "±2", "0", "±1", "16"]
     assert rows["alibi:future=one-sided"][-1] == "32" and rows["learned"][-3:] == ["-", "-", "16"]
     assert "solved to" in printed(tmp_path, 80)
     styles = [str(getattr(cell, "style", "")) for cell in table(analyse(tmp_path)).columns[-1].cells]

@@ -14,7 +14,7 @@ from longitude.measure.sources import read_text, read_texts
 from longitude.positions.samplers import Randomized
 from longitude.runs.store import Store
 from longitude.study.config import StudyConfig
-from longitude.study.data import BLOCK, Text, Windows, prepare, split
+from longitude.study.data import WINDOWS, Text, Windows, package_of, prepare, sides_of, split
 from longitude.study.plan import checked, plan
 from longitude.study.runner import study
 from longitude.study.tasks.base import Measuring, of_task, task_for, task_of
@@ -44,54 +44,110 @@ def folder(root: Path, sizes: list[int]) -> Path:
 # ---- the split --------------------------------------------------------------------------------------------------------
 
 
-def test_many_documents_are_split_by_document(tmp_path):
-    data = prepare(config(folder(tmp_path, [65 + i for i in range(30)])))
-    assert data.description["unit"] == "documents"
-    assert len(data.validation) == 4 and len(data.training) == 23
-    assert [len(document) for document in data.validation] == [65] * 4
-    training = b"|".join(document.tobytes() for document in data.training)
-    for document in data.validation:
-        assert document.dtype == torch.int64
-        assert bytes(document.tolist()[8:24]) not in training
-    held_out = training + b"|".join(bytes(document.tolist()) for document in data.validation)
-    assert data.description["selection_documents"] == 3 and len(data.selection) >= 3 * 4
-    assert {len(window) for window in data.selection} == {17}
-    assert not any(window.tobytes()[4:12] in held_out for window in data.selection)
+def sides(data) -> dict[str, bytes]:
+    """What is on each side, in one piece."""
+    tensors = {"selection": data.apart, "validation": data.validation}
+    return {"training": b"|".join(each.tobytes() for each in data.training)} | {
+        side: b"|".join(bytes(each.tolist()) for each in some) for side, some in tensors.items()
+    }
 
 
-def test_documents_too_short_for_the_longest_window_are_never_validation(tmp_path):
-    data = prepare(config(folder(tmp_path, [64] * 50 + [65] * 20), documents=4))
-    assert len(data.validation) == 4 and all(len(document) == 65 for document in data.validation)
-    assert len(data.training) == 64 and data.description["selection_documents"] == 2
+def test_many_files_are_split_by_file(tmp_path):
+    data = prepare(config(folder(tmp_path, [65 + i for i in range(30)]), documents=100))
+    of = data.description
+    assert (of["split_by"], of["unit"]) == ("files", "documents")  # a folder is a third of the text, which is too much
+    assert 3 <= len(data.validation) <= 6 and 2 <= len(data.apart) <= 3
+    assert len(data.training) + len(data.apart) + len(data.validation) == 30
+    assert {len(document) for document in data.validation} == {65}
+    found = sides(data)
+    for side, own in found.items():
+        others = b"|".join(text for name, text in found.items() if name != side)
+        assert not any(part[4:24] in others for part in own.split(b"|"))
+    assert {len(window) for window in data.selection(16)} == {17}
 
 
-@pytest.mark.parametrize(("sizes", "size"), [([10_000], 10_000), ([700] * 19, 19 * 701 - 1), ([64] * 40, 40 * 65 - 1)])
-def test_few_documents_become_blocks_of_four_windows_and_the_tail_is_validation(tmp_path, sizes, size):
-    data = prepare(config(folder(tmp_path, sizes), documents=2))
-    count, apart = size // (BLOCK * 64), data.description["selection_documents"]
-    assert data.description["unit"] == f"contiguous blocks of {BLOCK * 64} bytes"
-    assert data.description["validation_names"] == [f"block {i}" for i in range(count - len(data.validation), count)]
-    assert [len(document) for document in data.training[1:]] == [BLOCK * 64] * (
-        count - apart - len(data.validation) - 1
+@pytest.mark.parametrize("options", [{"test_lengths": (16, 512)}, {"documents": 3}, {"train_length": 32}], ids=str)
+def test_what_is_held_out_does_not_depend_on_what_is_asked(options):
+    """Neither side gains or loses a byte with other lengths and more documents, whatever the text is cut by."""
+    for name, content in {
+        "files": [(f"{i}.txt", words(100 + 40 * i, 1000 * i)) for i in range(40)],
+        "one": [("a", words(9000))],
+    }.items():
+        first, other = (
+            split(Text(name, content), longest, train, most)
+            for longest, train, most in (
+                (64, 16, 4),
+                (max(options.get("test_lengths", (64,))), options.get("train_length", 16), options.get("documents", 4)),
+            )
+        )
+        for key in ("training_sha256", "selection_sha256", "split_by"):
+            assert first.description[key] == other.description[key]
+        held = {name for name, _ in sides_of(Text(name, content))[0]["validation"]}
+        assert name == "one" or {*first.description["validation_names"], *other.description["validation_names"]} <= held
+
+
+def test_more_documents_are_added_to_those_measured():
+    text = Text("", [(f"{i}.py", words(100, i)) for i in range(80)])
+    few, more = (split(text, 64, 16, most).description["validation_names"] for most in (5, 9))
+    assert more[:5] == few and len(more) == 9
+    longer = Text("", [(name, content + b" more") for name, content in text.documents])
+    assert split(longer, 64, 16, 5).description["validation_names"] == few
+
+
+@pytest.mark.parametrize("roots", [(), ("one/", "two/")], ids=str)
+def test_no_package_is_on_two_sides(roots):
+    """Folders below the root, of each source; the files of one are near-duplicates."""
+    names = [f"{root}p{i % 25}/part/{i}.py" for root in roots or ("",) for i in range(100)]
+    found, split_by = sides_of(Text("", [(name, words(300, i % 25)) for i, name in enumerate(names)]), roots)
+    packages = {side: {package_of(name, roots) for name, _ in documents} for side, documents in found.items()}
+    assert split_by == "packages" and sum(map(len, packages.values())) == len(set().union(*packages.values()))
+    assert all(packages.values()) and sum(map(len, found.values())) == len(names)
+    assert {len(name.split("/")) for each in packages.values() for name in each} == {2 if roots else 1}
+
+
+def test_a_side_has_at_most_its_share_and_at_least_half_of_it():
+    sizes = [10, 3000, 40, 700, 500, 900, 60, 800, 20, 650, 300, 450] * 3
+    text = Text("", [(f"{i}.py", words(size, 1000 * i)) for i, size in enumerate(sizes)])
+    found, split_by = sides_of(text)
+    shares = {side: sum(len(content) for _, content in found[side]) / sum(sizes) for side in found}
+    assert split_by == "files" and 0.1 <= shares["validation"] <= 0.2 and 0.05 <= shares["selection"] <= 0.1
+
+
+def test_few_files_are_cut_and_measured_in_blocks(tmp_path):
+    data = prepare(config(folder(tmp_path, [10_000, 6_000]), documents=100))
+    of, found = data.description, sides(data)
+    assert of["split_by"] == "blocks" and of["unit"] == f"blocks of {WINDOWS * 64} bytes"
+    assert [len(each) for each in data.training] == [7000, 4200] and [len(each) for each in data.apart] == [1000, 600]
+    assert (
+        of["validation_windows"] == (2000 + 1 + 1200 - 1) // 64 == sum(len(each) - 1 for each in data.validation) // 64
     )
-    assert sum(len(document) for document in data.training) + BLOCK * 64 * (apart + len(data.validation)) == size
+    assert max(map(len, data.validation)) == WINDOWS * 64 + 1 and len(data.validation) == -(
+        -of["validation_windows"] // WINDOWS
+    )
+    whole = words(10_000)[8000:] + b"\n" + words(6_000, 1000)[4800:]
+    assert all(part in whole for part in found["validation"].split(b"|"))
+    assert found["training"] == words(10_000)[:7000] + b"|" + words(6_000, 1000)[:4200]
 
 
-def test_fewer_documents_give_longer_excerpts():
-    text = Text("text", [("text", words(4 * 256))])
-    one = split(text, longest=64, train_length=16, most=3).validation
-    assert [len(document) for document in one] == [3 * 64 + 1]  # of 256 bytes, 3 whole windows
-    with pytest.raises(
-        ValueError, match=r"--documents 4 asks .* of 64 bytes .* \(text\) hold 3; give .* --documents 3"
-    ):
-        split(text, longest=64, train_length=16, most=4)
+def test_documents_that_are_too_short_are_joined_on_their_side():
+    text = Text("", [(f"{i}", words(20, 100 * i)) for i in range(200)])
+    data, of_short = split(text, 64, 32, 100), split(text, 16, 8, 100)
+    assert data.description["unit"] == f"blocks of {WINDOWS * 64} bytes" and of_short.description["unit"] == "documents"
+    assert data.description["training_sha256"] == of_short.description["training_sha256"]
+    assert [len(each) for each in data.trainable(32)] == [21 * len(data.training) - 1]
+    assert len(of_short.trainable(8)) == len(data.training) and {*map(len, data.selection(32))} == {33}
 
 
-def test_validation_names_do_not_depend_on_the_contents_of_others():
-    documents = [(f"{i}.py", words(100, i)) for i in range(40)]
-    longer = [(name, content + b" more") for name, content in documents]
-    names = [split(Text("", each), 64, 16, 5).description["validation_names"] for each in (documents, longer)]
-    assert names[0] == names[1] and len(names[0]) == 5
+def test_each_document_is_measured_in_four_of_the_longest_windows_on_average():
+    """More of those that are long where others are short, and fewer in all where the text has no more."""
+    sizes = {f"{i}": 4 * 64 + 1 for i in range(60)}
+    measured = split(Text("", [(name, words(size, 1000 + int(name))) for name, size in sizes.items()]), 64, 16, 6)
+    assert [len(each) for each in measured.validation] == [4 * 64 + 1] * 6
+    long, short = words(8 * 64 + 1, 5000), words(2 * 64 + 1, 9000)
+    mixed = split(Text("", [(f"{i}", long if i % 2 else short) for i in range(60)]), 64, 16, 8)
+    assert mixed.description["validation_windows"] >= 4 * len(mixed.validation)
+    little = split(Text("", [(name, words(2 * 64 + 1, int(name))) for name in sizes]), 64, 16, 6)
+    assert little.description["validation_windows"] == 2 * 6
 
 
 def test_the_hash_is_of_what_is_trained_and_measured_on():
@@ -153,7 +209,8 @@ def test_sampled_positions_belong_to_the_seed_and_the_window():
 def test_the_standard_library_is_text_enough_for_the_defaults():
     data = prepare(StudyConfig())
     assert data.description["unit"] == "documents" and len(data.validation) == StudyConfig().documents
-    assert all(len(document) == 1025 for document in data.validation)
+    assert data.description["split_by"] == "packages" and data.description["validation_windows"] >= 300
+    assert all(len(document) % 1024 == 1 for document in data.validation)
     assert data.description["training_bytes"] > 2_000_000
     assert "Python 3." in data.description["source"]
     folders = {folder for name, _ in read_text("stdlib").documents for folder in name.split("/")[:-1]}
@@ -177,8 +234,8 @@ def test_bad_texts(tmp_path):
     contents = {
         "empty.txt": b"",
         "model.bin": b"\x00\x01\x02" * 1000,
-        "short.txt": words(767),
-        "enough.txt": words(768),
+        "short.txt": words(320),
+        "enough.txt": words(330),
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -188,13 +245,13 @@ def test_bad_texts(tmp_path):
         "empty.txt": "is empty",
         "model.bin": "expected UTF-8 text",
         "nothing": "got no files",
-        "short.txt": "767 bytes long and must be at least 768: three blocks of 4 times the longest window 64",
+        "short.txt": "^--test-lengths",
     }.items():
         with pytest.raises(ValueError, match=message):
             prepare(config(tmp_path / name))
     assert len(prepare(config(tmp_path / "enough.txt", documents=3)).validation) == 1
-    with pytest.raises(ValueError, match="no training document longer than the training length 65"):
-        split(Text("", [(str(i), words(65)) for i in range(20)]), 64, 65, 4)
+    with pytest.raises(ValueError, match=r"^--train-length"):
+        split(Text("", [(str(i), words(65)) for i in range(20)]), 64, 5000, 4)
 
 
 def test_a_folder_names_what_it_leaves_out(tmp_path):

@@ -53,7 +53,7 @@ def test_an_encoding_breaks_where_its_loss_rises_for_good(tmp_path):
         for (start, stop), of_labels in places.items()
         for label, value in zip(labels, of_labels, strict=True)
     ]
-    assert by_position._finding(found, points) == "Breaks within the window: RoPE from position 600"
+    assert by_position._finding(found, points) == "Breaks within the window: RoPE (base=10000) from position 600"
     assert "No encoding breaks" in by_position._finding(found, [p for p in points if p["label"] == "alibi"])
 
 

@@ -66,7 +66,7 @@ sampled = partial(tiny, positions="randomized")
         (["--stride"], tiny(stride=4)),
         (["--stride", "16", "17"], tiny(stride=17, methods=("sliding",))),
         (["--device", "tpu"], tiny(device="tpu")),
-        (["120000"], tiny(test_lengths=(16, 10_000))),
+        (["--test-lengths", "10000"], tiny(test_lengths=(16, 10_000))),
         (["'random'", "'randomized'"], tiny(positions="random")),
         (["--position-range", "--positions"], tiny(position_range=48)),
         (["--position-range", "16", "15"], sampled(position_range=15)),

@@ -126,8 +126,7 @@ def test_searched_factors_are_no_worse_than_any_start_and_repeat(data):
 
 
 def test_the_search_reads_selection_text_alone(data, monkeypatch):
-    """Its windows are those that the selection windows of the study were cut from; they and no others are read."""
-    selection = b"".join(window[:-1].tobytes() for window in data.selection)
+    selection = b"|".join(bytes(document.tolist()) for document in data.apart)
     read = []
     monkeypatch.setattr(schemes, "losses_by_length", lambda model, windows, **_: read.extend(windows) or 1 / 0)
     with pytest.raises(ZeroDivisionError):

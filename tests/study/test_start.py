@@ -141,7 +141,6 @@ def test_another_start_trains_other_models(tuned, first):
         ({"start": "first"}, r"expected one label of the study, such as first:rope first:learned, got none"),
         ({"start": "first:ropes"}, r"expected one label of the study, such as first:rope first:learned, got ropes"),
         ({"seeds": (0, 2)}, r"first:rope: rope of seed 2 was not trained; add it"),
-        ({"documents": 3}, r"was trained on another text .*--split-length 48"),
         ({"heads": 1}, r"first:rope has num_attention_heads 2, rope has 1"),
         ({"hidden": 32}, r"has embedding_scale 4.0, rope has 5.65"),
         ({"layers": 2}, r"does not fit --encodings rope: expected model.layers.1.\S+ \[[0-9, ]+\], got none"),
@@ -156,6 +155,14 @@ def test_refusals(options, message, first):
         config = replace(config, data=("generated",))
     with pytest.raises(ValueError, match=message):
         plan(config, first.parent / "new")
+
+
+def test_a_start_of_another_text_is_refused(first, monkeypatch):
+    """It may hold what is measured; other lengths and documents of the same text are none."""
+    assert plan(replace(TUNED, test_lengths=(16, 64), documents=3), first.parent / "new").data.start
+    monkeypatch.setattr("longitude.study.data.read_texts", lambda data: type(NUMBERS)("", NUMBERS.documents[1:]))
+    with pytest.raises(ValueError, match="was trained on another text"):
+        plan(TUNED, first.parent / "new")
 
 
 def test_a_start_that_is_not_done_is_refused(first, tmp_path):

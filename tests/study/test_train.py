@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import from_frame, losses_by_length, read_rows
 from longitude.study import run_trial, train
-from longitude.study.data import Windows
+from longitude.study.data import WINDOWS, Windows
 from longitude.study.plan import checked
 from longitude.study.tasks import text
 from longitude.study.tasks.base import of_task, sampler_of, task_of
@@ -292,7 +292,7 @@ def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
     assert status.status == "done" and "no positions from 16 on" in status.reason
     assert set(read_rows(trial.measured / "results.parquet")["length"]) == {16}
     documents = pd.read_parquet(trial.measured / "documents.parquet").query("method == 'non-overlapping'")
-    assert set(documents["tokens"]) == {48}  # the targets of all other trials
+    assert set(documents["tokens"]) == {WINDOWS * 48}  # the targets of all other trials
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
 
 GROUPS = {
-    "data": "task data tokenizer train_length split_length positions position_range documents",
+    "data": "task data tokenizer train_length positions position_range documents",
     "model": "encodings layers hidden heads block",
     "training": "steps match seeds batch_size accumulation precision learning_rates warmup weight_decay start",
     "evaluation": "test_lengths methods stride",

@@ -60,6 +60,8 @@ PAPERS = {
     "gru": "GRU",
 }
 """Names in papers, by registered name; other names stay unchanged."""
+ROPE_BASE = 10_000
+"""The base of `rope` without options."""
 PART = re.compile(r"([A-Za-z_]\w*)((?::[^+]*?)?)(?=\+|\.\.|$)")
 """A part of a label: a name and its options."""
 
@@ -73,10 +75,26 @@ def paper(label: str, options: bool = True) -> str:
     return re.sub(r" *\+ *", " + ", PART.sub(part, label)) if "/" not in label else label
 
 
+def with_base(label: str) -> str:
+    """A label whose rope says its base: rope+fox -> rope:base=10000+fox."""
+
+    def part(found: re.Match[str]) -> str:
+        if found[1] != "rope" or re.search(r"[:,]base=", found[2]):
+            return found[0]
+        return f"rope:base={ROPE_BASE}" + (f",{found[2][1:]}" if found[2] else "")
+
+    return PART.sub(part, label)
+
+
 def papers(labels: Sequence[str]) -> dict[str, str]:
-    """Label -> the paper's name, with its options only where two labels would have one name."""
+    """Label -> the paper's name, with its options only where two labels would have one name, or for RoPE, with its base."""
     often = Counter(paper(label, options=False) for label in labels)
-    return {label: paper(label, options=often[paper(label, options=False)] > 1) for label in labels}
+
+    def name(label: str) -> str:
+        full = with_base(label)
+        return paper(full, options=bool(re.search(r"\brope:", full)) or often[paper(label, options=False)] > 1)
+
+    return {label: name(label) for label in labels}
 
 
 def named(label: str) -> str:

@@ -11,6 +11,7 @@ from longitude.statistics.estimates import HOLDS, UNCLEAR
 from longitude.statistics.seeds import pooled_spread
 from longitude.study.answers import AnswerCriterion
 from longitude.study.criterion import Criterion, Effective, Finding
+from longitude.study.data import WINDOWS
 from longitude.study.losses import LossCriterion
 from longitude.study.rates import chosen_rates, edges
 from longitude.study.results import Run, TrialResult, read_run
@@ -144,6 +145,19 @@ def notes(analysis: Analysis) -> list[str]:
         *([f"training windows had {sampled}"] if sampled else []),
         *chosen_rates(run.choices),
         *spread_of_seeds(analysis),
+        *little_text(run, analysis.criterion.things),
+    ]
+
+
+def little_text(run: Run, things: str) -> list[str]:
+    """How much held-out text there is, if it is less than asked."""
+    data, asked = run.study["data"], run.config.documents
+    documents, windows = data.get("validation_documents", asked), data.get("validation_windows", WINDOWS * asked)
+    if documents >= asked and windows >= WINDOWS * asked:
+        return []
+    return [
+        f"the held-out text has {documents} {things} with {windows} windows of {run.config.longest} {run.task.unit}; "
+        f"{asked} {things} with {WINDOWS * asked} were asked for"
     ]
 
 

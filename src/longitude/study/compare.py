@@ -25,7 +25,6 @@ NOT_SHOWN = (
     "task",
     "documents",
     "stride",
-    "split_length",
     "threads",
 )
 """Options that are compared otherwise, or do not change what is found."""

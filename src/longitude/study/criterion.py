@@ -82,7 +82,7 @@ class Criterion(ABC):
     """Criterion for whether an encoding holds at a length, and its wording; one subclass per kind of task.
 
     Attributes:
-        things: Name of the items that intervals with one seed are over.
+        things: Name of the items that are measured, over which intervals with one seed are.
         metric: A name of `longitude.statistics.documents.METRICS`.
         less_is_better: Whether the smaller of two values is better.
         scale: Factor of a value for display.
@@ -91,7 +91,7 @@ class Criterion(ABC):
         verdicts: Verdict -> its word for readers.
     """
 
-    things: ClassVar[str]
+    things: str
     metric: ClassVar[str]
     less_is_better: ClassVar[bool] = True
     scale: ClassVar[float] = 1

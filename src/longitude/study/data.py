@@ -1,38 +1,49 @@
-"""The text of a study: documents of tokens, split by document, and one order of training windows for every model.
+"""The text of a study: one split by the hashes of names, and one order of training windows for every model.
 
 A token is a byte, unless the study has a tokenizer; lengths are in tokens.
-A text with at least 20 documents longer than the longest window is split by document. Documents are ordered by the hash of
-their names: the first are for validation, the next for selection, all others for training. A text with fewer is cut into
-contiguous blocks of four times the longest window. The blocks are then the documents; the tail is for validation, and the
-blocks before it are for selection. Learning rates are chosen on the selection text. It is held out of every study, so that
-rates can be added later.
+What is held out depends on the text alone, whatever lengths and however many documents are asked. Packages, in the order of the
+hashes of their names, are held out for measuring while they fit into a fifth of the text, and for selection while they fit into a
+tenth; all others are for training. A package is a folder directly below the root of a source, or a file there. Near-duplicates
+stand within a package, so they are on one side. A text without such folders, or of packages too large for that, is split by
+file. Files too large for that are each cut: the last fifth is for measuring, the tenth before it for selection. Learning rates
+are chosen on the selection text.
 
-A validation document is an excerpt from a place drawn by the hash of its name, so that position in a window is independent of
-the place in the file. Training windows never cross documents. Each pass over the text lays non-overlapping windows in every
+A document is measured in an excerpt from a place drawn by the hash of its name, so that position in a window is independent of
+the place in the file. Parts of files, and documents that are too short, are joined and measured in blocks. Training windows never
+cross documents, unless these are too short and were joined. Each pass over the text lays non-overlapping windows in every
 document from a new random offset, and shuffles them. They depend on text, seed, window and count, but not on the model.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longitude.errors import UsageError
 from longitude.measure.sources import Text, name_hash, read_texts
 from longitude.positions.samplers import Sampler
 from longitude.study.config import StudyConfig, listed
 from longitude.study.tokens import BYTES, Read, Reader, reader
 
-ENOUGH = 20
-"""Documents from which a text is split by document."""
-BLOCK = 4
-"""Length of a block, in longest windows."""
-SHARE, SELECTION = 0.2, 0.1
-"""Maximum shares of the eligible documents or blocks for validation and for selection."""
+SHARES = {"validation": 20, "selection": 10}
+"""Maximum percentages of the text that are held out."""
+FULL = 0.5
+"""Smallest part of a share that must be filled; else smaller units are held out."""
+WINDOWS = 4
+"""Longest windows that each document is measured in, on average."""
+FEWEST = 5
+"""Documents longer than a window; of fewer all documents are joined."""
+SELECTED, SELECTION = 100, 1024
+"""Documents that learning rates are chosen on, and tokens of each: of longer training windows one."""
+BLOCKS = "blocks"
+"""Parts of files, where there are too few files to keep them whole."""
+Documents = list[tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -40,27 +51,37 @@ class StudyData:
     """Data of a study, read before it begins.
 
     Attributes:
-        training: Documents of tokens, integers [n] each (bytes: uint8); empty if examples are drawn.
+        training: Documents of tokens for training, integers [n] each (bytes: uint8); empty if examples are drawn.
         validation: Held-out documents of tokens, int64 [n] each.
-        selection: Windows on which learning rates are chosen, each with the token after it.
         description: Description of the data for question.json.
         token_bytes: Bytes of each token in the validation documents; None if a token is a byte.
-        apart: Documents from which the selection windows were cut, int64 [n] each.
+        apart: Documents held out for selection, int64 [n] each, in the order of the hashes of their names.
+        separator: Tokens between documents that are joined.
         start: For each seed, the file of weights that training starts from; empty if weights are random.
     """
 
     training: list[np.ndarray]
     validation: list[Tensor]
-    selection: list[np.ndarray]
     description: dict[str, Any]
     token_bytes: list[Tensor] | None = None
     apart: Sequence[Tensor] = ()
+    separator: np.ndarray = field(default_factory=lambda: np.frombuffer(b"\n", np.uint8))
     start: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def bytes_per_token(self) -> float:
         """Mean bytes per token of the training text."""
         return self.description["training_bytes"] / sum(map(len, self.training))
+
+    def selection(self, length: int) -> list[np.ndarray]:
+        """Windows on which learning rates are chosen, each with the token after it [length + 1]."""
+        most = max(1, SELECTION // length) * length
+        documents = longer([document.numpy() for document in self.apart], length, self.separator)[:SELECTED]
+        return [ids[at : at + length + 1] for ids in documents for at in range(0, min(most, len(ids) - length), length)]
+
+    def trainable(self, length: int) -> list[np.ndarray]:
+        """The documents that training windows of a length are cut from."""
+        return longer(self.training, length, self.separator)
 
 
 class Examples(torch.utils.data.Dataset, ABC):
@@ -81,89 +102,153 @@ class Examples(torch.utils.data.Dataset, ABC):
 def prepare(config: StudyConfig) -> StudyData:
     """Read the text of a study and split it. ValueError: the text is missing, empty, not text, or too short."""
     text = read_texts(config.data)
-    size = sum(len(content) for _, content in text.documents)
-    if size == 0:
+    if _size(text.documents) == 0:
         raise ValueError(f"--data {listed(config.data)}: the text is empty; give a text with something to read")
-    return split(
-        text, config.longest, config.train_length, config.documents, reader(config.tokenizer), config.split_length
-    )
+    roots = [f"{one}/" for one in config.data] if len(config.data) > 1 else []
+    return split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer), roots)
 
 
 def split(
-    text: Text, longest: int, train_length: int, most: int, by: Reader = BYTES, split_length: int | None = None
+    text: Text, longest: int, train_length: int, most: int, by: Reader = BYTES, roots: Sequence[str] = ()
 ) -> StudyData:
-    """Text -> training and validation documents; `most` for validation, or fewer with as many longest windows together.
+    """Text -> documents for training, selection and measuring.
 
-    split_length: what decides the split, by default the longest length; of held-out documents those longer than that one are
-    measured.
+    Args:
+        text: All of it.
+        longest: Tokens of the longest window. It decides what is measured of the held-out documents, not which are held out.
+        train_length: Tokens of a training window.
+        most: Maximum number of documents to measure on.
+        by: Reads the documents.
+        roots: Beginnings of names, one for each source of several.
     """
-    split_length = split_length or longest
-    documents = [(name, by.read(content)) for name, content in text.documents]
-    eligible = [name for name, read in documents if len(read.ids) > split_length]
-    by_document = len(eligible) >= ENOUGH
-    if by_document:
-        rank = sorted(eligible, key=name_hash)
-        unit = "documents"
-    else:
-        documents = _blocks(text, BLOCK * split_length, by)
-        rank = [name for name, _ in documents][::-1]
-        unit = f"contiguous blocks of {BLOCK * split_length} {by.unit}"
-    validated, selecting = (min(most, max(1, int(share * len(rank)))) for share in (SHARE, SELECTION))
-    chosen, selected = {*rank[:validated]}, {*rank[validated : validated + selecting]}
-    held = [(name, read) for name, read in documents if name in chosen and len(read.ids) > longest]
-    if not held:
-        most_held = max(len(read.ids) for name, read in documents if name in chosen)
-        raise ValueError(
-            f"--test-lengths: no held-out document is longer than {longest} {by.unit}, the longest has {most_held}, and others "
-            f"are training text; name lengths below that, or another --out, where the split is made for {longest}"
-        )
-    windows = -(-most // len(held))
-    training = [read for name, read in documents if name not in chosen | selected]
-    usable = [read for read in training if len(read.ids) > train_length]
-    if not usable:
-        raise ValueError(
-            f"the text has no training document longer than the training length {train_length}; "
-            f"give a longer text or a shorter --train-length"
-        )
-    excerpts = [_excerpt(name, read, windows * longest + 1, longest) for name, read in held]
-    measured = sum(len(excerpt.ids) - 1 for excerpt in excerpts) // longest
-    if measured < most and longest <= split_length:
-        raise ValueError(
-            f"--documents {most} asks for as many windows of {longest} {by.unit} of held-out text, and {SHARE:.0%} of the "
-            f"text ({text.source}) hold {measured}; give a longer text or --documents {measured}"
-        )
-    digest, training_digest = hashlib.sha256(), ""
-    for part in (training, excerpts):
-        _digest(digest, [read.ids for read in part])
-        training_digest = training_digest or digest.hexdigest()
-    each = -(-most // len(selected)) * split_length + 1
-    apart = [_excerpt(name, read, each, train_length).ids for name, read in documents if name in selected]
-    selection = [
-        ids[at : at + train_length + 1] for ids in apart for at in range(0, len(ids) - train_length, train_length)
-    ]
+    sides, split_by = sides_of(text, roots)
+    training, apart = ([by.read(content) for _, content in sides[side]] for side in ("training", "selection"))
+    separator = by.read(b"\n").ids
+    measured, unit = _measured(sides["validation"], longest, most, by, split_by == BLOCKS)
+    usable = longer([each.ids for each in training], train_length, separator)
+    selected = longer([each.ids for each in apart], train_length, separator)
+    for option, part, length, there in (
+        ("--train-length", "training", train_length, usable),
+        ("--train-length", "selection", train_length, selected),
+        ("--test-lengths", "validation", longest, measured),
+    ):
+        if not there:
+            has, whole = (sum(len(content) for _, content in some) for some in (sides[part], text.documents))
+            expected = f"{part} text with a window of {length} {by.unit}"
+            got = f"{has} of the {whole} bytes of {text.source}"
+            raise UsageError(option, expected, got, "give a longer text or a shorter length")
+    digest = hashlib.sha256()
+    training_digest = _digest(digest, [each.ids for each in training])
+    excerpts = [each for _, each in measured]
     description = {
         "source": text.source,
-        "sha256": digest.hexdigest(),
+        "sha256": _digest(digest, [each.ids for each in excerpts]),
         "training_sha256": training_digest,
-        "selection_sha256": _digest(hashlib.sha256(), selection),
-        "bytes": sum(len(content) for _, content in text.documents),
+        "selection_sha256": _digest(hashlib.sha256(), [each.ids for each in apart]),
+        "bytes": _size(text.documents),
         "documents": len(text.documents),
         "left_out": text.left_out or None,
+        "split_by": split_by,
         "unit": unit,
-        "training_documents": len(usable),
-        "training_bytes": sum(read.size for read in usable),
-        "training_documents_too_short": len(training) - len(usable),
+        "training_documents": len(training),
+        "training_bytes": sum(each.size for each in training),
+        "training_documents_too_short": sum(len(each.ids) <= train_length for each in training) * (len(usable) > 1),
         "selection_documents": len(apart),
-        "selection_windows": len(selection),
         "validation_documents": len(excerpts),
-        "validation_bytes": sum(excerpt.size for excerpt in excerpts),
-        "validation_names": [name for name, _ in held],
+        "validation_windows": sum(len(each.ids) - 1 for each in excerpts) // longest,
+        "validation_bytes": sum(each.size for each in excerpts),
+        "validation_names": [name for name, _ in measured],
         **by.description,
     }
-    validation = [torch.from_numpy(excerpt.ids.astype(np.int64)) for excerpt in excerpts]
+    chosen, validation = ([torch.from_numpy(each.ids.astype(np.int64)) for each in some] for some in (apart, excerpts))
     sizes = [torch.from_numpy(each.bytes.astype(np.int64)) for each in excerpts if each.bytes is not None]
-    whole = [torch.from_numpy(ids.astype(np.int64)) for ids in apart]
-    return StudyData([read.ids for read in usable], validation, selection, description, sizes or None, whole)
+    return StudyData([each.ids for each in training], validation, description, sizes or None, chosen, separator)
+
+
+# ---- what is held out -------------------------------------------------------------------------------------------------
+def sides_of(text: Text, roots: Sequence[str] = ()) -> tuple[dict[str, Documents], str]:
+    """The documents for "training", "selection" and "validation", and what stays whole: packages, files or blocks.
+
+    Those held out are in the order of the hashes of their names.
+    """
+    packages = {package for name, _ in text.documents if (package := package_of(name, roots)) != name}
+    by_package = [("packages", lambda name: package_of(name, roots))] if len(packages) > 1 else []
+    for split_by, unit_of in [*by_package, ("files", str)]:
+        sides = _held_out(text.documents, unit_of)
+        if all(_size(sides[side]) * 100 >= FULL * share * _size(text.documents) for side, share in SHARES.items()):
+            return sides, split_by
+    edges = {"training": (0, 70), "selection": (70, 80), "validation": (80, 100)}
+    return {
+        side: [(name, part) for name, content in text.documents if (part := _part(content, *edge))]
+        for side, edge in edges.items()
+    }, BLOCKS
+
+
+def package_of(name: str, roots: Sequence[str] = ()) -> str:
+    """The first folder below the root of a document's source, with the root; of a document in no folder its own name."""
+    root = next((root for root in roots if name.startswith(root)), "")
+    first, slash, _ = name[len(root) :].partition("/")
+    return root + first if slash else name
+
+
+def _held_out(documents: Documents, unit_of: Callable[[str], str]) -> dict[str, Documents]:
+    """Units on the first side where they fit, in the order of the hashes of their names."""
+    units: dict[str, Documents] = {}
+    for name, content in documents:
+        units.setdefault(unit_of(name), []).append((name, content))
+    held: dict[str, set[str]] = {side: set() for side in SHARES}
+    sizes, whole = dict.fromkeys(SHARES, 0), _size(documents)
+    for unit in sorted(units, key=name_hash):
+        for side, share in SHARES.items():
+            if (size := sizes[side] + _size(units[unit])) * 100 <= share * whole:
+                held[side].add(unit)
+                sizes[side] = size
+                break
+    out = set[str]().union(*held.values())
+    sides = {side: [each for unit in chosen for each in units[unit]] for side, chosen in held.items()}
+    ranked = {side: sorted(each, key=lambda named: name_hash(named[0])) for side, each in sides.items()}
+    return {"training": [each for each in documents if unit_of(each[0]) not in out], **ranked}
+
+
+def _part(content: bytes, start: int, stop: int) -> bytes:
+    """From `start` to `stop` percent of a document, between characters."""
+    places = [len(content) * percent // 100 for percent in (start, stop)]
+    first, last = (
+        next((i for i in range(place, len(content)) if content[i] & 0xC0 != 0x80), len(content)) for place in places
+    )
+    return content[first:last]
+
+
+def _size(documents: Documents) -> int:
+    return sum(len(content) for _, content in documents)
+
+
+# ---- what is trained and measured on ----------------------------------------------------------------------------------
+def longer(documents: Sequence[np.ndarray], length: int, separator: np.ndarray) -> list[np.ndarray]:
+    """Documents longer than a window; where these are fewer than `FEWEST`, all joined, unless that is too short as well."""
+    found = [ids for ids in documents if len(ids) > length]
+    if len(found) >= FEWEST or not documents:
+        return found
+    joined = np.concatenate([part for ids in documents for part in (ids, separator)][:-1])
+    return [joined] * (len(joined) > length)
+
+
+def _measured(held: Documents, longest: int, most: int, by: Reader, cut: bool) -> tuple[list[tuple[str, Read]], str]:
+    """At most `most` excerpts of held-out documents or blocks, by the hashes of their names; and what they are."""
+    read = [(name, by.read(content)) for name, content in held] if not cut else []
+    long = [(name, each) for name, each in read if len(each.ids) > longest]
+    if len(long) >= FEWEST:
+        fit = [(len(read.ids) - 1) // longest for _, read in long[:most]]
+        enough = (n for n in count(WINDOWS) if n >= max(fit) or sum(min(n, each) for each in fit) >= WINDOWS * most)
+        each = next(enough) * longest + 1
+        return [(name, _excerpt(name, read, each, longest)) for name, read in long[:most]], "documents"
+    whole = by.read(b"\n".join(content for _, content in held))
+    windows, block = (len(whole.ids) - 1) // longest, WINDOWS * longest
+    every = [
+        (f"block {i}", whole.part(i * block, min((i + 1) * block, windows * longest) + 1))
+        for i in range(-(-windows // WINDOWS))
+    ]
+    return sorted(every, key=lambda each: name_hash(each[0]))[:most], f"{BLOCKS} of {block} {by.unit}"
 
 
 def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:
@@ -173,21 +258,6 @@ def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:
         content = array.tobytes()
         digest.update(len(content).to_bytes(8) + content)
     return digest.hexdigest()
-
-
-def _blocks(text: Text, size: int, by: Reader) -> list[tuple[str, Read]]:
-    """The whole text in blocks of `size` tokens, documents joined by a newline; the rest is part of the first block."""
-    whole = by.read(b"\n".join(content for _, content in text.documents))
-    length = len(whole.ids)
-    count = length // size
-    if count < 3:
-        raise ValueError(
-            f"the text ({text.source}) is {length} {by.unit} long and must be at least {3 * size}: three blocks of {BLOCK} "
-            f"times the longest window {size // BLOCK}; give a longer text or shorter --test-lengths"
-        )
-    rest = length - count * size
-    cuts = [0, *range(rest + size, length + 1, size)]
-    return [(f"block {i}", whole.part(cuts[i], cuts[i + 1])) for i in range(count)]
 
 
 def _excerpt(name: str, read: Read, most: int, longest: int) -> Read:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from longitude.report.wording import percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
-from longitude.study.results import FIRST, LAST
+from longitude.study.data import BLOCKS
+from longitude.study.results import FIRST, LAST, Run
 
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2% of the training length's, or less."""
@@ -63,6 +64,11 @@ class LossCriterion(Criterion):
 
     things, metric = "documents", "bits_per_byte"
     verdicts = {HOLDS: "holds", LOST: "rises", WEAK: "unclear", UNCLEAR: "unclear"}
+
+    def __init__(self, run: Run):
+        super().__init__(run)
+        if BLOCKS in run.study["data"].get("unit", ""):
+            self.things = BLOCKS
 
     def finding(self, label: str, length: int, method: str) -> Finding:
         run, sums = self.run, self.sums(label, length, method)

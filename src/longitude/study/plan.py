@@ -43,7 +43,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
     """
     store = Store(run)
     store.require_place(VERB)
-    config = checked(config, split_of(config, run))
+    config = checked(config, asked_before(config, run))
     config = replace(config, device=cast(Device, device_of(config.device).type))
     if config.precision != "float32" and config.device != "cuda":
         raise UsageError("--precision", "float32 without a GPU", config.precision, "leave it out, or add --device cuda")
@@ -62,16 +62,19 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
                 task.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, train_steps(config))
+    models = {
+        label: [each for i, each in enumerate(layers) if each not in layers[:i]] for label, layers in built.items()
+    }
+    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, train_steps(config), models)
     untrained = sum(not store.holds(units.training) for units in planned.trials)
     require_space(run, 2**24 + untrained * max(sizes) * 4 * 8, "the study")  # a model, three checkpoints, float32
     return planned
 
 
-def split_of(config: StudyConfig, run: Path) -> StudyConfig | None:
-    """The configuration that was asked last in a folder, where it is of the same text: its split of the text stays.
+def asked_before(config: StudyConfig, run: Path) -> StudyConfig | None:
+    """The configuration that was asked last in a folder, where it is of the same training: its range of positions stays.
 
-    Else longer --test-lengths would hold out other documents, and every model would be trained again.
+    Else longer --test-lengths would draw positions from a longer range, and every model would be trained again.
     """
     asked = question_of(run)
     before = None if asked is None else StudyConfig.of(asked["configuration"])
@@ -81,9 +84,9 @@ def split_of(config: StudyConfig, run: Path) -> StudyConfig | None:
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:  # noqa: C901
-    """The configuration with "all", the split and the range of positions filled in, after the checks of its options. ValueError.
+    """The configuration with "all" and the range of positions filled in, after the checks of its options. ValueError.
 
-    before: of the question before it, whose split of the text and range of positions fill them in.
+    before: of the question before it, whose range of positions is filled in.
     """
     task = task_of(config.task)
     require_numbers(config)
@@ -115,13 +118,10 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     for label in labels:
         _require_digits(label, task, task.vocabulary(config)["vocab_size"])
     require_distinct("encodings", labels)
-    longest = (before or config).longest
-    config = replace(
-        config, encodings=labels, split_length=config.split_length or (before and before.split_length) or longest
-    )
+    config = replace(config, encodings=labels)
     if config.positions != "contiguous" and config.position_range is None:
         kept = before.position_range if before and before.positions == config.positions else None
-        config = replace(config, position_range=kept or task.positions(longest))
+        config = replace(config, position_range=kept or task.positions(config.longest))
     sampler_of(config)  # refuses unknown names
     return config
 

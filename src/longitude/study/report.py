@@ -21,7 +21,7 @@ from longitude.labels import parse_label
 from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as empty_table
-from longitude.report.wording import legible, named, papers, percent
+from longitude.report.wording import legible, named, papers, percent, with_base
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
@@ -159,7 +159,7 @@ def _over(analysis: Analysis, halves: bool) -> str:
 
 def _marked(analysis: Analysis, label: str) -> str:
     """The label as it is typed, with its name where sentences have another, and an asterisk where it learned too little."""
-    known = label if named(label) == label else f"{named(label)} ({label})"
+    known = with_base(label) if named(label) == label else f"{named(label)} ({label})"
     return f"{known} *" if analysis.criterion.learned_too_little(label) else known
 
 
@@ -368,7 +368,7 @@ def _command(run: Run) -> str:
     defaults = asdict(of_task(run.task.name)) | {"task": "text", "device": run.config.device}
     words = ["longitude", "study"]
     for name, value in asdict(run.config).items():
-        if value == defaults[name] or (name == "split_length" and value == max(run.config.test_lengths)):
+        if value == defaults[name]:
             continue
         words += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return shlex.join([*words, "--out", str(run.path)])

@@ -16,6 +16,7 @@ from longitude.runs.provenance import commit_of_code, provenance
 from longitude.runs.store import BusyError, Store
 from longitude.study import rates
 from longitude.study.config import listed
+from longitude.study.data import BLOCKS
 from longitude.study.executors import Executor, InProcess
 from longitude.study.ngrams import ngrams_of
 from longitude.study.rates import choices, chosen, is_candidate
@@ -89,7 +90,13 @@ def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, An
         "plugins": plugins.records(config.task, *config.encodings, *config.methods),
         "configuration": asdict(config),
     }
-    asked |= {"data": data, "recipe": recipe(config), "train_steps": planned.steps, "trials": trials}
+    asked |= {
+        "data": data,
+        "models": planned.models,
+        "recipe": recipe(config),
+        "train_steps": planned.steps,
+        "trials": trials,
+    }
     return plain(asked | {"ngrams": planned.ngrams.key})
 
 
@@ -216,7 +223,10 @@ def _introduction(planned: StudyPlan) -> str:
         measured = f"{data['test_examples_of_each_length']} of each length"
     else:
         trained += f" {task.unit} of {data['source']}"
-        measured = f"{data['validation_documents']} documents"
+        things = BLOCKS if BLOCKS in data["unit"] else "documents"
+        measured = (
+            f"{data['validation_documents']} {things} with {data['validation_windows']} windows of {config.longest}"
+        )
     trained += f" from {config.start}" if config.start else ""
     several = len(config.learning_rates)
     measured = f"measured on {measured}" + (f" at the best of {several} learning rates" if several > 1 else "")

@@ -89,12 +89,14 @@ class StudyPlan:
         data: Data for training and measuring.
         run: The run directory.
         steps: Steps of the labels that differ from the study's.
+        models: Label -> mixer and encodings of its layers, each different one once, with every option, such as RoPE's base.
     """
 
     config: StudyConfig
     data: StudyData
     run: Path
     steps: dict[str, int] = field(default_factory=dict)
+    models: dict[str, list[Any]] = field(default_factory=dict)
 
     @cached_property
     def trials(self) -> list[TrialUnits]:

@@ -197,7 +197,7 @@ class Generated(Task):
             "floor": {str(length): self.floor(length) for length in config.test_lengths},
             "ceiling": self.ceiling,
         }
-        return StudyData([], [], [], description)
+        return StudyData([], [], description)
 
 
 def first_line(task: Task) -> str:

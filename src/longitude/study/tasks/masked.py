@@ -42,6 +42,7 @@ class Masked(Text):
         "batch_size": 16,
         "layers": 2,
         "hidden": 128,
+        "heads": 4,
         "learning_rates": (4e-3,),
         "steps": 800,
     }
@@ -53,7 +54,8 @@ class Masked(Text):
         return MaskedWindows(self.windows(config, data, seed))
 
     def selection(self, config: StudyConfig, data: StudyData) -> Examples:
-        return MaskedWindows(Windows(data.selection, config.train_length, len(data.selection), 0))
+        windows = data.selection(config.train_length)
+        return MaskedWindows(Windows(windows, config.train_length, len(windows), 0))
 
     def losses(self, of: Measuring) -> list[DocumentLosses]:
         losses = []

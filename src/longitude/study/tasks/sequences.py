@@ -76,6 +76,7 @@ class Sequences(Generated):
         "batch_size": 64,
         "layers": 2,
         "hidden": 64,
+        "heads": 4,
         "documents": 200,
         "steps": 1500,
         "learning_rates": (4e-3,),

@@ -13,7 +13,7 @@ from longitude.positions.scaling import Scaling
 from longitude.report.wording import and_
 from longitude.study.config import BYTE, StudyConfig, listed
 from longitude.study.copies import COPIES, foretold
-from longitude.study.data import Examples, StudyData, Windows
+from longitude.study.data import WINDOWS, Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
 from longitude.study.schemes import (
     METHODS,
@@ -74,10 +74,12 @@ class Text(Task):
     def windows(self, config: StudyConfig, data: StudyData, seed: int) -> Windows:
         """The text that a seed is trained on, whatever is predicted of it."""
         examples = config.steps * config.batch_size
-        return Windows(data.training, config.train_length, examples, seed, sampler_of(config))
+        documents = data.trainable(config.train_length)
+        return Windows(documents, config.train_length, examples, seed, sampler_of(config))
 
     def selection(self, config: StudyConfig, data: StudyData) -> Examples:
-        return Windows(data.selection, config.train_length, len(data.selection), 0)
+        windows = data.selection(config.train_length)
+        return Windows(windows, config.train_length, len(windows), 0)
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         losses = self.losses(of)
@@ -151,7 +153,7 @@ class Text(Task):
     def measured_tokens(self, config: StudyConfig) -> int:
         schemes = len(schemes_of(config)) * config.documents * config.longest * len(config.test_lengths)
         searched = SEARCH * len(beyond(config)) * ("longrope" in config.methods)
-        return super().measured_tokens(config) + schemes + searched
+        return WINDOWS * (super().measured_tokens(config) + schemes) + searched
 
 
 def copied(losses: list[DocumentLosses]) -> list[DocumentLosses]:
