@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     )
     from longitude.attention.cache import LongitudeCache as LongitudeCache
     from longitude.attention.layers.multihead import MultiHeadAttention as MultiHeadAttention
+    from longitude.attention.layers.stick_breaking import stick_breaking as stick_breaking
     from longitude.attention.masks import (
         Band as Band,
         Causal as Causal,
@@ -115,6 +116,7 @@ _NAMES = {
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
     "attention.patterns": "Prefix Global Dilated Chunks",
     "attention.layers.multihead": "MultiHeadAttention",
+    "attention.layers.stick_breaking": "stick_breaking",
     "attention.mixer": "Mixer mixer list_mixers register_mixer",
     "training": "parameter_groups",
     "attention.cache": "LongitudeCache",

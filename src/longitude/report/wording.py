@@ -41,6 +41,7 @@ PAPERS = {
     "sink": "learned sink",
     "latent": "MLA",
     "nsa": "NSA",
+    "stick_breaking": "stick-breaking attention",
     "chunks": "chunked attention",
     "window": "sliding window",
     "hierarchical": "hierarchical attention",

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind, of_this_mode
 from longitude.attention.heads import head_sizes
-from longitude.attention.layers.base import attended, checked_call
+from longitude.attention.layers.base import Call, attended, checked_call
 from longitude.attention.masks import Mask
 from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.errors import UsageError
-from longitude.positions.base import Encoding
-from longitude.positions.composed import compose
-from longitude.positions.coordinates import explicit
+from longitude.positions.base import Columns, Encoding
+from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions, explicit
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -131,7 +131,20 @@ class MultiHeadAttention(Mixer):
         if call.remembered:
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
-        out, weights = attended(self, (q, k, v), call, encoding, columns, k_positions, self.scale, weigh)
+        out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, weigh)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
         out = self.o_proj(out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2))
         return (out, weights) if weigh else out
+
+    def over_keys(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        call: Call,
+        encoding: Composed,
+        columns: Columns,
+        k_positions: Positions,
+        weigh: bool,
+        /,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
+        return attended(self, qkv, call, encoding, columns, k_positions, self.scale, weigh)
