@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.layers import LayerPositions as LayerPositions
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
     from longitude.positions.polar import PoPE as PoPE
-    from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
+    from longitude.positions.relative import Inkling as Inkling, Shaw as Shaw, TransformerXL as TransformerXL
     from longitude.positions.remapped import (
         DualChunk as DualChunk,
         LeakyReRoPE as LeakyReRoPE,
@@ -105,7 +105,7 @@ _NAMES = {
     "checkpoints.config": "from_hugging_face",
     "positions.bias": "ALiBi Kerple Sandwich Fire",
     "positions.buckets": "T5Bias ClippedBias",
-    "positions.relative": "Shaw TransformerXL",
+    "positions.relative": "Inkling Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
     "positions.polar": "PoPE",

@@ -30,6 +30,7 @@ PAPERS = {
     "fire": "FIRE",
     "shaw": "Shaw",
     "transformer_xl": "Transformer-XL",
+    "inkling": "Inkling",
     "cope": "CoPE",
     "fox": "FoX",
     "path": "PaTH",
