@@ -81,7 +81,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.scaling import rope_frequencies as rope_frequencies
     from longitude.positions.sink import LearnedSink as LearnedSink
     from longitude.positions.temperature import (
+        BeamTemperature as BeamTemperature,
         Llama4Temperature as Llama4Temperature,
+        LogAffine as LogAffine,
         LogN as LogN,
         Ministral3Temperature as Ministral3Temperature,
         SSMax as SSMax,
@@ -110,7 +112,7 @@ _NAMES = {
     "positions.places": "Abacus Coupled",
     "positions.polar": "PoPE",
     "positions.remapped": "ReRoPE LeakyReRoPE SelfExtend DualChunk",
-    "positions.temperature": "SSMax LogN Llama4Temperature Ministral3Temperature",
+    "positions.temperature": "SSMax LogN LogAffine Llama4Temperature Ministral3Temperature BeamTemperature",
     "positions.sink": "LearnedSink",
     "attention.operation": "attend explain",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",

@@ -39,6 +39,8 @@ PAPERS = {
     "log_n": "log n",
     "llama4_temperature": "Llama 4 temperature",
     "ministral3_temperature": "Ministral 3 temperature",
+    "log_affine": "log-affine temperature",
+    "beam_temperature": "Beam temperature",
     "sink": "learned sink",
     "latent": "MLA",
     "nsa": "NSA",
