@@ -131,8 +131,9 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             self.positions = appended(before, after, k.shape[0])
         k, v = self.update(k, v)
         if past and columns:
+            new_only = passing if encoding is None else passing | encoding.query_columns
             columns = {
-                name: column if name in passing else torch.cat([self.columns[name], column], 2)
+                name: column if name in new_only else torch.cat([self.columns[name], column], 2)
                 for name, column in columns.items()
             }
         self.columns, self.carry = columns, carry

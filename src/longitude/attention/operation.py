@@ -25,6 +25,7 @@ from longitude.attention.ring import ring
 from longitude.attention.sequence_slice import SequenceSlice, require_sliceable, slice_positions
 from longitude.attention.terms import (
     learned_of,
+    mixed,
     multiplied,
     of_one_axis,
     placed_last,
@@ -193,7 +194,7 @@ def raw_request(
                 f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
             ) from None
         if {OffsetBias} != {*map(type, terms)}:  # which fits whatever there is
-            terms = tuple(placed_last(term, keys) for term in terms)
+            terms = tuple(placed_last(term, rows, keys) for term in terms)
             require_terms(terms, q, k, v)
         added = tuple([term for term in terms if isinstance(term, ADDED)])
         if torch.is_grad_enabled() and added:
@@ -314,6 +315,8 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return answer(backend, r)
+    if r.terms:
+        r = mixed(r)
     if r.factors is not None:
         r = multiplied(r)
     # As `nan_where_attended` finds, in fewer calls: each layer of a decoding step comes here.

@@ -17,7 +17,7 @@ from longitude.attention.patterns import Ago
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.derivatives import readable
 from longitude.errors import UsageError, check_positive
-from longitude.positions.base import Columns, Drift, Encoding, Region, Term, Transport
+from longitude.positions.base import Columns, Drift, Encoding, OffsetVectors, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, part_of
 
@@ -210,7 +210,7 @@ class Request:
             q=q[:, :, rows],
             k=k[:, :, keys],
             v=v[:, :, keys],
-            terms=tuple(_of_batch(term, batch) for term in self.terms),
+            terms=tuple(_of_part(term, batch, rows) for term in self.terms),
             mask=self.mask.of(batch),
             q_positions=part_of(self.q_positions, batch, rows),
             k_positions=part_of(self.k_positions, batch, keys),
@@ -220,8 +220,10 @@ class Request:
         )
 
 
-def _of_batch(term: Term, batch: slice | list[int]) -> Term:
+def _of_part(term: Term, batch: slice | list[int], rows: slice) -> Term:
     match term:
+        case OffsetVectors(mix=Tensor() as mix):
+            return replace(term, mix=mix[batch][:, :, rows])
         case Drift(level):
             return replace(term, level=level[batch])
         case Transport(w, b):

@@ -12,7 +12,7 @@ from longitude.errors import UsageError, check_flags, check_positive, check_size
 from longitude.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import wide
+from longitude.positions.coordinates import require_width, wide
 from longitude.positions.counted import Counted
 
 
@@ -97,7 +97,7 @@ class FoX(Encoding):
             self.forget.bias.copy_(-(1 / times).expm1().log())
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        _require_width("FoX", x, self.forget.in_features)
+        require_width("FoX", x, self.forget.in_features)
         log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
         log_f = log_f.transpose(1, 2).to(wide(x.device))
         if documents is None:
@@ -196,7 +196,7 @@ class PaTH(Encoding):
         nn.init.uniform_(self.taps, -(self.kernel**-0.5), self.kernel**-0.5)
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        _require_width("PaTH", x, self.dim)
+        require_width("PaTH", x, self.dim)
         wider = torch.promote_types(x.dtype, torch.float32)
         if documents is None:
             documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -248,8 +248,3 @@ def path_fox(
     """
     path = PaTH(dim, num_heads, head_dim, num_kv_heads, rank, kernel, chunk_size)
     return Composed([path, FoX(dim, num_heads, scale_gate)])
-
-
-def _require_width(who: str, x: Tensor, dim: int) -> None:
-    if x.dim() != 3 or x.shape[-1] != dim:
-        raise UsageError(who, f"tokens x [B, L, {dim}]", list(x.shape))

@@ -73,12 +73,15 @@ class OffsetVectors:
         values: the same for the output; None: the output stays as it is.
         shift: added to the query, [heads, 1, head_dim] or a number.
         reach: all offsets of `reach` or more have the vectors of `reach`; None: each may have its own.
+        mix: [B, heads, tokens, n], read instead of query and scale: score += mix . keys(offset), keys of width n. A temperature
+            multiplies it as it multiplies the query.
     """
 
     keys: Callable[[Tensor], Tensor]
     values: Callable[[Tensor], Tensor] | None = None
     shift: Tensor | float = 0.0
     reach: int | None = None
+    mix: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,9 @@ class StudyConfig:
         layers: Transformer blocks; an encoder-decoder has this many of each.
         hidden: Width of the model.
         heads: Attention heads; they divide the width.
+        block: Block of every model: ours (default), or that of a family, with its norms, activation, grouped heads, QK-norm,
+            convolutions or latent attention. Windows and layers without rotation are for labels to say.
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer, where the text has fewer.
-    block: Block = "default"
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
             bytes that a copy within the training length foretells, and on those of a farther one. Also linear, ntk, yarn and

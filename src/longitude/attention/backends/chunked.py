@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,16 +27,17 @@ def block_rows(r: Request) -> int:
     return rows if rows < 32 else rows // 32 * 32
 
 
-def chunked(r: Request) -> tuple[Tensor, Tensor]:
+def chunked(r: Request, of_block: Callable[[Request], tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
     """Query blocks against the keys in their reach, made again in backward: memory stays at a few blocks of [rows, Lk].
 
-    The second result is the logsumexp of the scores where it is requested, and empty otherwise.
+    The second result is the logsumexp of the scores where it is requested, and empty otherwise. of_block: another function of
+    a block's queries, with two results.
     """
     rows = block_rows(r)
     outs = []
     for start in range(0, r.rows, rows):
         stop = min(start + rows, r.rows)
-        outs.append(recomputed(one_block, r.piece(slice(start, stop), r.reachable(start, stop))))
+        outs.append(recomputed(of_block or one_block, r.piece(slice(start, stop), r.reachable(start, stop))))
     out, lse = zip(*outs, strict=True)
     return torch.cat(out, 2), torch.cat(lse, 2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
 from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.attention.terms import behind_zeros
 from longitude.errors import UsageError, check_sizes, unknown
 from longitude.linear import is_plain
-from longitude.positions.base import Columns, Encoding, OffsetVectors, RowBias, Term, Transport
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
 
@@ -303,6 +303,7 @@ class SuffixEncoding:
         self.encoding, self.before = encoding, before
         self.stable_keys = encoding.stable_keys
         self.causal_only, self.passing_columns = encoding.causal_only, encoding.passing_columns
+        self.query_columns = encoding.query_columns
         self.reads_tokens, self.each = encoding.reads_tokens, encoding.each
         self.length_at, self.prepare, self.regions = encoding.length_at, encoding.prepare, encoding.regions
 
@@ -320,23 +321,9 @@ class SuffixEncoding:
 
     def placed(self, term: Term) -> Term:
         """The term, its vectors with zeros in front."""
-        match term:
-            case OffsetVectors(keys, None, shift):
-                shift = self.behind_zeros(shift) if isinstance(shift, Tensor) else shift
-                return replace(term, keys=lambda offset: self.behind_zeros(keys(offset)), shift=shift)
-            case OffsetVectors():
-                raise ValueError(
-                    "the encoding adds vectors to values, and those of latent attention have no part with positions; "
-                    "expected an encoding without them, such as with values=False"
-                )
-            case RowBias(of):
-                return RowBias(self.of_tail(of))
-            case Transport(w):
-                return replace(term, w=self.behind_zeros(w))
-        return term
-
-    def of_tail(self, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return lambda q, scores, allowed: of(q[..., self.before :], scores, allowed)
-
-    def behind_zeros(self, x: Tensor) -> Tensor:
-        return F.pad(x, (self.before, 0))
+        if isinstance(term, OffsetVectors) and term.values is not None:
+            raise ValueError(
+                "the encoding adds vectors to values, and those of latent attention have no part with positions; "
+                "expected an encoding without them, such as with values=False"
+            )
+        return behind_zeros(term, self.before)

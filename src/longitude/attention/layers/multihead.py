@@ -15,9 +15,9 @@ from longitude.attention.layers.base import AttentionLayer, Call, attended, chec
 from longitude.attention.masks import Mask
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.errors import UsageError, check_flags, check_positive
-from longitude.positions.base import Encoding
-from longitude.positions.composed import compose
-from longitude.positions.coordinates import explicit
+from longitude.positions.base import Columns, Encoding
+from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions, explicit
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -155,7 +155,7 @@ class MultiHeadAttention(AttentionLayer):
         if call.remembered:
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
-        out, weights = attended(self, (q, k, v), call, encoding, columns, k_positions, self.scale, weigh)
+        out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, weigh)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
         out = out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2)
         out = self.project_output(out, x, call, inputs)
@@ -171,3 +171,16 @@ class MultiHeadAttention(AttentionLayer):
         elif "qkv" in self.short_conv:
             q, k, v = self.convolve("qkv", torch.cat([q, k, v], -1), call, inputs).split(sizes, -1)
         return q, k, v
+
+    def over_keys(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        call: Call,
+        encoding: Composed,
+        columns: Columns,
+        k_positions: Positions,
+        weigh: bool,
+        /,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
+        return attended(self, qkv, call, encoding, columns, k_positions, self.scale, weigh)
