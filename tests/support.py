@@ -4,9 +4,11 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,12 @@ def recorded(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, T
 def by_head(x: Tensor, count: int) -> Tensor:
     """[B, L, count * head_dim] -> [B, count, L, head_dim]."""
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def from_fla(module: str, name: str) -> Any:
+    """A reference function of flash-linear-attention, which warns of all that it lacks when it is imported."""
+    pytest.importorskip("triton", "3.4", reason="flash-linear-attention needs it, on Linux")
+    pytest.importorskip("fla", reason="flash-linear-attention, of Linux, is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(import_module(f"fla.ops.{module}"), name)

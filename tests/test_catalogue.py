@@ -88,3 +88,10 @@ def test_options_and_machine():
         and FACTS["machine"]["threads"] == torch.get_num_threads()
     )
     assert {"threads", "gpu", "mps", "transformers", "python"} <= FACTS["machine"].keys()
+
+
+def test_when_to_use_an_option():
+    """Of each part around attention; of mixers whose docstring says nothing, nothing."""
+    uses = {entry["name"]: entry["use"] for entry in FACTS["mixers"]}
+    options = [use.partition(" when ")[0] for use in uses["attention"].split("; ")]
+    assert options == ["qk_norm", "output_gate", "softcap", "short_conv"] and uses["mamba"] is None

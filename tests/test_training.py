@@ -96,7 +96,7 @@ def test_marks_of_others_frozen_parameters_and_saved_models(tmp_path):
 SCORE_TABLES = {
     "t5": {"table"}, "clipped": {"table"}, "kerple_log": {"a", "p"}, "kerple_power": {"a", "p"},
     "fire": {"c", "multiplier"}, "shaw": {"key_table", "value_table"}, "transformer_xl": {"u", "v"},
-    "sink": {"logits"},
+    "sink": {"logits"}, "inkling": {"profiles"},
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     )
     from longitude.attention.cache import LongitudeCache as LongitudeCache
     from longitude.attention.layers.multihead import MultiHeadAttention as MultiHeadAttention
+    from longitude.attention.layers.stick_breaking import stick_breaking as stick_breaking
     from longitude.attention.masks import (
         Band as Band,
         Causal as Causal,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.layers import LayerPositions as LayerPositions
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
     from longitude.positions.polar import PoPE as PoPE
-    from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
+    from longitude.positions.relative import Inkling as Inkling, Shaw as Shaw, TransformerXL as TransformerXL
     from longitude.positions.remapped import (
         DualChunk as DualChunk,
         LeakyReRoPE as LeakyReRoPE,
@@ -80,7 +81,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.scaling import rope_frequencies as rope_frequencies
     from longitude.positions.sink import LearnedSink as LearnedSink
     from longitude.positions.temperature import (
+        BeamTemperature as BeamTemperature,
         Llama4Temperature as Llama4Temperature,
+        LogAffine as LogAffine,
         LogN as LogN,
         Ministral3Temperature as Ministral3Temperature,
         SSMax as SSMax,
@@ -104,17 +107,18 @@ _NAMES = {
     "checkpoints.config": "from_hugging_face",
     "positions.bias": "ALiBi Kerple Sandwich Fire",
     "positions.buckets": "T5Bias ClippedBias",
-    "positions.relative": "Shaw TransformerXL",
+    "positions.relative": "Inkling Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
     "positions.polar": "PoPE",
     "positions.remapped": "ReRoPE LeakyReRoPE SelfExtend DualChunk",
-    "positions.temperature": "SSMax LogN Llama4Temperature Ministral3Temperature",
+    "positions.temperature": "SSMax LogN LogAffine Llama4Temperature Ministral3Temperature BeamTemperature",
     "positions.sink": "LearnedSink",
     "attention.operation": "attend explain",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
     "attention.patterns": "Prefix Global Dilated Chunks",
     "attention.layers.multihead": "MultiHeadAttention",
+    "attention.layers.stick_breaking": "stick_breaking",
     "attention.mixer": "Mixer mixer list_mixers register_mixer",
     "training": "parameter_groups",
     "attention.cache": "LongitudeCache",

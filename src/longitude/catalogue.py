@@ -7,6 +7,7 @@ as it is registered.
 import copy
 import inspect
 import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from typing import Any
@@ -34,6 +35,8 @@ from longitude.runs.provenance import machine, versions
 from longitude.testing import SHAPES, example
 
 Facts = dict[str, Any]
+USE = re.compile(r"^ +(\w+): (?:(?!^ +\w+: ).)*?Use\s+(?:it|them)\s+when\s+([^.]*)\.", re.MULTILINE | re.DOTALL)
+"""An option in a docstring of a class, and when to use it."""
 
 
 def catalogue() -> dict[str, Any]:
@@ -165,11 +168,12 @@ def source_of(thing: Any) -> str | None:
 
 # ---- mixers, schemes, samplers ---------------------------------------------------------------------------------------
 def _of_mixer(name: str, kind: Any) -> Facts:
-    """Facts of a mixer. takes: supported kinds of encodings. cache: growth with the number of tokens."""
+    """Facts of a mixer. takes: supported kinds of encodings. cache: growth with the number of tokens. use: when, by option."""
     takes = ["input", *["rotation"] * kind.rotates, *["terms"] * kind.scores]
     facts = _of_class(name, kind) | {"takes": takes, "cache": kind.growth, "bidirectional": kind.bidirectional}
     facts["options"].pop("encoding", None)  # the model's
-    return facts
+    uses = USE.findall(inspect.getdoc(kind) or "")
+    return facts | {"use": "; ".join(f"{option} when {' '.join(when.split())}" for option, when in uses) or None}
 
 
 def _of_class(name: str, kind: type) -> Facts:

@@ -17,6 +17,8 @@ SCHEME = "scaling"
 """The option of an encoding that takes a scaling scheme with options."""
 FOREIGN = re.compile(r"[^A-Za-z0-9_.+:=,-]")
 """Characters that labels must not contain."""
+CONV = "conv"
+"""Part of a label that gives its mixers a short causal convolution: nope+conv, rope+conv:at=qkv."""
 LAYERS = ".."
 """Between the labels of layers that follow each other."""
 
@@ -45,13 +47,16 @@ class Label:
         rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
         return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "none")
 
-    def options(self, layers: int) -> dict[str, Any]:
-        """Arguments of LongitudeConfig for a model of this many layers. ValueError where they are too few for the mixers."""
+    def options(self, layers: int, mixer: str = "attention") -> dict[str, Any]:
+        """Arguments of LongitudeConfig for a model of this many layers. ValueError where they are too few for the mixers.
+
+        mixer: of layers that name none, where others name one.
+        """
         given: dict[str, Any] = {}
         if self.layers:
             own = [layer.options(1) for layer in self.layers]
             given["encodings"] = [each.get("encoding", layer.encoding) for each, layer in zip(own, self.layers)]
-            return given | {"mixers": [each.get("mixer", "attention") for each in own]}
+            return given | {"mixers": [each.get("mixer", mixer) for each in own]}
         if self.encodings:
             given["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
         if len(self.mixers) > layers:
@@ -65,39 +70,57 @@ class Label:
         return given
 
 
-def parse_label(label: str) -> Label:
+def conv(at: str = "input") -> None:
+    """The options of `CONV`, which is no encoding and no mixer."""
+
+
+def parse_label(label: str, mixer: str = "attention") -> Label:
     """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in order.
 
     Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
     those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
     written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and
-    repeated over a model's: rope..rope..rope..none. Raises ValueError for any other character, and
+    repeated over a model's: rope..rope..rope..none. "conv" is a short convolution of each mixer that can have one (`mixer`, where
+    the label names none). Raises ValueError for any other character, and
     for an unknown name or option, with the nearest one.
     """
     from longitude.attention.mixer import MIXERS
 
     require_characters(label)  # before it is taken apart, as the dots of a path stand between layers, too
     if LAYERS in label:
-        layers = tuple(_of_layer(part, label) for part in label.split(LAYERS))
+        layers = tuple(_of_layer(part, label, mixer) for part in label.split(LAYERS))
         named = [[*layer.encodings, *layer.mixers] for layer in layers]
         every = [
             spec for n, specs in enumerate(named) for spec in specs if not any(spec in before for before in named[:n])
         ]
         encodings = [spec for spec in every if spec["name"] not in MIXERS]
         return Label(encodings, [spec for spec in every if spec["name"] in MIXERS], layers)
-    specs = _specs(label, MIXERS)
+    specs = _specs(label, {**MIXERS, CONV: conv})
+    places = [spec.get("at", "input") for spec in specs if spec["name"] == CONV]
+    specs = [spec for spec in specs if spec["name"] != CONV]
     encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
-    found = Label(encodings, mixers)
+    found = Label(encodings, _convolved(mixers or [{"name": mixer}], places, label) if places else mixers)
     if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
         raise UsageError("", "none, or encodings", f"{label!r}: together with another encoding 'none' means nothing")
     return found
 
 
-def _of_layer(part: str, label: str) -> Label:
+def _convolved(mixers: list[Spec], places: list[str], label: str) -> list[Spec]:
+    """With short convolutions at these places, where a mixer has the option."""
+    from longitude.attention.mixer import MIXERS
+    from longitude.registry import options_of
+
+    able = [name for name, kind in MIXERS.items() if "short_conv" in options_of(kind)]
+    if not any(spec["name"] in able for spec in mixers) or any("short_conv" in spec for spec in mixers):
+        raise UsageError("", f"{CONV} beside a mixer of {', '.join(able)}, without its own short_conv", repr(label))
+    return [spec | {"short_conv": places} if spec["name"] in able else spec for spec in mixers]
+
+
+def _of_layer(part: str, label: str, mixer: str) -> Label:
     if not part:
         raise UsageError("", f"a label on both sides of {LAYERS}, such as rope..none", repr(label))
     try:
-        found = parse_label(part)
+        found = parse_label(part, mixer)
     except ValueError as error:
         raise ValueError(f"{error}, in {label!r}, whose {LAYERS} stand between labels of layers") from None
     if len(found.mixers) > 1:

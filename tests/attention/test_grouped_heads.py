@@ -99,6 +99,7 @@ test_what_does_not_fit = refused_calls(
         ),
         (lambda: pool_heads(ours(mixer="latent"), 2), "k_proj", "v_proj"),
         (lambda: pool_heads(ours(encoding="path"), 2), "PaTH"),
+        (lambda: pool_heads(make(short_conv="kv"), 2), "MultiHeadAttention", "short_conv"),
     ]
 )
 

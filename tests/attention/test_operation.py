@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
+from longitude.attention.backends import BACKENDS, chunked
 from longitude.attention.backends.table import backend as table
 from longitude.attention.mixer import MixerInputs
 from longitude.positions.composed import compose
@@ -185,6 +186,44 @@ def test_rope_and_forgetting_by_hand():
     same(ours, theirs, inputs)
 
 
+# ---- softcap ---------------------------------------------------------------------------------------------------------
+CAP = 0.7
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["none", "alibi", "t5"])
+def test_products_are_capped_and_biases_are_not(name, backend):
+    """Or the backend declines, and explain says the same."""
+    encoding, (q, k, v) = built(name, {"num_heads": 4, "head_dim": 8}), qkv(5, 9, 2)
+    i, j = torch.arange(4, 9)[:, None], torch.arange(9)
+    options = {"encoding": encoding, "mask": lg.Window(6), "softcap": CAP}
+    (verdict,) = (v for v in lg.explain(q, k, v, **options) if v.backend == backend)
+    if verdict.refusal is not None:
+        assert "Softcap" in verdict.refusal or backend not in GENERAL
+        with refused(repr(backend), "'reference'"):
+            lg.attend(q, k, v, **options, backend=backend)
+        return
+    k_, v_ = (x.repeat_interleave(2, 1) for x in (k, v))
+    scores = CAP * torch.tanh(q @ k_.mT / math.sqrt(8) / CAP)
+    scores = scores if name == "none" else scores + encoding.bias(i[:, 0], j)
+    theirs = scores.masked_fill((j > i) | (j <= i - 6), -math.inf).softmax(-1) @ v_
+    same(lg.attend(q, k, v, **options, backend=backend), theirs, [q, k, v])
+
+
+@pytest.mark.parametrize("mask", [lg.Causal(), lg.Causal() & lg.Documents(torch.arange(9) // 4), lg.NoMask()], ids=str)
+def test_a_softcap_in_blocks_is_that_of_the_whole(mask, monkeypatch):
+    """With the logsumexp and with sinks, in a pass cut by queries."""
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**11)
+    q, k, v = inputs = qkv(9, 9, 2)
+    for options in ({}, {"encoding": lg.encoding("sink", num_heads=4)}, {"return_lse": True}):
+        found = []
+        for backend in ("chunked", "reference"):
+            answer = lg.attend(q, k, v, mask=mask, softcap=CAP, backend=backend, **options)
+            found.append(torch.cat([answer[0], answer[1][..., None]], -1) if isinstance(answer, tuple) else answer)
+        same(*found, inputs)
+    assert (lg.attend(q, k, v, mask=mask, softcap=CAP) - lg.attend(q, k, v, mask=mask)).abs().max() > 1e-2
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 Q = torch.randn(2, 4, 5, 8)
 Q2 = Q[:, :, :2]
@@ -197,6 +236,7 @@ REFUSED = {
     "no heads": ((Q[:, :0],) * 3, {}, ("[2, 0, 5, 8]",)),
     "scale": ((Q, Q, Q), {"scale": "big"}, ("scale", "None", "head_dim", "-0.5")),
     "dropout": ((Q, Q, Q), {"dropout": 1.0}, ("dropout", "1.0")),
+    "softcap": ((Q, Q, Q), {"softcap": 0.0}, ("softcap", "0.0")),
     "backend": ((Q, Q, Q), {"backend": "tabel"}, ("'tabel'", "'table'", "lg.explain")),
     "encoding name": ((Q, Q, Q), {"encoding": "rope"}, ("'rope'", "'layout'")),
     "encoding list": ((Q, Q, Q), {"encoding": [ROPE, "fox"]}, ("'fox'",)),
@@ -229,6 +269,18 @@ def test_a_remembered_choice_is_of_the_same_dropout():
     q, k, v = (torch.randn(1, 4, 37, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
     plain = lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4))
     assert not torch.allclose(lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4), dropout=0.5), plain)
+
+
+@torch.no_grad()
+def test_layers_of_one_forward_with_other_softcaps_do_not_share_a_request():
+    encoding, x = compose(lg.ALiBi(num_heads=2)), random(1, 7, 8)
+    inputs, layers = MixerInputs(mask=lg.Causal(), encoding=encoding), []
+    for softcap in (None, 0.5, 0.1):
+        torch.manual_seed(0)
+        layers.append(lg.MultiHeadAttention(8, 2, encoding=encoding, softcap=softcap).double())
+    together = [layer(x, inputs) for layer in layers]
+    close(together, [layer(x) for layer in layers])
+    assert all((together[0] - other).abs().max() > 1e-4 for other in together[1:])
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -21,6 +21,7 @@ from longitude.attention.mixer import MIXERS
 from longitude.positions.base import ENCODINGS
 from longitude.study.tasks.base import TASKS
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+from tests.check.building import write_gguf
 from tests.extend.conftest import saved
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
             sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "first_k_dense_replace": 1}
             heads = {"num_attention_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_rope_head_dim": 4}
             DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=60, **sizes, **heads)).save_pretrained("models/deepseek")
+        if "model.gguf" in text:
+            write_gguf(tmp_path / "model.gguf")
         if "notes/" in text:
             (tmp_path / "notes").mkdir()
             (tmp_path / "notes" / "day.txt").write_text("".join(f"Day {n}: wind {n * n % 97}.\n" for n in range(2000)))

@@ -73,7 +73,7 @@ def test_every_family_is_right_or_refused():
             found[family] = outcome(family, *made)
     assert {family: what for family, what in found.items() if what not in ("equal", "refused")} == {}
     cannot = {family for family, what in found.items() if what == "refused"}
-    assert {"bloom", "falcon", "gpt_neo", "doge", "deepseek_v4", "gemma2", "mpt"} <= cannot
+    assert {"bloom", "falcon", "gpt_neo", "doge", "deepseek_v4", "mpt"} <= cannot
     assert len(found) - len(cannot) > 80
 
 

@@ -57,6 +57,12 @@ test_mistakes = refused_calls(
         config("norm", "'rms'", "'rmsnorm'", "'layernorm'", norm="rms"),
         config("norm_position", "'after'", "'pre'", "'post'", norm_position="after"),
         config("'tabel'", "'table'", attention_backend="tabel"),
+        config("qk_norm", "latent", "attention", qk_norm=True, mixer="latent"),
+        config("short_conv", "mamba", "attention", short_conv=["input"], mixer="mamba"),
+        config("'inputs'", "'input'", short_conv=["inputs"]),
+        config("score_softcap", "-1.0", score_softcap=-1.0),
+        called("'kv'", "'input'", short_conv="kv", mixer="latent"),
+        (lambda: lg.LongitudeForMaskedLM(LongitudeConfig(short_conv=["kv"])), "short_conv", "'kv'", "encoder"),
         config("'encoding'", encodng="alibi"),
         config("'alibi'", "lg.list_encodings", encoding="alibbi"),
         config("'rope'", "'bse'", "'base'", encoding={"name": "rope", "bse": 1.0}),
@@ -184,6 +190,8 @@ def test_default_sizes():
     assert LongitudeConfig(embedding_scale=1.0).embedding_scale == 1.0
 
 
+PARTS = {"qk_norm": True, "output_gate": True, "score_softcap": 2.0, "short_conv": ["input", "qkv", "output"]}
+PARTS |= {"norm_position": "both", "hidden_act": "geglu_tanh"}
 SAVED = [
     *({"encoding": spec} for spec in SPECS),
     {"encoding": {"name": "rope", "scaling": lg.scaling.DynamicNTK(2.0, 8, follow="row")}},
@@ -192,6 +200,7 @@ SAVED = [
     {"encoding": "auto", "mixers": ["mamba", "attention"]},
     {"encoding": "auto", "mixers": [mixer_spec("hierarchical"), "retention"]},
     *({"tie_word_embeddings": tied, "hidden_act": "gelu", "attention_bias": True} for tied in (True, False)),
+    PARTS,
 ]
 
 
@@ -214,7 +223,7 @@ def test_round_trip(options, build, ids, tmp_path):
     assert "mixer" in options or "mixers" in options or not list(model.buffers())
     for one in (model, loaded):
         assert (one.lm_head.weight is one.model.embed_tokens.weight) == options.get("tie_word_embeddings", True)
-        for option in ("encoding", "encodings", "mixer", "mixers", "hidden_act", "tie_word_embeddings"):
+        for option in ("encoding", "encodings", "mixer", "mixers", "hidden_act", "tie_word_embeddings", *PARTS):
             assert getattr(one.config, option) == getattr(model.config, option)
 
 

@@ -7,7 +7,8 @@ import torch
 from transformers import XLNetConfig, XLNetModel
 
 import longitude as lg
-from tests.support import close, random, refused_calls
+from longitude.testing import fill
+from tests.support import by_head, close, random, refused_calls
 
 
 # ---- Shaw et al. 2018 ---------------------------------------------------------------------------------------------------
@@ -143,3 +144,57 @@ test_wrong_options = refused_calls(
          "TransformerXL", "[B, 4, L, 8]", "[1, 3, 5, 8]"),
     ]
 )  # fmt: skip
+
+
+# ---- Inkling ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("window", "floor"), [(None, None), (None, 7), (6, 7)])
+def test_inkling_is_the_attention_of_transformers(window, floor):
+    """Values and gradients past the extent, with QK-norm and its scale; window layers have no temperature."""
+    pytest.importorskip("transformers.models.inkling", reason="transformers is older than the model")
+    from transformers.models.inkling.configuration_inkling import InklingTextConfig
+    from transformers.models.inkling.modeling_inkling import InklingAttention
+
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = InklingTextConfig(
+        hidden_size=16, num_hidden_layers=1, d_rel=3, rel_extent=10, log_scaling_n_floor=floor, **sizes,
+        **{f"swa_{name}": size for name, size in sizes.items()}, sliding_window_size=window or 512,
+        layer_types=["hybrid_sliding" if window else "hybrid"], _attn_implementation="eager",
+    )  # fmt: skip
+    theirs = fill(InklingAttention(config, 0).double(), std=0.4)
+    for conv in (theirs.k_sconv, theirs.v_sconv):
+        conv.conv1d.weight.data.zero_()  # a residual is left
+    extent = window or 10
+    options = {} if window or not floor else {"log_scaling_n_floor": floor}
+    ours = lg.encoding("inkling", dim=16, num_heads=4, d_rel=3, extent=extent, **options).double()
+    ours.load_state_dict({"project.weight": theirs.r_proj.weight, "profiles": theirs.rel_logits_proj.proj})
+    x, mask = random(2, 25, 16), lg.Causal() if window is None else lg.Window(window)
+    seen = mask.allowed(torch.arange(25), torch.arange(25))
+    want, _ = theirs(x, torch.where(seen, 0.0, -torch.inf)[None, None].double())
+    q, k, v = (by_head(project(x), n) for project, n in ((theirs.q_proj, 4), (theirs.k_proj, 2), (theirs.v_proj, 2)))
+    context = ours.context(x)[0]
+    for backend in ("reference", "chunked", "table"):
+        got = lg.attend(
+            theirs.q_norm(q), theirs.k_norm(k.float().double()), v.float().double(), encoding=ours, context=context, mask=mask,
+            scale=1 / 8, backend=backend,
+        )  # fmt: skip
+        got = theirs.o_proj(got.transpose(1, 2).flatten(2))
+        close(got, want, 1e-6)  # their softmax and temperature are in float32
+        direction = random(*want.shape, seed=3)
+        for mine, other in zip(
+            torch.autograd.grad(got, [ours.project.weight, ours.profiles], direction, retain_graph=True),
+            torch.autograd.grad(
+                want, [theirs.r_proj.weight, theirs.rel_logits_proj.proj], direction, retain_graph=True
+            ),
+            strict=True,
+        ):
+            close(mine, other, 1e-5)
+
+
+def test_a_cache_keeps_no_mix_of_earlier_tokens():
+    """What a token's query alone reads is not stored, and one token after the other equals the pass."""
+    layer = lg.MultiHeadAttention(16, 4, 2, lg.encoding("inkling", dim=16, num_heads=4, d_rel=3, extent=5)).double()
+    x, cache = random(2, 20, 16), layer.cache_layer()
+    with torch.no_grad():
+        steps = torch.cat([layer(x[:, n : n + 1], cache=cache) for n in range(20)], 1)
+        close(steps, layer(x))
+    assert cache.columns["mix"].shape[2] == 1 and cache.keys.shape[2] == 20

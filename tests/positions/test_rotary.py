@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 import longitude as lg
 from longitude.positions.rotary import AxialRotary, MultimodalRotary, RotaryTable, XPos
 from longitude.positions.scaling import from_dict
-from tests.support import close, golden, refused, refused_calls
+from tests.support import close, golden, random, refused, refused_calls
 
 LAYOUTS = ("half", "interleaved")
 GOLDEN = golden("rotary")
@@ -284,3 +284,43 @@ test_wrong_options = refused_calls(
         (lambda: XPos(8, "half", gamma=-0.4), "gamma", "xpos", "-0.4"),
     ]
 )
+
+
+# ---- learned frequencies ---------------------------------------------------------------------------------------------
+def test_learned_frequencies_are_the_module_of_transformers():
+    """cos, sin and the gradient of alpha, at positions past any training; theirs has angles in float32."""
+    pytest.importorskip("transformers.models.mistral_large4", reason="transformers is older than the model")
+    from transformers.models.mistral_large4.modeling_mistral_large4 import MistralLarge4TextRotaryEmbedding
+
+    parameters = {"rope_type": "default", "rope_theta": 500.0}
+    config = LlamaConfig(head_dim=16, max_position_embeddings=64, rope_parameters=parameters)
+    theirs, ours = MistralLarge4TextRotaryEmbedding(config), lg.Rotary(16, "half", 500.0, learned_frequencies=True)
+    assert ours.alpha.tolist() == theirs.alpha.tolist() == [0.0] * 8
+    drawn = random(8, dtype=torch.float32) / 4
+    for module in (ours, theirs):
+        module.load_state_dict({"alpha": drawn})
+    positions = torch.tensor([[0, 1, 2, 63, 64, 130]])
+    want, got = theirs(drawn, positions), ours.prepare(positions)
+    direction = random(1, 1, 6, 8, seed=4, dtype=torch.float32)
+    for mine, other in zip(got, want, strict=True):
+        close(mine[:, 0], other[..., :8], 2e-5)
+        [mine] = torch.autograd.grad((mine * direction).sum(), ours.alpha, retain_graph=True)
+        [other] = torch.autograd.grad((other[..., :8] * direction[:, 0]).sum(), theirs.alpha, retain_graph=True)
+        close(mine, other, 2e-3)  # an angle's rounding, times the angle
+
+
+@pytest.mark.parametrize("scaling", [None, lg.scaling.YaRN(8, 64), lg.scaling.Linear(2.0)], ids=str)
+def test_alpha_of_zero_changes_nothing_and_multiplies_what_is_scaled(scaling):
+    learned, plain = (lg.Rotary(16, "half", scaling=scaling, learned_frequencies=b) for b in (True, False))
+    close(learned.frequencies().inverse.detach(), plain.frequencies().inverse)
+    torch.nn.init.constant_(learned.alpha, math.log(3.0))
+    close(learned.frequencies().inverse.detach(), 3 * plain.frequencies().inverse, 1e-6)
+    assert learned.learned and not learned.shared and plain.shared and not plain.state_dict()
+
+
+def test_learned_frequencies_of_axes_are_separate():
+    grid = lg.AxialRotary(16, "half", learned_frequencies=True)
+    with torch.no_grad():
+        grid.alpha[4:] = math.log(2.0)  # of the second axis
+    once, twice = grid.prepare(torch.tensor([[3, 0], [0, 3]])).cos.double(), lg.AxialRotary(16, "half")
+    close(once, twice.prepare(torch.tensor([[3, 0], [0, 6]])).cos.double(), 1e-6)

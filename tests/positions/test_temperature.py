@@ -149,3 +149,36 @@ test_wrong_use = refused_calls([
     (lambda: lg.attend(Q, K, V, encoding=lg.Llama4Temperature(), q_positions=torch.zeros(20, 2, dtype=torch.long),
                        k_positions=torch.zeros(20, 2, dtype=torch.long)), "q_positions", "[20, 2]"),
 ])  # fmt: skip
+
+
+def test_log_affine_is_the_module_of_transformers():
+    """Values and gradients, past a length of 2,048; theirs takes the logarithm in float32. At first it multiplies by 1."""
+    pytest.importorskip("transformers.models.mistral_large4", reason="transformers is older than the model")
+    from transformers.models.mistral_large4.modeling_mistral_large4 import MistralLarge4TextSoftmaxScaling
+
+    ours, theirs = lg.testing.example("log_affine")(), MistralLarge4TextSoftmaxScaling(4).double()
+    theirs.load_state_dict({"scale": ours.rate, "bias": ours.offset})
+    positions, q = torch.tensor([[0, 1, 2, 2047, 2048, 131_071]]), random(1, 4, 6, 8)
+    [term] = ours.terms({})
+    got, want = q * term.at(positions[:, None])[..., None], theirs(q, positions, head_dim_first=True)
+    close(got, want, 0.0, 1e-6)
+    direction = random(*q.shape, seed=3)
+    for mine, other in zip(
+        torch.autograd.grad(got, [ours.rate, ours.offset], direction),
+        torch.autograd.grad(want, [theirs.scale, theirs.bias], direction),
+        strict=True,
+    ):
+        close(mine, other, 1e-6, 1e-6)
+    [term] = lg.encoding("log_affine", num_heads=4).terms({})
+    close(term.at(positions[:, None]), torch.ones(1, 4, 6).double())
+
+
+def test_beam_temperature_is_the_function_of_transformers():
+    pytest.importorskip("transformers.models.beam", reason="transformers is older than the model")
+    from transformers.models.beam.modeling_beam import compute_attention_scaling
+
+    positions = torch.tensor([[0, 1, 2047, 2048, 10**6]])
+    [term] = lg.encoding("beam_temperature").terms({})
+    close(term.at(positions[:, None]), compute_attention_scaling(positions)[..., 0].double(), 1e-6)
+    [term] = lg.encoding("beam_temperature", length=2, exponent=0.5).terms({})
+    close(term.at(torch.tensor([[[5]]])), torch.tensor([[[2.0]]]).double())

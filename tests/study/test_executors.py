@@ -9,7 +9,9 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from random import Random
 
 import psutil
 import pytest
@@ -216,3 +218,62 @@ def test_options_of_another_executor_are_refused():
         Execution(executor="ray", workers=2).of(on("cpu", 1), 1)
     with pytest.raises(ValueError, match="--gpus-per-trial must be 0 or more, got -1"):
         Execution(executor="ray", gpus_per_trial=-1).of(on("cpu", 1), 1)
+
+
+# ---- killed at any moment ------------------------------------------------------------------------------------------------
+MANNERS = {
+    "shared": ("InProcess()", 2),
+    "workers": ("Workers(2)", 1),
+    "ray": ("RayCluster()", 1),
+}
+"""Executor, and how many processes give the same command."""
+LONG = """
+from longitude.study.executors import InProcess, Workers
+from longitude.study.ray_cluster import RayCluster
+planned = plan(replace(config, steps=200, encodings=("none", "rope", "alibi")), Path(sys.argv[1]))
+sys.exit(not runner.study(planned, executor={}).complete)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("manner", [pytest.param(name, marks=[needs_ray] * (name == "ray")) for name in MANNERS])
+def test_no_row_is_lost_in_twenty_kills(manner, tmp_path):
+    """Of the process that waits, or of one that works for it; each folder ends with the files of an undisturbed study."""
+    executor, number = MANNERS[manner]
+    random, left = Random(0), 20
+
+    def start(folder: str) -> subprocess.Popen:
+        return process(LONG.format(executor), str(tmp_path / folder))
+
+    def alive(studies: list[subprocess.Popen]) -> list[psutil.Process]:
+        """Processes that wait or work: of Ray's others (raylet, dashboard) none."""
+        found = []
+        for study in studies:
+            with suppress(psutil.NoSuchProcess):
+                if study.poll() is None:
+                    waiting = psutil.Process(study.pid)
+                    below = waiting.children(recursive=True)
+                    found += [waiting, *(one for one in below if manner != "ray" or one.name().startswith("ray::"))]
+        return found
+
+    begun = time.monotonic()
+    (whole := start("whole")).communicate()
+    assert whole.returncode == 0
+    took = time.monotonic() - begun
+    for folder in map(str, count()):
+        complete = False
+        while not complete:
+            studies = [start(folder) for _ in range(number)]
+            while left and alive(studies):
+                time.sleep(random.uniform(0, took / 2))
+                if victims := alive(studies):
+                    with suppress(psutil.NoSuchProcess):
+                        random.choice(victims).kill()
+                        left -= 1
+            for study in studies:
+                study.communicate()
+            complete = any(study.returncode == 0 for study in studies)
+        assert_same_runs(tmp_path / "whole", tmp_path / folder)
+        if not left:
+            break

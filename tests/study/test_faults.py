@@ -16,7 +16,7 @@ import torch
 
 from longitude.cli import main
 from longitude.measure import read_rows
-from longitude.runs import store
+from longitude.runs import files
 from longitude.study import ngrams, run_trial, runner, train
 from longitude.study.executors import InProcess, Workers
 from longitude.study.results import read_run
@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
     "as a checkpoint is declared complete": (os, "replace", "complete.json", FULL),
     "while files go to the disk": (train, "flush", 9, BROKEN),
     "before the trained model is saved": (run_trial, "save", 1, INTERRUPT),
-    "while a unit goes to the disk": (store, "flush", 5, BROKEN),
+    "while a unit goes to the disk": (files, "flush", 5, BROKEN),
     "as the training is moved in": (os, "rename", 1, INTERRUPT),
     "while the model is measured": (text, "losses_by_length", 1, MEMORY),
     "as documents.parquet takes its name": (os, "replace", "documents.parquet", INTERRUPT),

@@ -7,11 +7,13 @@ import string
 import subprocess
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import longitude as lg
 from longitude.attention.mixer import list_mixers
 from longitude.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
 from longitude.measure import read_rows
@@ -19,8 +21,11 @@ from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS, list_encodings
 from longitude.positions.scaling import SCHEMES
 from longitude.registry import options_of
-from longitude.study.plan import checked
-from longitude.study.train import build_model
+from longitude.study.analysis import analyse
+from longitude.study.config import Block
+from longitude.study.plan import checked, plan
+from longitude.study.report import write_report
+from longitude.study.train import build_model, recipe
 from tests.study.conftest import TINY, run, units_in
 from tests.support import refused_calls
 
@@ -199,11 +204,82 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
 @pytest.mark.parametrize("label", [*checked(tiny(encodings=("all",))).encodings, *ALONE])
 def test_everything_registered_goes_through_a_study(label, positions, tmp_path, numbers):
     config = tiny(encodings=(label,), positions=positions, test_lengths=(16, 48), hidden=32, heads=4)
-    [(_, status)] = run(config, tmp_path)[0].trials
+    [trial] = run(config, tmp_path)[0].trials
     rows = read_rows(tmp_path / "results.parquet").query("method == 'non-overlapping'")
     bounded = label == "learned" and positions == "contiguous"
-    assert status.status == "done" and ("no positions from 16 on" in (status.reason or "")) == bounded
+    assert trial.status == "done" and ("no positions from 16 on" in (trial.reason or "")) == bounded
     assert list(rows["length"]) == ([16] if bounded else [16, 48]) and rows["value"].notna().all()
+
+
+# ---- convolutions and blocks ---------------------------------------------------------------------------------------------
+def test_a_convolution_is_of_the_mixers_that_can_have_one():
+    assert parse_label("nope+conv") == parse_label("none+attention+conv:at=input")
+    assert parse_label("nope+conv").options(2) == {
+        "encoding": {"name": "none"}, "mixer": {"name": "attention", "short_conv": ["input"]},
+    }  # fmt: skip
+    label = parse_label("rope+window:size=8+mamba+conv:at=qkv+conv:at=output")
+    assert label.mixers == [{"name": "window", "size": 8, "short_conv": ["qkv", "output"]}, {"name": "mamba"}]
+    assert parse_label("rope..none+conv").options(2)["mixers"] == [
+        "attention", {"name": "attention", "short_conv": ["input"]},
+    ]  # fmt: skip
+
+
+test_refused_convolutions = refused_calls(
+    [
+        (lambda: parse_label("mamba+conv"), "'mamba+conv'", "latent"),
+        (lambda: parse_label("attention:short_conv=kv+conv"), "short_conv"),
+        (lambda: parse_label("nope+conv:att=kv"), "'att'", "'at'"),
+        (lambda: build_model(tiny(), "nope+conv:at=inputs", 0), "'inputs'", "'input'"),
+        (lambda: build_model(tiny(block="deepseek"), "rope+window:size=8", 0), "latent", "'rope+window:size=8'"),
+        (lambda: build_model(tiny(block="qwen3"), "mamba", 0), "qk_norm", "mamba"),
+    ]
+)
+
+
+@torch.no_grad()
+def test_a_convolution_tells_apart_what_nope_does_not():
+    """The last token of two orders of those before it: alike without positions, one layer, and no convolution."""
+    ids = torch.tensor([[3, 1, 4, 5], [1, 3, 4, 5]])
+    gaps = []
+    for label in ("nope", "nope+conv"):
+        logits = build_model(tiny(layers=1), label, 0).eval()(ids).logits[:, -1]
+        gaps.append(float((logits[0] - logits[1]).abs().max()))
+    assert gaps[0] < 1e-5 < 1e-3 < gaps[1]
+
+
+FAMILIES = [block for block in get_args(Block) if block != "default"]
+
+
+@pytest.mark.parametrize("block", FAMILIES)
+def test_blocks_are_those_of_their_families(block):
+    """Their parts, in every layer, whatever the label; a convolution of a label comes to those of the block."""
+    config = tiny(block=block, hidden=32, heads=4)
+    for label in ("rope", "nope+conv", "rope..none+conv"):
+        model = build_model(config, label, 0)
+        for layer, mixer in enumerate(model.model.mixers):
+            assert (mixer.q_norm is not None if block != "deepseek" else False) == (
+                block in ("qwen3", "gemma3", "inkling")
+            )
+            assert isinstance(mixer, lg.attention.LatentAttention) == (block == "deepseek")
+            convolved = "conv" in label and (layer == 1 or ".." not in label)
+            own = {"kv", "output"} if block == "inkling" else set()
+            assert {*mixer.short_conv} == own | ({"input"} if convolved else set())
+        assert model.config.norm_position == ("both" if block == "gemma3" else "pre")
+        assert model.config.tie_word_embeddings == (block == "gemma3")
+    assert recipe(config)["block"] == block and "block" not in recipe(tiny())
+
+
+def test_a_study_in_a_block_ends_with_a_report(tmp_path, numbers):
+    config = tiny(encodings=("rope", "nope+conv"), block="qwen3")
+    found, _ = run(config, tmp_path)
+    page = write_report(analyse(tmp_path)).read_text(encoding="utf-8")
+    assert found.complete and "nope+conv" in page and "qwen3" in page
+    rows = read_rows(tmp_path / "results.parquet")
+    assert set(rows["label"]) == {"rope", "nope+conv"} and rows["value"].notna().all()
+    saved = [units_in(tmp_path, label, 0)["train"] for label in config.encodings]
+    assert all(AutoModelForCausalLM.from_pretrained(folder).config.qk_norm for folder in saved)
+    other = {units.training.key for units in plan(replace(config, block="llama"), tmp_path).trials}
+    assert not other & {units.training.key for units in plan(config, tmp_path).trials}
 
 
 # ---- layers --------------------------------------------------------------------------------------------------------------

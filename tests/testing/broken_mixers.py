@@ -11,12 +11,12 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
+from longitude.attention.short_conv import previous
 from longitude.attention.state_cache import StateLayer
 from longitude.errors import check_sizes
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import require_state, state_dtype
-from longitude.recurrent.ops.short_conv import previous
 from tests.testing.broken_encodings import collected
 
 

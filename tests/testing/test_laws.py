@@ -92,9 +92,13 @@ def of(name, *encodings, **options):
     return mixers.MixerExample(MIXERS[name], options, encodings)
 
 
+PARTS = {"output_gate": True, "softcap": 2.0}
 MIXER_VARIANTS = {
     "attention without positions": of("attention"),
     "attention, rope and t5": of("attention", "rope", "t5"),
+    "attention of 2026": of("attention", "rope", **PARTS, qk_norm=True, short_conv=("input", "qkv", "output")),
+    "window of 2026": of("window", "alibi", size=3, **PARTS, qk_norm=True, short_conv="kv"),
+    "latent of 2026": of("latent", "rope", **PARTS, short_conv=("input", "output")),
     "window dilated": of("window", "rope", size=3, step=2),
     "window of one": of("window", "alibi", size=1),
     "latent, full queries": of("latent", "rope", q_rank=None),
@@ -159,7 +163,7 @@ def is_slow(battery, name, law):
     if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 3:
         return True
     if battery is mixers:
-        return name in MIXER_VARIANTS or law in TRACED
+        return (name in MIXER_VARIANTS and name != "attention of 2026") or law in TRACED
     if name not in VARIANTS:
         return name not in TRACED.get(law, (name,))
     return law not in FOR_VARIANTS and not (law == "chunks" and name in IN_CHUNKS) and law != "backends"
@@ -237,7 +241,8 @@ def test_laws_apply_where_they_should() -> None:
     """A reason not to apply is rare: for these encodings, and no others."""
     laws = ("permutation", "order", "shift")
     found = {(law, n) for law in laws for n in lg.list_encodings() if testing.examine(law, n).status != "holds"}
-    assert found == {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")}
+    names = "cope dual_chunk fox leaky_rerope path path_fox rerope self_extend xpos".split()
+    assert found == {("permutation", name) for name in names}
 
 
 # ---- each law is broken by a subject made for it -----------------------------------------------------------------------------

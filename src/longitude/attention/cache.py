@@ -63,6 +63,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         positions: Positions of the keys: an int if they count up from it, else [L], [B, L] or, with several axes, [B, L, axes].
         columns: Tensors with an entry per token, each [B, heads, L, ...], by name.
         carry: The O(1) state of the encoding's context (the end of a convolution, a last sum), batch first.
+        tails: The last tokens before each short convolution of the layer, [B, kernel - 1, channels] by place.
         max_position: The largest position so far, cropped tokens included.
         kind: The kind of cache, for mixers that support only some kinds.
     """
@@ -77,6 +78,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.positions: Positions = 0
         self.columns: Columns = {}
         self.carry: Any = None
+        self.tails: dict[str, Tensor] = {}
         self.max_position: int | Tensor = 0
         self.ids = None
         self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
@@ -129,8 +131,9 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             self.positions = appended(before, after, k.shape[0])
         k, v = self.update(k, v)
         if past and columns:
+            new_only = passing if encoding is None else passing | encoding.query_columns
             columns = {
-                name: column if name in passing else torch.cat([self.columns[name], column], 2)
+                name: column if name in new_only else torch.cat([self.columns[name], column], 2)
                 for name, column in columns.items()
             }
         self.columns, self.carry = columns, carry
@@ -163,7 +166,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         """Apply a change of the batch to everything but keys and values."""
         self.change_ids(change)
         self.columns = {name: change(column) for name, column in self.columns.items()}
-        self.carry = tree_map_only(Tensor, change, self.carry)
+        self.carry, self.tails = tree_map_only(Tensor, change, (self.carry, self.tails))
         if isinstance(self.max_position, Tensor) and len(self.max_position) > 1:
             self.max_position = change(self.max_position)
         if isinstance(self.positions, Tensor) and self.positions.dim() > 1 and len(self.positions) > 1:
@@ -183,7 +186,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         assert self.values is not None
         self.keys, self.values = self.keys.to(device), self.values.to(device)
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
-        self.carry = tree_map_only(Tensor, lambda x: x.to(device), self.carry)
+        self.carry, self.tails = tree_map_only(Tensor, lambda x: x.to(device), (self.carry, self.tails))
         self.buffers = GrowingBuffer(), GrowingBuffer()  # their space would stay where it was
 
     def reset(self) -> None:
@@ -203,10 +206,9 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self._map(lambda x: x[indices])
 
     def require_crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove and any(isinstance(leaf, Tensor) for leaf in tree_leaves(self.carry)):
-            raise ValueError(
-                "crop: the encoding carries a state that cannot be cropped; expected a cache used forward only"
-            )
+        if tokens_to_remove and any(isinstance(leaf, Tensor) for leaf in tree_leaves((self.carry, self.tails))):
+            what = "a short convolution" if self.tails else "the encoding"
+            raise UsageError("crop", "a cache used forward only", f"a state of {what}, which cannot be cropped")
 
     def _crop(self, tokens_to_remove: int) -> None:
         DynamicLayer.crop(self, tokens_to_remove)

@@ -43,10 +43,11 @@ def pool_heads(trained: Model, num_kv_heads: int) -> Model:
     """
     check_sizes("pool_heads", num_kv_heads=num_kv_heads)
     for module in trained.modules() if isinstance(trained, nn.Module) else ():
-        if isinstance(module, Encoding) and compose(module).passing_columns:
+        convolved = isinstance(module, MultiHeadAttention) and {"qkv", "kv"} & {*module.short_conv}
+        if convolved or isinstance(module, Encoding) and compose(module).passing_columns:
             raise ValueError(
                 f"pool_heads: {type(module).__name__} is built for each head of keys, which cannot be averaged; "
-                "expected another encoding"
+                "expected another encoding, and no short_conv of keys"
             )
     if isinstance(trained, MultiHeadAttention):
         return pooled_layer(trained, num_kv_heads)

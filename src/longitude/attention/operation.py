@@ -25,6 +25,7 @@ from longitude.attention.ring import ring
 from longitude.attention.sequence_slice import SequenceSlice, require_sliceable, slice_positions
 from longitude.attention.terms import (
     learned_of,
+    mixed,
     multiplied,
     of_one_axis,
     placed_last,
@@ -39,6 +40,7 @@ from longitude.errors import unknown
 from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
 from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
+from longitude.positions.terms import Softcap
 
 
 @overload
@@ -72,6 +74,7 @@ def attend(
     k_positions: Positions | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
     return_weights: bool = False,
     return_lse: bool = False,
     backend: str = "auto",
@@ -94,6 +97,7 @@ def attend(
         k_positions: Positions of the keys, in the format of q_positions.
         scale: Factor of q.k; None: head_dim**-0.5.
         dropout: Dropout probability of the attention weights, 0 <= dropout < 1.
+        softcap: Number c that caps the products, c tanh(scale q.k / c), before biases and mask; None: no cap.
         return_weights: Also return the weights as applied.
         return_lse: Also return the logsumexp of each query's scores, with which `merge_attention` joins attention over parts
             of the keys.
@@ -107,7 +111,9 @@ def attend(
     Raises:
         ValueError: For arguments of wrong type or shape, and if the named backend does not support the call.
     """
-    parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    parts = requests(
+        q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights, None, softcap
+    )
     if return_lse:
         parts = [part.with_lse() for part in parts]
     out, second = run_parts(parts, backend)
@@ -127,12 +133,13 @@ def requests(
     dropout: float = 0.0,
     return_weights: bool = False,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> list[Part]:
     """The arguments of attend, checked: one part, or one for each length that tables follow. sinks: as of raw_request."""
     if isinstance(mask, Tensor):
         require_heads(q, k, v)
         mask = from_tensor(mask, q.shape[0], q.shape[2], k.shape[2])
-    validate(q, k, v, mask, scale, dropout)
+    validate(q, k, v, mask, scale, dropout, softcap)
     encoding = (
         by_name(encoding, q.shape[1], k.shape[1], q.shape[3], q.device)
         if isinstance(encoding, str)
@@ -142,7 +149,7 @@ def requests(
     if isinstance(mask, AllOf | SequenceSlice):
         q_positions, k_positions = slice_positions(mask, q.device, q_positions, k_positions)
     at = places(q, k, q_positions, k_positions, encoding.axes)
-    r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks)
+    r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks, softcap=softcap)
     if encoding.stable_keys:
         return [Part(slice(None), slice(None), transformed(r, encoding, *at))]
     return parted(r, encoding, *at)
@@ -163,11 +170,12 @@ def raw_request(
     pairs: AllowedPairs | None = None,
     sinks: Tensor | None = None,
     transformed_by: int = 1,
+    softcap: float | None = None,
 ) -> Request:
     """Build a request of queries and keys without transforming them; layers call it, because their cache may hold rotated keys.
 
     mask: already validated. pairs: allowed pairs of the mask, from an earlier layer of the same forward. sinks: a logit for
-    each query head, besides those of the encoding. transformed_by: width of q and k over head_dim.
+    each query head, besides those of the encoding. transformed_by: width of q and k over head_dim. softcap: as of attend.
     """
     heads, rows, keys, head_dim = q.shape[1], q.shape[2], k.shape[2], q.shape[3] // transformed_by
     for who, name, size in encoding.sizes:
@@ -186,7 +194,7 @@ def raw_request(
                 f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
             ) from None
         if {OffsetBias} != {*map(type, terms)}:  # which fits whatever there is
-            terms = tuple(placed_last(term, keys) for term in terms)
+            terms = tuple(placed_last(term, rows, keys) for term in terms)
             require_terms(terms, q, k, v)
         added = tuple([term for term in terms if isinstance(term, ADDED)])
         if torch.is_grad_enabled() and added:
@@ -194,7 +202,7 @@ def raw_request(
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):
         q_positions, k_positions = of_one_axis(q_positions, k_positions, terms, keys - rows)
     r = Request(
-        q, k, v, added, mask, q_positions, k_positions,
+        q, k, v, added if softcap is None else (*added, Softcap(softcap)), mask, q_positions, k_positions,
         scale=head_dim**-0.5 if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
@@ -307,6 +315,8 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return answer(backend, r)
+    if r.terms:
+        r = mixed(r)
     if r.factors is not None:
         r = multiplied(r)
     # As `nan_where_attended` finds, in fewer calls: each layer of a decoding step comes here.

@@ -11,6 +11,7 @@ from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
 from longitude.attention.scores import offsets, per_query_head
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Term, Transport
+from longitude.positions.terms import Softcap
 
 Transporter = Callable[[list[Transport], Tensor, Tensor, Request], Tensor]
 
@@ -29,7 +30,10 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
         transports = [term for term in r.terms if isinstance(term, Transport)]
         scores = raw = r.scale * ((transport or transported)(transports, q, k, r) if transports else q @ k.mT)
         for term in r.terms:
-            if not isinstance(term, Transport):
+            if isinstance(term, Softcap):  # of products alone: a bias must still hide distant keys
+                scores = term.cap * (scores / term.cap).tanh()
+        for term in r.terms:
+            if not isinstance(term, Transport | Softcap):
                 scores = scores + added(term, q, raw, allowed, r).to(dtype)
         # A finite number for a query without keys: it then has zeros, in its gradients too. Anywhere else -inf:
         # among scores that are all -inf, a finite one would get all the weight, and zeros would hide them.

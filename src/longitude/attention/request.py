@@ -16,8 +16,8 @@ from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows
 from longitude.attention.patterns import Ago
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.derivatives import readable
-from longitude.errors import UsageError
-from longitude.positions.base import Columns, Drift, Encoding, Region, Term, Transport
+from longitude.errors import UsageError, check_positive
+from longitude.positions.base import Columns, Drift, Encoding, OffsetVectors, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, part_of
 
@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     k_positions: Positions | None
     scale: float | None
     dropout: float
+    softcap: float | None
     backend: str
 
 
@@ -209,7 +210,7 @@ class Request:
             q=q[:, :, rows],
             k=k[:, :, keys],
             v=v[:, :, keys],
-            terms=tuple(_of_batch(term, batch) for term in self.terms),
+            terms=tuple(_of_part(term, batch, rows) for term in self.terms),
             mask=self.mask.of(batch),
             q_positions=part_of(self.q_positions, batch, rows),
             k_positions=part_of(self.k_positions, batch, keys),
@@ -219,8 +220,10 @@ class Request:
         )
 
 
-def _of_batch(term: Term, batch: slice | list[int]) -> Term:
+def _of_part(term: Term, batch: slice | list[int], rows: slice) -> Term:
     match term:
+        case OffsetVectors(mix=Tensor() as mix):
+            return replace(term, mix=mix[batch][:, :, rows])
         case Drift(level):
             return replace(term, level=level[batch])
         case Transport(w, b):
@@ -238,12 +241,14 @@ def band_of(mask: Mask) -> AllOf:
     return AllOf(tuple(m for m in mask.parts() if is_band(m)))
 
 
-def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float) -> None:
+def validate(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float, softcap: float | None = None
+) -> None:
     """ValueError for what no backend could mean."""
     require_heads(q, k, v)
     require_mask(mask)
     mask.validate(q.shape[0], q.shape[2], k.shape[2])
-    require_options(scale, dropout)
+    require_options(scale, dropout, softcap)
 
 
 def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -267,8 +272,10 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise UsageError("", "no empty dimension", f"q {list(q.shape)}, k {list(k.shape)}")
 
 
-def require_options(scale: float | None, dropout: float) -> None:
-    """ValueError unless scale is a finite number or None, and dropout a number of 0 or more below 1."""
+def require_options(scale: float | None, dropout: float, softcap: float | None = None) -> None:
+    """ValueError unless scale is a finite number or None, dropout a number in [0, 1), and softcap one above 0 or None."""
+    if softcap is not None:
+        check_positive("attention", softcap=softcap)
     if scale is not None and (
         isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale)
     ):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
+from longitude.attention.scores import per_query_head
 from longitude.attention.visible import visible_keys
 from longitude.errors import UsageError
 from longitude.positions.base import (
@@ -18,6 +22,7 @@ from longitude.positions.base import (
     OffsetBias,
     OffsetVectors,
     PairBias,
+    RowBias,
     SinkLogits,
     Temperature,
     Term,
@@ -53,7 +58,8 @@ def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: T
     if not encoding.reads_tokens:
         raise ValueError(f"context: the encoding reads no columns, got {sorted(context or ())}; leave context out")
     for name, column in (context or {}).items():
-        tokens = column.shape[2] if name in encoding.passing_columns and rows <= column.shape[2] <= keys else keys
+        new_only = name in encoding.passing_columns or name in encoding.query_columns
+        tokens = column.shape[2] if new_only and rows <= column.shape[2] <= keys else keys
         if (
             column.shape[0] != q.shape[0]
             or (column.shape[1] != k.shape[1] and column.shape[1] != heads)
@@ -77,14 +83,17 @@ def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> N
     for term in terms:
         if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
             raise UsageError("v", f"head_dim {q.shape[3]}, as the encoding's own values have", list(v.shape))
-        if q.shape[2] > k.shape[2] and isinstance(term, Transport | Drift):
+        of_tokens = isinstance(term, Transport | Drift) or isinstance(term, OffsetVectors) and term.mix is not None
+        if q.shape[2] > k.shape[2] and of_tokens:
             raise ValueError(
                 f"the encoding expects queries among the keys, got {q.shape[2]} queries and {k.shape[2]} keys"
             )
 
 
-def placed_last(term: Term, keys: int) -> Term:
-    """A transport with the order of its first token in the stream: its tokens are the last of the keys."""
+def placed_last(term: Term, rows: int, keys: int) -> Term:
+    """A transport with the order of its first token in the stream: its tokens are the last of the keys. A mix of the queries."""
+    if isinstance(term, OffsetVectors) and term.mix is not None:
+        return replace(term, mix=term.mix[:, :, -rows:])
     return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
 
 
@@ -122,6 +131,41 @@ def with_terms_around(r: Request, terms: tuple[Term, ...]) -> Request:
         elif isinstance(term, SinkLogits):
             sinks = term.logits if sinks is None else torch.logaddexp(sinks, term.logits)
     return replace(r, factors=factors, sinks=sinks)
+
+
+def mixed(r: Request) -> Request:
+    """The request with each mix in front of the queries, and zeros in front of the keys: its vectors are then read as others.
+
+    A backend that takes vectors of offsets so takes a mix of them, in the memory that they need.
+    """
+    for n, term in enumerate(r.terms):
+        if not isinstance(term, OffsetVectors) or term.mix is None:
+            continue
+        if not r.scale:
+            raise UsageError("scale", "a number other than 0 with this encoding", r.scale)
+        width, dim = term.mix.shape[3], r.q.shape[3]
+        own = replace(term, mix=None, keys=partial(_in_front, term.keys, r.scale, dim))
+        others = [behind_zeros(other, width) for other in r.terms]
+        q = torch.cat([per_query_head(term.mix, r.heads).to(r.q.dtype), r.q], -1)
+        return mixed(replace(r, q=q, k=F.pad(r.k, (width, 0)), terms=(*others[:n], own, *others[n + 1 :])))
+    return r
+
+
+def _in_front(keys: Callable[[Tensor], Tensor], scale: float, dim: int, offset: Tensor) -> Tensor:
+    return F.pad(keys(offset) / scale, (0, dim))
+
+
+def behind_zeros(term: Term, before: int) -> Term:
+    """The term for queries and keys with `before` more numbers in front."""
+    match term:
+        case OffsetVectors(keys, mix=None):
+            shift = F.pad(term.shift, (before, 0)) if isinstance(term.shift, Tensor) else term.shift
+            return replace(term, keys=lambda offset: F.pad(keys(offset), (before, 0)), shift=shift)
+        case RowBias(of):
+            return RowBias(lambda q, scores, allowed: of(q[..., before:], scores, allowed))
+        case Transport(w):
+            return replace(term, w=F.pad(w, (before, 0)))
+    return term
 
 
 def multiplied(r: Request) -> Request:

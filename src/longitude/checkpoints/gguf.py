@@ -156,11 +156,16 @@ class GGUF:
         names = {SHORT: FACTORS} if FACTORS in self._tensors else LISTS
         if not {*names.values()} & self._tensors.keys():
             return {SHORT: Divided(base, inverse)}
-        return {kind: Divided(base, inverse / self._factors(name)) for kind, name in names.items()}
+        return {
+            kind: Divided(base, inverse / torch.tensor(self.factors(name)).double()) for kind, name in names.items()
+        }
 
-    def _factors(self, name: str) -> Tensor | float:
-        """A tensor of factors; 1 where the file has none of this name."""
-        return torch.from_numpy(_numbers(self._tensors[name]).copy()).double() if name in self._tensors else 1.0
+    def factors(self, name: str) -> list[float]:
+        """Factors by which the frequency of each pair is divided; 1 where the file has no tensor of this name."""
+        facts = self.facts()
+        if name in self._tensors:
+            return _numbers(self._tensors[name]).tolist()
+        return [1.0] * (facts["rotated dimensions"] // 2)
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""

@@ -15,7 +15,7 @@ GROUPS = {
     "timing": "threads cpu_time repeats no_memory",
 }
 EXAMPLES = """  longitude bench --encodings rope alibi t5 --lengths 1024 4096
-  longitude bench --backends table reference --passes forward --out runs/table.json"""
+  longitude bench --backends table reference --out runs/table.json"""
 
 
 def bench(
@@ -23,7 +23,7 @@ def bench(
     out: Path = Path("runs/bench.json"),
     json: bool = False,
 ) -> int:
-    """Time and memory of encodings by backend and length, compared with plain attention and other libraries.
+    """Measure time and memory of encodings, beside PyTorch SDPA and other libraries.
 
     Args:
         config: What to measure.

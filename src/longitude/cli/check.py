@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, UNTRIED, print_json
+from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim", "could not run": "yellow"}
@@ -24,7 +24,7 @@ EXAMPLES = """  longitude check models/llama
 
 
 def check(
-    model_or_part: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_PART")],
+    model_or_part: Annotated[str, tyro.conf.Positional],
     length: int | None = None,
     reference: str | None = None,
     against: str | None = None,
@@ -36,13 +36,12 @@ def check(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Try the laws of positions on a checkpoint, an encoding or a mixer: decoding, padding, packing, far positions, config.
+    """Test a checkpoint, an encoding or a mixer for position bugs.
 
-    The exit code is 0 if every law that applies holds, 1 if one is broken, and 2 for wrong use. It is 3 if none is broken and
-    an error of this machine stopped one.
+    Exit code: 0 passed, 1 a test failed, 2 wrong use, 3 a test could not run.
 
     Args:
-        model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
+        model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
         length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most, and as many as ten
             minutes are enough for.
@@ -60,6 +59,7 @@ def check(
     """
     from longitude.runs.progress import Progress
 
+    model_or_part = checkpoint_of(model_or_part)
     target = part_of(model_or_part)
     of_models = {"--length": length, "--reference": reference, "--dtype": dtype, "--quick": quick}
     if against is not None:

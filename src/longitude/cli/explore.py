@@ -10,7 +10,7 @@ EXAMPLES = """  longitude explore
 
 
 def explore(out: Path = Path("explore.html")) -> int:
-    """Write a page on which position encodings can be tried: one HTML file that needs no network.
+    """Write an HTML page to try position encodings on; it needs no network.
 
     Args:
         out: The file, .html.

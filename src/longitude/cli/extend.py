@@ -6,8 +6,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from longitude.cli.shared import DONE, print_json
-from longitude.errors import check_positive, check_sizes
+from longitude.cli.shared import DONE, checkpoint_of, print_json
+from longitude.errors import UsageError, check_positive, check_sizes
+
+ALL = "all"
+"""The method that compares the others."""
+COMPARES = "it compares methods and writes nothing; choose one of them first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +21,15 @@ class ExtendOptions:
     Args:
         to: The new length in tokens.
         method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, longrope2, llama3, drope, base or another registered scheme;
-            a learned table is stretched with linear.
+            a learned table is stretched with linear. With all, nothing is written: all methods that need no training and no
+            search are compared on MODEL, by position.
         factor: Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072.
         base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
         original: The trained length, where the configuration does not hold it; needed to extend what is extended already.
         convert_layout: half or interleaved: the rotary layout to bring the weights into, from the other one.
         text: Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library.
-        cost_minutes: Minutes for the measured cost, about, of both models: with more of them longer windows and more text are
-            read.
+        cost_minutes: Minutes for the measured cost, about, of both models, or of all methods: with more of them longer windows
+            and more text are read.
         no_measure: Leave out the measured cost: no model is loaded, and the tokenizer may be missing.
         budget: With --method longrope or longrope2: minutes to search, in all; 32 candidates are tried at least, however long
             they take.
@@ -91,6 +96,12 @@ class ExtendOptions:
             raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --convert-layout")
         if self.to is not None and self.method is None:
             raise ValueError("expected --method with --to, got none; `longitude extend --help` lists the methods")
+        if self.method == ALL:
+            refused = ("fine_tune", "base", "no_measure", "budget", "dry_run")
+            for name in (name for name in refused if getattr(self, name) != getattr(type(self), name)):
+                raise UsageError(
+                    "--method all", "no option but those of measuring", f"--{name.replace('_', '-')}", COMPARES
+                )
         if self.fine_tune is not None:
             check_sizes("--fine-tune", **{"--steps": self.steps or 0, "--batch": self.batch})
 
@@ -106,8 +117,8 @@ GROUPS = {
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing sequence_parallel",
     "execution": "dry_run plan allow_pickle",
 }
-EXAMPLES = """  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn
-  longitude extend models/llama --to 1024 --method longrope --budget 10 --fine-tune notes/ --steps 200"""
+EXAMPLES = """  longitude extend models/llama --to 1024 --method all
+  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn"""
 
 
 def extend(
@@ -116,10 +127,10 @@ def extend(
     out: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Write a checkpoint that takes longer texts, for plain transformers; show what changed and the cost on short contexts.
+    """Write a checkpoint for longer texts; show changes and the cost on short ones.
 
     Args:
-        model: Folder of a Hugging Face checkpoint, or a name on the hub.
+        model: Folder of a Hugging Face checkpoint, a .gguf file, or a name on the hub.
         config: How.
         out: Folder of the new checkpoint; it must not exist. By default one in runs/extend, named after the model, the
             method and the length.
@@ -128,6 +139,9 @@ def extend(
     config.check()
     if not model:
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
+    if config.method == ALL and out is not None:
+        raise UsageError("--method all", "no --out", f"--out {out}", COMPARES)
+    model = checkpoint_of(model)
     if config.plan:
         return _print_costs(model, config, json)
     if out is None and not config.dry_run:
@@ -138,7 +152,34 @@ def extend(
 
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
+        if config.method == ALL:
+            return _compare(model, config, json, bar)
         return _extend(model, config, out, json, bar)
+
+
+def _compare(model: str, config: ExtendOptions, json: bool, bar: Any) -> int:
+    """Compare the methods on a checkpoint. The results are kept beside the default place until all are there."""
+    from longitude.extend import show
+    from longitude.extend.compare import compare
+    from longitude.extend.units import working
+    from longitude.report.table import show as display
+
+    chosen = _candidates(model, config)
+    with working(place_of(model, config)) as store:
+        minutes = config.cost_minutes
+        found = compare(chosen, store, text=config.text, minutes=minutes, on_progress=bar.update, on_note=bar.note)
+    if json:
+        print_json(show.comparison_json(found))
+    else:
+        display(*show.comparison_parts(found))
+    return DONE
+
+
+def _candidates(model: str, config: ExtendOptions) -> Any:
+    from longitude.extend.compare import candidates
+
+    assert config.to is not None  # `check` has asked for it
+    return candidates(model, config.to, config.factor, config.original, config.allow_pickle)
 
 
 def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
@@ -209,10 +250,13 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     """Print the estimated costs of the extension."""
     from longitude.cli.shared import print_costs
+    from longitude.extend.compare import costs as costs_of_all
     from longitude.extend.costs import Tuning, costs
     from longitude.extend.plan import Target
     from longitude.runs.progress import Progress
 
+    if config.method == ALL:
+        return print_costs(costs_of_all(_candidates(model, config), config.cost_minutes), json)
     target = tuning = None
     if config.to is not None:
         names = ("to", "method", "factor", "base", "original")

@@ -22,7 +22,7 @@ EXAMPLES = """  longitude list
 
 
 def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -> int:
-    """List what there is: encodings, mixers, scaling schemes, samplers of positions, plugins, and what runs on this machine.
+    """List encodings, mixers, RoPE scaling, training positions, plugins and backends.
 
     Args:
         name: One of these: its options, properties, backends and papers. By default a line for each.
@@ -50,23 +50,21 @@ def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -
 
 
 def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
-    """A line of name, kind and what it is for each, cut to the width of the terminal."""
+    """A line of name, kind and what it is for each: where its docstring goes on to a formula, the words before it."""
     for part, title in PARTS.items():
         yield title
         for each in facts[part]:
             kind = f"{_kind(part, each):<{KIND}}" if part in ("encodings", "mixers") else ""
-            line = f"  {each['name']:<{NAME - 2}}{kind}{each['is']}"
-            yield line if len(line) <= columns else line[: columns - 1].rstrip() + "…"
+            line = f"  {each['name']:<{NAME - 2}}{kind}{each['is'].partition(': ')[0]}"
+            yield line if len(line) <= columns else line[: columns - 1].rstrip() + "…"  # plugins say what they like
         yield ""
     for each in facts["plugins"]:
         names = ", ".join(f"{kind} {name}" for name, kind in each["registers"].items())
         yield f"plugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"
         yield from (f"  {name} cannot be built at toy size: {reason}" for name, reason in each["problems"].items())
     here = facts["machine"]
-    yield (
-        f"here: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, CUDA {here['gpu'] or 'no'}, "
-        f"MPS {'yes' if here['mps'] else 'no'}, transformers {here['transformers'] or 'not installed'}"
-    )
+    yield f"here: longitude {here['longitude']}, torch {here['torch']}, transformers {here['transformers'] or 'not installed'}"
+    yield f"{here['threads']} threads, CUDA {here['gpu'] or 'no'}, MPS {'yes' if here['mps'] else 'no'}"
     yield here["loops"]
     yield "options, properties and papers of one: longitude list NAME"
 

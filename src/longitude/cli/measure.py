@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, print_json
+from longitude.cli.shared import DONE, FAILURES, checkpoint_of, print_json
 from longitude.measure.config import MeasureConfig
 
 GROUPS = {
@@ -15,7 +15,7 @@ GROUPS = {
     "execution": "dtype device batch chunk allow_pickle",
 }
 EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
-  longitude measure models/llama --tasks passkey needle-single --lengths 512 1024"""
+  longitude measure models/llama --tasks passkey needle-single --lengths 512"""
 
 
 def measure(
@@ -26,12 +26,12 @@ def measure(
     json: bool = False,
     plan: bool = False,
 ) -> int:
-    """Measure checkpoints at each length: perplexity on your text, and retrieval; one table, one report.
+    """Measure checkpoints at each length: perplexity on your text, and retrieval.
 
-    The same command again continues where it stopped. What was measured once is not measured again, whatever else is asked.
+    The same command continues where it stopped; nothing is measured twice.
 
     Args:
-        models: Folders of Hugging Face causal models, or names on the hub.
+        models: Folders of Hugging Face causal models, .gguf files, or names on the hub.
         config: What to measure.
         out: Directory of the run. It may hold the measurements of many questions; its report is of the last one.
         fresh: Measure again what this question needs.
@@ -40,6 +40,7 @@ def measure(
     """
     from longitude.runs.progress import Progress
 
+    models = tuple(map(checkpoint_of, models))
     if plan:
         return _print_costs(models, config, json)
     with Progress() as bar:

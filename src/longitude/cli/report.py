@@ -19,7 +19,7 @@ def report(
     latex: bool = False,
     comparisons: bool = False,
 ) -> int:
-    """Build the report of a study or a measurement again, from its saved results alone; or put several studies side by side.
+    """Write the report of saved results again, or compare several studies.
 
     Args:
         run: Directory of a study or a measurement, or of several studies; what cannot be compared is refused with what differs.

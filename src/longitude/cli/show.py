@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from longitude.cli.shared import DONE, print_json
+from longitude.cli.shared import DONE, checkpoint_of, print_json
 
 SUFFIXES = (".svg", ".html", ".png")
 
@@ -25,7 +25,7 @@ def show(
     out: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Show what an encoding, a mixer, a study's models or a checkpoint do with position, drawn by their own code.
+    """Draw what an encoding, mixer, study, checkpoint or config does with position.
 
     Args:
         name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of
@@ -43,6 +43,7 @@ def show(
         raise ValueError(f"--out {out}: expected a name that ends in .svg, .html or .png")
     if out is not None and not out.absolute().parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
+    name = tuple(map(checkpoint_of, name))
     from longitude.show.drawing import side_by_side
     from longitude.show.subjects import subjects
 

@@ -18,7 +18,7 @@ from longitude.study.execution import Execution
 
 GROUPS = {
     "data": "task data tokenizer train_length train_lengths positions position_range documents",
-    "model": "encodings layers hidden heads",
+    "model": "encodings layers hidden heads block",
     "training": "steps match seeds batch_size accumulation precision learning_rates warmup weight_decay start",
     "evaluation": "test_lengths methods stride",
     "execution": "device threads workers executor ray_address cpus_per_trial gpus_per_trial",
@@ -72,10 +72,9 @@ def study(
     json: bool = False,
     plan: bool = False,
 ) -> int:
-    """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
+    """Train small models at a short length, measure them at longer ones, and report.
 
-    The same command again continues where it stopped. What was trained or measured once in a folder is not computed again,
-    whatever else is asked there; the report is of what you asked last.
+    The same command continues where it stopped; nothing is computed twice.
 
     Args:
         config: What to study.

@@ -60,12 +60,12 @@ def costs(
     if minutes is not None and source.causal:
         on_progress(f"timing a few layers of {model} for the measured cost")
         sample = sample_within(source, original, minutes)
-        found.append(_reading("measuring", source, sample.length, 2 * sample.tokens, sample.seconds))
+        found.append(reading("measuring", source, sample.length, 2 * sample.tokens, sample.seconds))
     if target is not None and target.searched and target.to > original:
         on_progress(f"timing windows of {target.to} tokens for the search")
         window = _seconds(source, target.to)
         windows = max(1, round(60 * budget / window))
-        found.append(_reading("searching", source, target.to, windows * target.to, windows * window))
+        found.append(reading("searching", source, target.to, windows * target.to, windows * window))
     if tuning is not None:
         length = _window(source, target, original, tuning)
         on_progress(f"timing a training step of {tuning.batch} windows of {length} tokens")
@@ -87,7 +87,8 @@ def _seconds(source: Source, length: int) -> float:
     return forward_flops(source.skeleton).of(length) / rate
 
 
-def _reading(part: str, source: Source, length: int, tokens: int, seconds: float | None) -> Cost:
+def reading(part: str, source: Source, length: int, tokens: int, seconds: float | None) -> Cost:
+    """The cost of reading so many tokens in windows of `length`."""
     windows = max(1, round(tokens / length))
     flops = windows * forward_flops(source.skeleton).of(length)
     return _cost(part, source, length, windows, flops, memory_within(source, length), seconds)

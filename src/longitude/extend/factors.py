@@ -7,8 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig
 
 from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.keys import of_full_attention
@@ -113,21 +115,28 @@ def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryP
 
 
 @contextmanager
-def rotating_with(model: nn.Module, scheme: Scaling) -> Iterator[None]:
-    """Context in which an unmodified Transformers model rotates as with `scheme` in its config; restored afterwards.
+def rotating_with(model: nn.Module, change: Scaling | PreTrainedConfig) -> Iterator[None]:
+    """Context in which an unmodified Transformers model rotates as by another configuration; restored afterwards.
 
-    Its rotary modules are built by their class from the config that would be saved; nothing else changes.
+    Its rotary modules are built by their class from the config that would be saved, which is `change` or has it as the scheme;
+    nothing else changes.
     """
     before = list(rotary_modules(model))
     device = next(model.parameters()).device
     try:
         for parent, name, module in before:
-            config = copy.deepcopy(module.config)
-            ropes = with_scheme(read_ropes(config), scheme)
-            for key, value in to_hugging_face(ropes, head_dim_of(config, FULL)).items():
-                setattr(config, key, value)
+            config: Any = change if isinstance(change, PreTrainedConfig) else _scaled(module.config, change)
             setattr(parent, name, type(module)(config).to(device))
         yield
     finally:
         for parent, name, module in before:
             setattr(parent, name, module)
+
+
+def _scaled(config: Any, scheme: Scaling) -> PreTrainedConfig:
+    """A configuration with another scheme."""
+    config = copy.deepcopy(config)
+    ropes = with_scheme(read_ropes(config), scheme)
+    for key, value in to_hugging_face(ropes, head_dim_of(config, FULL)).items():
+        setattr(config, key, value)
+    return config

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from longitude.checkpoints.source import Source
 from longitude.extend.units import PASSES, SAMPLE, digest_of_weights
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.sources import read_text
-from longitude.measure.text import losses_by_length
+from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import LOGITS, Bounded, Resumable
 from longitude.runs.device import device_of
 from longitude.runs.memory import Memory, available_memory, forward_memory
@@ -71,7 +73,7 @@ class Sample:
     Attributes:
         length: Window length in tokens.
         tokens: Total number of tokens.
-        seconds: Estimated time of both models on this machine; None if the class cannot be timed.
+        seconds: Estimated time of all models on this machine; None if the class cannot be timed.
     """
 
     length: int
@@ -87,25 +89,31 @@ class Sums:
     bytes: list[int]
     tokens: list[int]
 
+    @classmethod
+    def of(cls, losses: DocumentLosses) -> Sums:
+        """The sums of losses for which bytes are known."""
+        nats = [each if math.isfinite(each) else None for each in losses.nats.tolist()]
+        return cls(nats, losses.sums[1].tolist(), losses.tokens.tolist())
+
     @property
     def pair(self) -> tuple[np.ndarray, np.ndarray]:
         """Nats and bytes per document, from which intervals are computed."""
         return np.array(self.nats, dtype=float), np.array(self.bytes)
 
 
-def sample_within(source: Source, length: int, minutes: float) -> Sample:
-    """Windows of `length` tokens, or shorter ones where FEWEST of these take two models longer than `minutes`."""
+def sample_within(source: Source, length: int, minutes: float, models: int = 2, shortest: int = SHORTEST) -> Sample:
+    """Windows of `length` tokens, or shorter ones where FEWEST of these take the models longer than `minutes`."""
     try:
         flops = forward_flops(source.skeleton)
         rate = flops_per_second(source.skeleton, min(length, TIMED), dtype=source.dtype, times=2)
     except ValueError:
-        length = min(length, TIMED)
+        length = min(length, max(shortest, TIMED))
         return Sample(length, FEWEST * length, None)
 
     def seconds(width: int) -> float:
-        return 2 * flops.of(width) / rate
+        return models * flops.of(width) / rate
 
-    while length > SHORTEST and FEWEST * seconds(length) > 60 * minutes:
+    while length > shortest and FEWEST * seconds(length) > 60 * minutes:
         length //= 2
     windows = max(FEWEST, min(TOKENS // length, int(60 * minutes / seconds(length))))
     return Sample(length, windows * length, windows * seconds(length))
@@ -115,6 +123,12 @@ def memory_within(source: Source, length: int) -> Memory:
     """Memory of a batch of windows of `length` tokens."""
     dim, rows = head_dim_of(source.config, FULL), max(1, BATCH // length)
     return forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
+
+
+def inputs_of(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
+    """What a model, rotating as by a configuration, puts into the name of a unit."""
+    digest = sha256(config.to_json_string().encode()).hexdigest()
+    return {"weights": digest_of_weights(checkpoint.model), "config": digest, "device": checkpoint.model.device.type}
 
 
 class CostMeasurement:
@@ -150,6 +164,12 @@ class CostMeasurement:
             problem = f"reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free"
             raise ValueError(f"{self.source.name}: {problem}; {WITHOUT}")
 
+    def require_finite(self, sums: Sums, length: int) -> None:
+        """ValueError unless the losses of the original model are finite."""
+        if None in sums.nats:
+            where = f"{self.source.name}: its losses on {self.text.source} are not finite at {length} tokens"
+            raise ValueError(f"{where}, before anything is extended; look for NaN or overflow in its weights")
+
     def load(self, folder: Path | None = None) -> Checkpoint:
         """The model in a folder, or the original, on the device."""
         with quiet():
@@ -175,7 +195,7 @@ class CostMeasurement:
         self.on_progress("timing a few layers", 0, 0)
         samples: dict[int, Sample] = {}
         for length in lengths:
-            sample = self._sample(length, self.minutes / len(lengths))
+            sample = self.sample(length, self.minutes / len(lengths))
             self.require_memory(sample.length)
             samples[sample.length] = sample
             takes = "" if sample.seconds is None else f", about {sample.seconds:.0f} s"
@@ -200,20 +220,19 @@ class CostMeasurement:
             costs.append(Cost(length, found, new, difference, len(before.nats), tokens, self.text.source))
         return costs
 
-    def _sample(self, length: int, minutes: float) -> Sample:
-        """Sample by the first timing of this machine, stored so that it is the same after a kill."""
+    def sample(self, length: int, minutes: float, **how: int) -> Sample:
+        """`sample_within` by the first timing of this machine, stored so that it is the same after a kill."""
         config = sha256((self.source.folder / "config.json").read_bytes()).hexdigest()
-        of = {"config": config, "dtype": str(self.source.dtype), "length": length, "minutes": minutes}
+        of = {"config": config, "dtype": str(self.source.dtype), "length": length, "minutes": minutes, **how}
         [sample] = self.store.results(
-            [Unit(SAMPLE, str(length), of)], lambda *_: sample_within(self.source, length, minutes), Sample
+            [Unit(SAMPLE, str(length), of)], lambda *_: sample_within(self.source, length, minutes, **how), Sample
         )
         return sample
 
     def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: int | None = None) -> dict[int, Sums]:
         """Sums by length, in non-overlapping windows. ValueError for losses at `must_be_finite` tokens that are not finite."""
         model, config, bos = checkpoint.model, checkpoint.config, bos_of(checkpoint.tokenizer, "tokenizer")
-        of = {"weights": digest_of_weights(model), "config": sha256(config.to_json_string().encode()).hexdigest()}
-        of |= {"device": model.device.type, "bos": bos}
+        of = inputs_of(checkpoint, config) | {"bos": bos}
 
         def measured(i: int, folder: Path) -> Sums:
             length, documents = [*self.documents.items()][i]
@@ -231,12 +250,10 @@ class CostMeasurement:
                 reader=Resumable(Bounded(model, None, bos=bos), folder / PASSES),
             )
             (folder / PASSES).unlink(missing_ok=True)
-            finite = np.isfinite(losses.nats)
-            if length == must_be_finite and not finite.all():
-                where = f"{self.source.name}: its losses on {self.text.source} are not finite at {length} tokens"
-                raise ValueError(f"{where}, before anything is extended; look for NaN or overflow in its weights")
-            nats = [nats if known else None for nats, known in zip(losses.nats.tolist(), finite, strict=True)]
-            return Sums(nats, losses.sums[1].tolist(), losses.tokens.tolist())
+            sums = Sums.of(losses)
+            if length == must_be_finite:
+                self.require_finite(sums, length)
+            return sums
 
         units = [
             Unit("short-contexts", str(length), of | {"length": length, "text": documents.digest})

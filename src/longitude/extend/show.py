@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from longitude.checkpoints.keys import ABSENT
+from longitude.extend.compare import UNCHANGED, Comparison
 from longitude.extend.convert import Parity
 from longitude.extend.fine_tune import Training
 from longitude.extend.methods import method_of
@@ -99,6 +101,60 @@ def cost_parts(costs: Sequence[Cost]) -> Iterator[Any]:
         f"{last.text}: {last.documents} documents, {last.tokens} tokens, windows that do not overlap; intervals of 95% over "
         f"documents. Perplexity on short texts does not show whether things are found in long ones: longitude measure does."
     )
+
+
+def comparison_parts(found: Comparison) -> Iterator[Any]:
+    """A row for each method and a column for each bucket of positions, the recommendation, and the command that writes it."""
+    chosen = found.candidates
+    yield f"{chosen.source.name}: {chosen.original} to {chosen.length} tokens, perplexity per token by position\n"
+    heads = [f"{first}-{last - 1}" for first, last in pairwise(chosen.edges)]
+    shown = table("method", *heads)
+    for name, cells in found.perplexities.items():
+        words = ["not finite" if cell.value is None else f"{cell.value:.4g}" for cell in cells]
+        shown.add_row(
+            name, *(f"*{word}" if best == name else word for word, best in zip(words, found.best, strict=True))
+        )
+    yield shown
+    yield (
+        f"\n*: lowest of its column. {found.text}: {found.windows} windows of {chosen.length} tokens, the same for all. "
+        f"The trained length is {chosen.original}."
+    )
+    if "dynamic" in found.profiles:
+        yield f"dynamic: as a text of {chosen.length} tokens is read; up to {chosen.original} tokens it is unchanged."
+    yield from (f"{name}: {reason}" for name, reason in chosen.configs.items() if isinstance(reason, str))
+    yield found.recommendation
+    if found.command is not None:
+        yield f"Nothing was written; this writes the best of those that change the model:\n{found.command}"
+
+
+def comparison_json(found: Comparison) -> dict[str, Any]:
+    """A comparison for machines."""
+    chosen = found.candidates
+    buckets = [{"position_from": first, "position_to": last} for first, last in pairwise(chosen.edges)]
+    rows = []
+    for name in (UNCHANGED, *chosen.configs):
+        cells = found.perplexities.get(name, ())
+        losses = [
+            {**bucket, "perplexity": cell.value, "low": cell.low, "high": cell.high, "tokens": tokens}
+            for bucket, cell, tokens in zip(buckets, cells, found.sizes, strict=bool(cells))
+        ]
+        rows.append({"method": name, "reason": chosen.configs.get(name) if not cells else None, "losses": losses})
+    best = next(iter(found.beyond), None)
+    return {
+        "model": chosen.source.name,
+        "original_length": chosen.original,
+        "length": chosen.length,
+        "text": found.text,
+        "windows": found.windows,
+        "tokens": sum(found.sizes),
+        "rows": rows,
+        "best": [{**bucket, "method": name} for bucket, name in zip(buckets, found.best, strict=True)],
+        "recommended": None if found.undecided else best,
+        "undecided": found.undecided,
+        "against_best": {name: ratio._asdict() for name, ratio in found.against_best.items()},
+        "recommendation": found.recommendation,
+        "command": found.command,
+    }
 
 
 def as_json(

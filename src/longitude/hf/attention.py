@@ -20,7 +20,6 @@ from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import StockMask, dense_mask, sliced, with_packed
 
 REFUSED = {
-    "softcap": "it caps the scores",
     "position_bias": "it adds to the scores",
     "sinks": "each query has sinks of its own",
     "head_mask": "it mutes heads",
@@ -44,6 +43,7 @@ def stock_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of transformers' interface.
@@ -58,6 +58,7 @@ def stock_attention(
         scaling: factor of the scores; default: D**-0.5.
         sliding_window: number of keys visible to a query, itself included.
         s_aux: learned sinks, a logit for each head of queries [H].
+        softcap: cap of the products, as in `lg.attend`.
         **kwargs: other arguments of the layer's call.
 
     Returns:
@@ -90,10 +91,10 @@ def stock_attention(
     if s_aux is not None and s_aux.shape != query.shape[1:2]:
         raise UsageError("s_aux", f"a logit for each head of queries, [{query.shape[1]}]", list(s_aux.shape))
     if call is None:
-        options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights, "sinks": s_aux}
-        out, weights = run_parts(requests(query, key, value, **options))
+        options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights}
+        out, weights = run_parts(requests(query, key, value, **options, sinks=s_aux, softcap=softcap))
     else:
-        out, weights = call.attend(query, key, value, mask, scaling, dropout, weights, s_aux)
+        out, weights = call.attend(query, key, value, mask, scaling, dropout, weights, s_aux, softcap)
     return out.transpose(1, 2).contiguous(), weights
 
 

@@ -76,10 +76,11 @@ class LayerCall:
         dropout: float,
         weights: bool,
         sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from projected q [B, H, L, D] to all k, v [B, Hkv, Lk, D]: [B, H, L, D], and the weights if requested.
 
-        sinks: sinks of the model, logits [H].
+        sinks: sinks of the model, logits [H]. softcap: cap of its products.
         """
         dtype, head_dim = q.dtype, q.shape[3]
         if self.tables is not None:
@@ -106,6 +107,7 @@ class LayerCall:
             weights,
             sinks=sinks,
             transformed_by=q.shape[3] // head_dim,
+            softcap=softcap,
         )
         if self.encoding.stable_keys:
             out, weights_ = run(r)

@@ -90,7 +90,7 @@ def _blocks(
     if count <= length:
         raise ValueError(
             f"the text ({source}) is {count} tokens long by this tokenizer, and the longest length needs {length + 1}: "
-            f"{length} and the one after them; give a longer --text or shorter --lengths"
+            f"{length} and the one after them; give a longer --text or a shorter length"
         )
     ids, sizes = (torch.cat(each) for each in zip(*found, strict=True))
     whole = count // (length + 1)

@@ -13,7 +13,7 @@ from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.layers.cross import CrossAttention
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.state_mixer import document_flags
-from longitude.models.configuration import LongitudeConfig
+from longitude.models.configuration import GATED, LongitudeConfig
 from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 
@@ -28,7 +28,7 @@ def norm(config: LongitudeConfig) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """down(silu(gate x) * up x) for "swiglu" (Shazeer 2020), down(act(up x)) otherwise.
+    """down(silu(gate x) * up x) for "swiglu" (Shazeer 2020), gelu_tanh for silu in "geglu_tanh", down(act(up x)) otherwise.
 
     act: "relu", "gelu" (x Phi(x)) or "gelu_tanh" (its approximation). Biases if config.mlp_bias.
     """
@@ -38,14 +38,14 @@ class MLP(nn.Module):
         dim, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         assert wide is not None
         self.act = config.hidden_act
-        self.gate = nn.Linear(dim, wide, bias=bias) if self.act == "swiglu" else None
+        self.gate = nn.Linear(dim, wide, bias=bias) if self.act in GATED else None
         self.up = nn.Linear(dim, wide, bias=bias)
         self.down = nn.Linear(wide, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate, self.up(x)
         if gate is not None:
-            return self.down(F.silu(gate(x)) * up)
+            return self.down((F.silu(gate(x)) if self.act == "swiglu" else F.gelu(gate(x), approximate="tanh")) * up)
         if self.act == "relu":
             return self.down(F.relu(up))
         return self.down(F.gelu(up, approximate="tanh" if self.act == "gelu_tanh" else "none"))
@@ -54,12 +54,12 @@ class MLP(nn.Module):
 class Block(GradientCheckpointingLayer):
     """Mixer, cross-attention (if any) and MLP (if any), each with a norm and a residual sum.
 
-    x + f(norm(x)) with norms before, norm(x + f(x)) with norms after (Vaswani et al. 2017).
+    x + f(norm(x)) with norms before, norm(x + f(x)) with norms after (Vaswani et al. 2017), x + norm(f(norm(x))) with both.
     """
 
     def __init__(self, config: LongitudeConfig, mixer: dict[str, Any], cross: bool = False):
         super().__init__()
-        self.before = config.norm_position == "pre"
+        self.before = config.norm_position != "post"
         self.dropout = config.hidden_dropout
         self.mixer_norm = norm(config)
         self.mixer = config.build_mixer(mixer)
@@ -80,6 +80,10 @@ class Block(GradientCheckpointingLayer):
             self.mlp_norm = norm(config)
             width = config.hidden_size, config.intermediate_size
             self.mlp = RWKVChannelMix(*width) if config.mlp == "rwkv" else MLP(config)
+        self.after = None
+        if config.norm_position == "both":
+            parts = [name for name in ("mixer_norm", "cross_norm", "mlp_norm") if getattr(self, name) is not None]
+            self.after = nn.ModuleDict({name: norm(config) for name in parts})
 
     def forward(
         self,
@@ -125,5 +129,6 @@ class Block(GradientCheckpointingLayer):
 
     def added(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
         """The residual sum, normalised where norms stand after it."""
+        y = y if self.after is None else self.after[norm](y)
         x = x + (F.dropout(y, self.dropout) if self.training and self.dropout else y)
         return x if self.before else getattr(self, norm)(x)

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
+from longitude.attention.short_conv import conv_places
 from longitude.attention.state_mixer import StateMixer
 from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
 from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
@@ -24,14 +25,18 @@ from longitude.registry import options_of
 Spec = str | dict[str, Any] | list[Any]
 """An encoding: a name, a label, {"name": name, **options}, or a list of them, composed."""
 
-Activation = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["swiglu", "geglu_tanh", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
-NormPosition = Literal["pre", "post"]
+NormPosition = Literal["pre", "post", "both"]
 MLPKind = Literal["dense", "rwkv", "none"]
 SHARED = {
     "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
+    "qk_norm": "qk_norm", "qk_norm_eps": "rms_norm_eps", "output_gate": "output_gate", "softcap": "score_softcap",
+    "short_conv": "short_conv",
 }  # fmt: skip
 """Mixer options, with the config key that sets each for all layers, unless the mixer's spec sets it."""
+GATED = ("swiglu", "geglu_tanh")
+"""Activations of MLPs with a gate."""
 DEFAULTS = {"encoding": "auto", "encodings": None, "mixer": "attention", "mixers": None}
 """Config keys that a label may set, with their defaults."""
 
@@ -56,12 +61,13 @@ class LongitudeConfig(PreTrainedConfig):
             Heads of keys and values, which queries share in groups. Must divide `num_attention_heads`, its default.
         intermediate_size (`int`, *optional*):
             Inner width of the MLP. Defaults to 8/3 `hidden_size`, rounded up to a multiple of 8, for "swiglu", and to
-            4 `hidden_size` for the others. None where there is no MLP.
+            4 `hidden_size` for the others. None where there is no MLP. "geglu_tanh" has the default of "swiglu".
         mlp (`str`, *optional*, defaults to `"dense"`):
             The part after the mixer in each block: "dense", an MLP with `hidden_act`; "rwkv", `RWKVChannelMix`, which also
             reads the previous token and needs mixers with a state; "none", as in Mamba.
         hidden_act (`str`, *optional*, defaults to `"swiglu"`):
-            Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu".
+            Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu"; "geglu_tanh" is gated as
+            "swiglu" is, with "gelu_tanh".
         max_position_embeddings (`int` or `None`, *optional*, defaults to 2048):
             The length in tokens that encodings with a table must hold, and the trained length for `longitude measure`. None
             where it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
@@ -86,7 +92,8 @@ class LongitudeConfig(PreTrainedConfig):
         norm (`str`, *optional*, defaults to `"rmsnorm"`):
             "rmsnorm" or "layernorm".
         norm_position (`str`, *optional*, defaults to `"pre"`):
-            "pre": a norm before each part of a block, and one more at the end; "post": after each residual sum.
+            "pre": a norm before each part of a block, and one more at the end; "post": after each residual sum; "both": as
+            "pre", and one more of what each part adds, as in Gemma 3.
         rms_norm_eps (`float`, *optional*, defaults to 1e-06):
             Added to the mean square in "rmsnorm".
         layer_norm_eps (`float`, *optional*, defaults to 1e-05):
@@ -110,6 +117,14 @@ class LongitudeConfig(PreTrainedConfig):
             Queries times keys are multiplied by it. Defaults to head_dim**-0.5; T5 itself uses 1.
         attention_backend (`str`, *optional*, defaults to `"auto"`):
             The backend of attention, as in `lg.attend`.
+        qk_norm (`bool`, *optional*, defaults to `False`):
+            Whether self-attention normalizes each head of queries and keys, before the rotation, as in Qwen3.
+        output_gate (`bool`, *optional*, defaults to `False`):
+            Whether the output of self-attention is multiplied by sigmoid(W x) before its projection, as in Qwen3-Next.
+        score_softcap (`float`, *optional*):
+            The c of c tanh(scale q.k / c), the capped products of self-attention, as in Gemma 2.
+        short_conv (`list[str]` or `str`, *optional*):
+            Short causal convolutions of self-attention: "input", "qkv" or "kv", and "output". Not for encoders.
         use_cache (`bool`, *optional*, defaults to `True`):
             Whether the model returns a cache outside of training.
         pad_token_id (`int`, *optional*):
@@ -156,6 +171,10 @@ class LongitudeConfig(PreTrainedConfig):
     embedding_norm: bool = False
     attention_scale: float | None = None
     attention_backend: str = "auto"
+    qk_norm: bool = False
+    output_gate: bool = False
+    score_softcap: float | None = None
+    short_conv: list | tuple | str | None = None
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -175,7 +194,10 @@ class LongitudeConfig(PreTrainedConfig):
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
             "max_position_embeddings", "intermediate_size", "num_encoder_layers",
         ))  # fmt: skip
-        check_positive("LongitudeConfig", **self._given("rms_norm_eps", "layer_norm_eps", "initializer_range"))
+        check_positive(
+            "LongitudeConfig", **self._given("rms_norm_eps", "layer_norm_eps", "initializer_range", "score_softcap")
+        )
+        self.short_conv = [*conv_places(() if self.short_conv is None else self.short_conv)]
         for name, number in self._given("hidden_dropout", "attention_dropout").items():
             if not 0 <= number < 1:
                 raise UsageError(name, f"0 <= {name} < 1", number)
@@ -199,13 +221,15 @@ class LongitudeConfig(PreTrainedConfig):
             raise UsageError("mlp_bias", f"False with mlp={self.mlp!r}, which has no biases", "True")
         if self.intermediate_size is None and self.mlp != "none":
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8
-            swiglu = self.mlp == "dense" and self.hidden_act == "swiglu"
-            self.intermediate_size = gated if swiglu else 4 * self.hidden_size
+            glu = self.mlp == "dense" and self.hidden_act in GATED
+            self.intermediate_size = gated if glu else 4 * self.hidden_size
         if self.embedding_scale is None:
             self.embedding_scale = math.sqrt(self.hidden_size)
         self.mixer, self.mixers = self._one_or_each(
             "mixer", "mixers", "attention", lambda spec, _: self.resolve_mixer(spec)
         )
+        for option in ("qk_norm", "output_gate", "score_softcap", "short_conv"):
+            self._require_taken(option)
         if self.mlp == "rwkv":
             for spec in self.layer_mixers():
                 if not issubclass(mixer_class(spec), StateMixer):
@@ -243,6 +267,14 @@ class LongitudeConfig(PreTrainedConfig):
             if getattr(self, option) != DEFAULTS[option]:
                 raise UsageError(option, f"none with {name}={text!r}, which sets it", repr(getattr(self, option)))
             setattr(self, option, value)
+
+    def _require_taken(self, key: str) -> None:
+        """UsageError where a config key is set and no layer's mixer has its option."""
+        (option,) = (option for option, name in SHARED.items() if name == key)
+        names = dict.fromkeys(spec["name"] for spec in self.layer_mixers())
+        if getattr(self, key) and not any(option in options_of(MIXERS[name]) for name in names):
+            able = ", ".join(name for name, kind in MIXERS.items() if option in options_of(kind))
+            raise UsageError(key, f"a layer with one of the mixers {able}", ", ".join(names))
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -158,7 +158,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
         # transformers reads this attribute when it loads a model in 16 bits.
         self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
-        self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.norm = norm(config) if config.norm_position != "post" else nn.Identity()
         self.embedding_scale, self.hidden_dropout = config.embedding_scale, config.hidden_dropout
         self.gradient_checkpointing = False
 
@@ -423,7 +423,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     @property
     def forgets(self) -> bool:
         """Whether a cache of it drops or merges tokens, or an encoding carries a state, so that generate() cannot crop."""
-        return any(mixer.growth != "O(N)" for mixer in self.mixers) or any(
+        return any(mixer.growth != "O(N)" or mixer.carries for mixer in self.mixers) or any(
             own.carries for own in self.encoding_of_layer
         )
 

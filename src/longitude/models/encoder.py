@@ -27,6 +27,8 @@ def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
     ValueError for a mixer that is causal.
     """
     for spec in config.layer_mixers():
+        if places := config.mixer_options(spec).get("short_conv"):
+            raise UsageError("short_conv", "none in an encoder, which attends to both sides", repr(places))
         if not mixer_class(spec).bidirectional:
             able = sorted(name for name, kind in MIXERS.items() if kind.bidirectional)
             raise ValueError(

@@ -24,7 +24,7 @@ ENCODINGS.aliases["nope"] = "none"  # as papers call it
 
 @register("none")
 class NoPosition(Encoding):
-    """No position at all: order is known from the causal mask alone.
+    """NoPE, no position at all: order is known from the causal mask alone.
 
     Without a mask such a transformer is permutation-equivariant: its input is a bag of tokens.
 
@@ -56,7 +56,7 @@ class AtInput(Encoding):
 
 @register("sinusoidal")
 class Sinusoidal(AtInput):
-    """Sinusoidal codes at the input: x_p + PE(p), PE(p, 2i) = sin(p w_i), PE(p, 2i+1) = cos(p w_i), w_i = base^(-2i/dim).
+    """Sines and cosines of the position: x_p + PE(p), PE(p, 2i) = sin(p w_i), PE(p, 2i+1) = cos(p w_i), w_i = base^(-2i/dim).
 
     The dot product of two codes is sum_i cos((p - q) w_i): a function of the offset alone, although the sum x + PE is not.
     The paper multiplies the token embedding by sqrt(dim) first; models do, this does not.
@@ -117,7 +117,7 @@ class Sinusoidal(AtInput):
 
 @register("learned")
 class Learned(AtInput):
-    """A learned row per position at the input: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
+    """A learned row per position: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
 
     The property max_length is the number of positions that exist: M, `length` where interpolated, None where clamped. A model
     that truncates cannot generate past M. P starts as N(0, 0.02^2).

@@ -62,7 +62,7 @@ def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> 
 
 @register("alibi")
 class ALiBi(Encoding):
-    """A bias that falls linearly with the distance: score_h(i, j) += -m_h |i - j|, each head at its own slope.
+    """ALiBi, a bias linear in the distance: score_h(i, j) += -m_h |i - j|, each head at its own slope.
 
     The bias is added after the 1/sqrt(head_dim) scaling and is not a mask: the future needs one.
 
@@ -208,19 +208,19 @@ def _within(x: Tensor, low: float, high: float | None = None) -> Tensor:
 
 @register("kerple_log")
 def kerple_log(num_heads: int, shared: bool = True) -> Kerple:
-    """Kerple of kind "log": score_h(i, j) += -p_h ln(1 + a_h |i - j|), with a, p > 0 learned."""
+    """Kerple, a learned logarithmic bias: score_h(i, j) += -p_h ln(1 + a_h |i - j|), with a, p > 0 learned."""
     return Kerple(num_heads, "log", shared)
 
 
 @register("kerple_power")
 def kerple_power(num_heads: int, shared: bool = True) -> Kerple:
-    """Kerple of kind "power": score_h(i, j) += -a_h |i - j|^p_h, with a > 0, 0 < p <= 2 learned."""
+    """Kerple, a learned power-law bias: score_h(i, j) += -a_h |i - j|^p_h, with a > 0, 0 < p <= 2 learned."""
     return Kerple(num_heads, "power", shared)
 
 
 @register("sandwich")
 class Sandwich(Encoding):
-    """Cosines of the distance: score_h(i, j) += (sum_k cos((i - j) / 10000^(2k/dim)) - dim/2) / (8h/H), k = 1 .. dim/2.
+    """Sandwich, cosines of the distance: score_h(i, j) += (sum_k cos((i - j) / 10000^(2k/dim)) - dim/2) / (8h/H), k = 1 .. dim/2.
 
     The dot product of two sinusoidal codes, moved to 0 at offset 0 and divided by a ratio of head h = 1 .. H: the first head is
     biased the most. It falls about as a logarithm of the distance does, though not monotonically. Nothing is learned.
@@ -270,7 +270,7 @@ class CosineBias(FixedBias):
 
 @register("fire")
 class Fire(Encoding):
-    """FIRE: score_h(i, j) += mlp(psi(i - j) / (psi(max(i, L)) + eps))_h, psi(x) = ln(|c x| + 1).
+    """FIRE, a learned function of the offset: score_h(i, j) += mlp(psi(i - j) / (psi(max(i, L)) + eps))_h, psi(x) = ln(|cx| + 1).
 
     The argument of the mlp stays in [0, 1] at any length (progressive interpolation). For i below the threshold L the
     denominator is constant. Beyond it the offset is divided by a function of the query's position, which must therefore be

@@ -29,7 +29,7 @@ def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bi
 
 @register("t5")
 class T5Bias(Encoding):
-    """A learned number per head and bucket of offsets: score_h(i, j) += table[bucket(i - j), h].
+    """T5 bias, a number per bucket of offsets: score_h(i, j) += table[bucket(i - j), h].
 
     T5 itself leaves out the 1/sqrt(head_dim) scaling: its models use scale=1. table [num_buckets, num_heads] starts as
     N(0, 0.02^2).
@@ -88,7 +88,7 @@ class T5Bias(Encoding):
 
 @register("clipped")
 class ClippedBias(Encoding):
-    """A learned number per head and offset, clipped at D: score_h(i, j) += table[h, clamp(i - j, -D, D) + D].
+    """A learned bias per offset, clipped at D: score_h(i, j) += table[h, clamp(i - j, -D, D) + D].
 
     table [num_heads, 2 max_distance + 1] starts at zero; column 0 belongs to the far future, the last to the far past.
 

@@ -36,6 +36,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "softmax_factor": math.prod,
     "carries": any,
     "passing_columns": lambda columns: frozenset().union(*columns),
+    "query_columns": lambda columns: frozenset().union(*columns),
     "source": lambda sources: "; ".join(dict.fromkeys(source for source in sources if source)) or None,
 }
 """The declared properties, and how those of several encodings make one."""
@@ -56,6 +57,7 @@ class Composed(Encoding):
     reads_ids = False  # type: ignore[assignment]
     carries: bool
     passing_columns: frozenset[str]
+    query_columns: frozenset[str]
     widens: int
     softmax_factor: float
 

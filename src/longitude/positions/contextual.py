@@ -12,7 +12,7 @@ from longitude.errors import UsageError, check_flags, check_positive, check_size
 from longitude.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import wide
+from longitude.positions.coordinates import require_width, wide
 from longitude.positions.counted import Counted
 
 
@@ -97,7 +97,7 @@ class FoX(Encoding):
             self.forget.bias.copy_(-(1 / times).expm1().log())
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        _require_width("FoX", x, self.forget.in_features)
+        require_width("FoX", x, self.forget.in_features)
         log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
         log_f = log_f.transpose(1, 2).to(wide(x.device))
         if documents is None:
@@ -141,7 +141,7 @@ def sum_by_doubling(x: Tensor, documents: Tensor | None = None) -> Tensor:
 
 @register("path")
 class PaTH(Encoding):
-    """PaTH, positions from accumulated reflections: q_i . H_i ... H_(j+1) k_j instead of q_i . k_j, H_t = I - b_t w_t w_t'.
+    """PaTH, accumulated reflections: q_i . H_i ... H_(j+1) k_j instead of q_i . k_j, H_t = I - b_t w_t w_t'.
 
     w = l2norm(silu(conv(up(down(x))))) per key head, l2norm(y) = y / sqrt(|y|^2 + 1e-6) as in the authors' code. The depthwise
     convolution is causal; its last weight multiplies the token itself. b = 2 sigmoid(.) in (0, 2): 0 leaves a key unchanged,
@@ -196,7 +196,7 @@ class PaTH(Encoding):
         nn.init.uniform_(self.taps, -(self.kernel**-0.5), self.kernel**-0.5)
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        _require_width("PaTH", x, self.dim)
+        require_width("PaTH", x, self.dim)
         wider = torch.promote_types(x.dtype, torch.float32)
         if documents is None:
             documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -231,7 +231,7 @@ def path_fox(
     chunk_size: int = 128,
     scale_gate: bool = True,
 ) -> Composed:
-    """PaTH-FoX, PaTH's reflections and FoX's forget gate: scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j).
+    """PaTH with FoX's forget gate: scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j).
 
     Args:
         dim: as of PaTH, like the others below it.
@@ -248,8 +248,3 @@ def path_fox(
     """
     path = PaTH(dim, num_heads, head_dim, num_kv_heads, rank, kernel, chunk_size)
     return Composed([path, FoX(dim, num_heads, scale_gate)])
-
-
-def _require_width(who: str, x: Tensor, dim: int) -> None:
-    if x.dim() != 3 or x.shape[-1] != dim:
-        raise UsageError(who, f"tokens x [B, L, {dim}]", list(x.shape))

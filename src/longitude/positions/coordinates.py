@@ -121,3 +121,9 @@ def as_int(positions: Positions) -> Positions:
     first = int(positions.flatten()[0])
     counted = positions == torch.arange(first, first + positions.shape[-1])
     return first if bool(counted.all()) else positions
+
+
+def require_width(who: str, x: Tensor, dim: int) -> None:
+    """UsageError unless they are the tokens [B, L, dim] that an encoding reads."""
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise UsageError(who, f"tokens x [B, L, {dim}]", list(x.shape))

@@ -20,7 +20,7 @@ Zero = Literal["paper", "code"]
 
 @register("fope")
 class FoPE(Encoding):
-    """FoPE, Fourier position embedding: cos and sin of each pair are Fourier series of frequencies seen within max_length.
+    """FoPE, a Fourier series for each pair: cos and sin of each pair are Fourier series of frequencies seen within max_length.
 
         (x, y) -> (x c_m - y s_m, x s_m + y c_m),    c_m(p) = sum_j C_jm cos(p w_j),    s_m(p) = sum_j S_jm sin(p w_j)
 

@@ -24,7 +24,9 @@ class ReadsContent(Protocol):
     carries: bool = False
     """Whether its context passes a state from token to token, so that a cache cannot be cropped."""
     passing_columns: frozenset[str] = frozenset()
-    """Names of columns needed only for new tokens: a cache does not keep them."""
+    """Names of columns needed only for new tokens: a cache does not keep them, and rewrites its keys by them."""
+    query_columns: frozenset[str] = frozenset()
+    """Names of columns that only a token's own query reads: a cache does not keep them."""
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         """Compute the columns of the next tokens of a sequence from their content.

@@ -67,7 +67,7 @@ class Places(AtInput):
 
 @register("abacus")
 class Abacus(Places):
-    """Abacus: a digit's place in its own number, counted from the first digit written, selects a learned row.
+    """Abacus, a digit's place in its number: the place, counted from the first digit written, selects a learned row.
 
     Numbers are written from the least digit on, so that digits of equal significance share a row. All tokens but digits are at
     place 0. It says nothing of which number a digit is in: compose it with another encoding, or with the causal mask alone. The
@@ -94,7 +94,7 @@ class Abacus(Places):
 
 @register("coupled")
 class Coupled(Places):
-    """Position coupling: digits of equal significance, in operands and answer, share a learned embedding.
+    """Position coupling by significance: digits of equal significance, in operands and answer, share a learned embedding.
 
     Numbers are written least significant digit first. + and = share the row before the row of the least digits; all other
     tokens have place 0.

@@ -16,7 +16,7 @@ from longitude.positions.rotation import RotaryTable
 
 @register("pope")
 class PoPE(Encoding):
-    """PoPE, polar coordinates: a token's content sets magnitudes, its position sets angles, independently.
+    """PoPE, RoPE in polar coordinates: a token's content sets magnitudes, its position sets angles, independently.
 
         score(i, j) = scale sum_{c<d} softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - b_hc),    theta_c = base^(-c/d)
 

@@ -1,15 +1,16 @@
 """Position as a vector per offset, read through the query."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from longitude.derivatives import readable
-from longitude.errors import UsageError, check_flags, check_sizes
+from longitude.errors import UsageError, check_flags, check_positive, check_sizes
 from longitude.linear import WideLinear
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register
-from longitude.positions.coordinates import wide
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Temperature, Term, register
+from longitude.positions.coordinates import require_width, wide
 
 
 @register("shaw")
@@ -57,7 +58,7 @@ class Shaw(Encoding):
 
 @register("transformer_xl")
 class TransformerXL(Encoding):
-    """Sinusoids of the offset through the query: score(i, j) = scale [(q_i + u) . k_j + (q_i + v) . W R(i - j)].
+    """Transformer-XL, sinusoids of the offset: score(i, j) = scale [(q_i + u) . k_j + (q_i + v) . W R(i - j)].
 
     R(d) = [sin(d f) | cos(d f)], f_k = 10000^(-2k/dim), k = 0 .. dim/2 - 1. Learned: u and v [num_heads, head_dim], N(0, 0.02^2)
     at first, and W = project, from dim to head_dim for each head, without bias. Keys in the future have negative offsets (XLNet).
@@ -125,3 +126,77 @@ class TransformerXL(Encoding):
             return vectors(torch.arange(low, high + 1, device=offset.device))[:, offset - low]
 
         return (OffsetVectors(at, shift=(self.v.to(dtype) - self.u.to(dtype))[:, None], reach=self.clamp_length),)
+
+
+@register("inkling")
+class Inkling(Encoding):
+    """Inkling's relative bias: score_h(i, j) += r_ih . P[:, i - j] for 0 <= i - j < extent, and nothing beyond; r_i = W_r x_i.
+
+    Use it if tokens should decide which distances they look at, without any rotation. Each token mixes d_rel learned profiles
+    over the distance, P [d_rel, extent], shared by heads; the bias is not scaled. The model has it with QK-norm and a scale of
+    1 / head_dim, an extent of 1024 in full layers and of the window in others. Offsets follow positions; the model counts
+    tokens in its cache, which is the same where positions count up.
+
+    With log_scaling_n_floor = N, queries and bias are also multiplied by 1 + log_scaling_alpha ln max((i + 1) / N, 1), as in
+    full layers. These two options are named as in its config.
+
+    Args:
+        dim: width of the tokens.
+        num_heads: heads of queries.
+        d_rel: number of profiles.
+        extent: distances with a bias.
+        log_scaling_n_floor: positions up to which nothing is multiplied; None: nothing is at all.
+        log_scaling_alpha: rate of the multiplication.
+
+    Source:
+        Thinking Machines Lab 2026, https://huggingface.co/thinkingmachines/Inkling; transformers' InklingAttention.
+    """
+
+    source = "Thinking Machines Lab 2026, https://huggingface.co/thinkingmachines/Inkling"
+    learned = True
+    score_tables = ("profiles",)
+    query_columns = frozenset({"mix"})
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        d_rel: int = 16,
+        extent: int = 1024,
+        log_scaling_n_floor: int | None = None,
+        log_scaling_alpha: float = 0.1,
+    ):
+        super().__init__()
+        check_sizes("Inkling", dim=dim, num_heads=num_heads, d_rel=d_rel, extent=extent)
+        check_positive("Inkling", log_scaling_alpha=log_scaling_alpha)
+        if log_scaling_n_floor is not None:
+            check_sizes("Inkling", log_scaling_n_floor=log_scaling_n_floor)
+        self.dim, self.num_heads, self.d_rel, self.extent = dim, num_heads, d_rel, extent
+        self.log_scaling_n_floor, self.log_scaling_alpha = log_scaling_n_floor, log_scaling_alpha
+        self.relative = log_scaling_n_floor is None
+        self.project = nn.Linear(dim, num_heads * d_rel, bias=False)
+        self.profiles = nn.Parameter(torch.empty(d_rel, extent))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.profiles, std=0.02)
+
+    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        require_width("Inkling", x, self.dim)
+        return {"mix": self.project(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)}, None
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(offset: Tensor) -> Tensor:
+            outside = (offset < 0) | (offset >= self.extent)
+            return self.profiles.T[offset.clamp(0, self.extent - 1)].masked_fill(outside[..., None], 0.0)
+
+        vectors = OffsetVectors(at, reach=self.extent, mix=context["mix"])
+        floor = self.log_scaling_n_floor
+        if floor is None:
+            return (vectors,)
+
+        def factor(positions: Tensor) -> Tensor:
+            count = positions.to(wide(positions.device)) + 1
+            return 1 + self.log_scaling_alpha * (count / floor).clamp(min=1).log()
+
+        return vectors, Temperature(factor, "positions")

@@ -82,7 +82,7 @@ def _exact(positions: Tensor) -> Tensor:
 
 @register("rerope")
 class ReRoPE(Remapped):
-    """ReRoPE: RoPE with offsets clipped to the window, m(o) = min(o, window).
+    """ReRoPE, offsets clipped to a window: RoPE at m(o) = min(o, window).
 
     A pair at least `window` apart is rotated by `window`: the query as if at position `window`, the key as at 0. No offset then
     exceeds those of training. The authors also multiply queries by max(1, ln(i + 1) / ln N): compose log_n for that.
@@ -126,7 +126,7 @@ class ReRoPE(Remapped):
 
 @register("leaky_rerope")
 class LeakyReRoPE(Remapped):
-    """Leaky ReRoPE: RoPE with offsets that grow more slowly from the window on.
+    """Leaky ReRoPE, RoPE slowed past a window: offsets grow more slowly from the window on.
 
         m(o) = o  if  o < window,    window + (o - window) / slowdown  beyond
 
@@ -173,7 +173,7 @@ class LeakyReRoPE(Remapped):
 
 @register("self_extend")
 class SelfExtend(Remapped):
-    """Self-Extend: RoPE at exact offsets within the window, and between groups of positions beyond it.
+    """Self-Extend, RoPE with grouped offsets: RoPE at exact offsets within the window, and between groups of positions beyond it.
 
         m(i, j) = i - j  where  i - j < window,    floor(i / group) - floor(j / group) + window - floor(window / group)  beyond
 

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_flags, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
@@ -27,7 +27,7 @@ _FREQUENCIES: WeakKeyDictionary[Rotary, tuple[tuple, tuple[Tensor, float]]] = We
 
 @register("rope")
 class Rotary(Encoding):
-    """RoPE: pair k of a query or key at position p is rotated by the angle p theta_k, theta_k = base^(-2k/rotary_dim).
+    """RoPE, rotation by the position: pair k at position p is rotated by the angle p theta_k, theta_k = base^(-2k/rotary_dim).
 
         (x, y) -> (x cos - y sin, x sin + y cos)
 
@@ -45,6 +45,8 @@ class Rotary(Encoding):
         proportion: p-RoPE: only this part of the pairs rotates, the fastest; the others have theta = 0.
         angle_dtype: "float64" makes angles in float64 where the device has it; "float32" repeats the rounding of most ports,
             without scaling to the bit.
+        learned_frequencies: each pair has theta_k e^alpha_k, after any scaling; alpha, learned by each layer, starts at 0
+            (Mistral Large 4). Use it if the trained length should decide the frequencies.
 
     Raises:
         ValueError: an odd or too large rotary_dim, an unknown layout, positions that are negative or no integers.
@@ -70,14 +72,22 @@ class Rotary(Encoding):
         scaling: Any = None,
         proportion: float = 1.0,
         angle_dtype: AngleDtype = "float64",
+        learned_frequencies: bool = False,
     ):
         super().__init__()
         check_layout(self.registered_name, layout)
         check_choice(self.registered_name, AngleDtype, angle_dtype=angle_dtype)
+        check_flags(self.registered_name, learned_frequencies=learned_frequencies)
         self.head_dim, self.layout, self.base, self.angle_dtype = head_dim, layout, base, angle_dtype
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.scaling, self.proportion = from_dict(scaling), proportion
-        self.softmax_factor = self.frequencies().softmax_factor  # validates, too
+        self.learned_frequencies, self.alpha = learned_frequencies, None
+        found = self.frequencies()  # validates, too
+        self.softmax_factor = found.softmax_factor
+        if learned_frequencies:
+            self.learned, self.shared = True, False
+            self.alpha = nn.Parameter(torch.empty(len(found.inverse)))
+            self.reset_parameters()
         self.stable_keys = self.relative = self.length_at(0, 0) is None
 
     @classmethod
@@ -86,12 +96,21 @@ class Rotary(Encoding):
             return options
         return {**options, "scaling": scheme.as_dict()} if options["scaling"] is None else None
 
+    def reset_parameters(self) -> None:
+        if self.alpha is not None:
+            nn.init.zeros_(self.alpha)
+
     def length_at(self, query: Any, newest: Any) -> Any:
         return None if self.scaling is None else self.scaling.length_at(query, newest)
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         """Theta of each pair, and the two factors."""
-        return self._frequencies_of(self.rotary_dim, length, device)
+        return self._as_learned(self._frequencies_of(self.rotary_dim, length, device))
+
+    def _as_learned(self, found: Frequencies) -> Frequencies:
+        if self.alpha is None:
+            return found
+        return found._replace(inverse=found.inverse * self.alpha.to(found.inverse).exp())
 
     def _frequencies_of(self, dim: int, length: int | None, device: torch.device | None) -> Frequencies:
         """Frequencies of the rotary pairs of `dim` dimensions."""
@@ -127,7 +146,8 @@ class Rotary(Encoding):
     def _theta(self, length: int | None, device: torch.device, exact: torch.dtype) -> tuple[Tensor, float]:
         """Theta and the factor of cos and sin; on the CPU made once, where no length changes them: each token pays for them."""
         own = type(self).frequencies is Rotary.frequencies  # others may read what the key does not have
-        plain = own and device.type == "cpu" and length is None and not torch.compiler.is_compiling()
+        plain = own and self.alpha is None and device.type == "cpu" and length is None
+        plain = plain and not torch.compiler.is_compiling()
         if not plain or torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
             theta, factor, _ = self.frequencies(length, device)
             return theta.to(exact), factor
@@ -160,7 +180,7 @@ class Rotary(Encoding):
 
 @register("axial_rope")
 class AxialRotary(Rotary):
-    """RoPE along each coordinate of a grid, with its own equal part of the pairs: angles = [p_1 phi | p_2 phi | ...].
+    """RoPE along each coordinate of a grid: each has an equal part of the pairs, angles = [p_1 phi | p_2 phi | ...].
 
     phi_k = base^(-2k/d), k = 0 .. d/2 - 1, d = head_dim/axes, so that q_i . k_j depends on the offsets along all axes. Positions
     are [L, axes] or [B, L, axes]; [L] or [B, L] mean the same number on every axis.
@@ -171,6 +191,7 @@ class AxialRotary(Rotary):
         axes: coordinates per token.
         base: above 0.
         angle_dtype: as of Rotary.
+        learned_frequencies: as of Rotary, with an alpha for each pair of each axis.
 
     Raises:
         ValueError: a head_dim that 2 axes do not divide, positions of another number of axes.
@@ -183,23 +204,29 @@ class AxialRotary(Rotary):
     registered_name = "axial_rope"
 
     def __init__(
-        self, head_dim: int, layout: Layout, axes: int = 2, base: float = 10_000.0, angle_dtype: AngleDtype = "float64"
+        self,
+        head_dim: int,
+        layout: Layout,
+        axes: int = 2,
+        base: float = 10_000.0,
+        angle_dtype: AngleDtype = "float64",
+        learned_frequencies: bool = False,
     ):
         check_sizes("axial_rope", head_dim=head_dim, axes=axes)
         if head_dim % (2 * axes):
             raise UsageError("axial_rope", f"head_dim to be a multiple of {2 * axes}, 2 per axis", head_dim)
-        super().__init__(head_dim, layout, base, angle_dtype=angle_dtype)
         self.axes = axes
+        super().__init__(head_dim, layout, base, angle_dtype=angle_dtype, learned_frequencies=learned_frequencies)
         self.axis_of_pair = [axis for axis in range(axes) for _ in range(head_dim // axes // 2)]
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         along = self._frequencies_of(self.head_dim // self.axes, length, device)
-        return along._replace(inverse=along.inverse.repeat(self.axes))
+        return self._as_learned(along._replace(inverse=along.inverse.repeat(self.axes)))
 
 
 @register("mrope")
 class MultimodalRotary(Rotary):
-    """M-RoPE: RoPE over three coordinates: pair k is rotated by p_axis(k) theta_k.
+    """M-RoPE, RoPE over three coordinates: pair k is rotated by p_axis(k) theta_k.
 
     theta_k = base^(-2k/rotary_dim); the coordinates are time, height and width. Text has three equal coordinates, [L] or [B, L],
     and is rotated as by rope. `multimodal_positions` computes positions [L, 3] or [B, L, 3] of text with images and videos.
@@ -283,7 +310,7 @@ class RotaryOfXPos(Rotary):
 
 @register("xpos")
 class XPos(Encoding):
-    """xPos: RoPE with scores that decay with distance, by zeta_k^((n - m)/scale_base) for query position n and key position m.
+    """xPos, RoPE that decays with distance: scores decay by zeta_k^((n - m)/scale_base) for query position n and key position m.
 
     zeta_k = (2k/head_dim + gamma)/(1 + gamma), so slow pairs decay more slowly. The factor is a query's zeta^((n -
     c)/scale_base) times a key's zeta^((c - m)/scale_base). Any centre c gives the same products, but factors grow without bound

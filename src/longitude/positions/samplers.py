@@ -30,7 +30,7 @@ class Contiguous:
 
 @dataclass(frozen=True)
 class Randomized:
-    """A random subset of 0 .. max_length-1, sorted; any is as likely as any other; drawn for each row.
+    """A random subset of 0 .. max_length-1, sorted: any is as likely as any other; drawn for each row.
 
     Args:
         max_length: positions to draw from.

@@ -11,7 +11,7 @@ from longitude.positions.base import Columns, Encoding, SinkLogits, Term, regist
 
 @register("sink")
 class LearnedSink(Encoding):
-    """A learned sink: each head has a logit s_h of a key that is not there, so that weights sum to less than 1.
+    """A learned sink per head: each head has a logit s_h of a key that is not there, so that weights sum to less than 1.
 
         out' = out sigmoid(lse - s_h),    lse' = log(e^lse + e^s_h)
 

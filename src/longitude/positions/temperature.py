@@ -14,7 +14,7 @@ from longitude.positions.coordinates import wide
 
 @register("ssmax")
 class SSMax(Encoding):
-    """Scalable softmax: q_i *= s_h ln n_i, n_i = the number of keys that the mask lets query i attend to.
+    """SSMax, scalable softmax: q_i *= s_h ln n_i, n_i = the number of keys that the mask lets query i attend to.
 
     Softmax weights over n keys flatten as n grows; the factor undoes that, at a rate that each head learns. n_i counts keys,
     within windows, documents and behind padding, whatever their positions.
@@ -51,7 +51,7 @@ class SSMax(Encoding):
 
 @register("log_n")
 class LogN(Encoding):
-    """Log-n scaling: q_i *= ln n_i / ln N, n_i = the number of keys that the mask lets query i attend to. Nothing is learned.
+    """Log-n scaling of queries: q_i *= ln n_i / ln N, n_i = the number of keys that query i may attend to. Nothing is learned.
 
     Args:
         trained_length: N, keys at which the factor is 1; None: the factor is ln n_i, as published.
@@ -99,7 +99,7 @@ class _Stepped(Encoding):
 
 @register("llama4_temperature")
 class Llama4Temperature(_Stepped):
-    """Llama 4's temperature: q_i *= 1 + attn_scale ln(1 + floor((i + 1) / floor_scale)), i the position.
+    """Llama 4's temperature of queries: q_i *= 1 + attn_scale ln(1 + floor((i + 1) / floor_scale)), i the position.
 
     The model has it in its layers without rotation only. Options are named as in its config.
 
@@ -124,7 +124,7 @@ class Llama4Temperature(_Stepped):
 
 @register("ministral3_temperature")
 class Ministral3Temperature(_Stepped):
-    """Ministral 3's temperature: q_i *= 1 + beta ln(1 + floor(i / original_max_length)), i the position, in all layers.
+    """Ministral 3's temperature of queries: q_i *= 1 + beta ln(1 + floor(i / original_max_length)), i the position.
 
     Args:
         beta: its rate, llama_4_scaling_beta of the config.
@@ -142,3 +142,76 @@ class Ministral3Temperature(_Stepped):
         check_sizes("Ministral3Temperature", original_max_length=original_max_length)
         self.beta, self.original_max_length = beta, original_max_length
         self.rate, self.step, self.first = beta, original_max_length, 0
+
+
+@register("log_affine")
+class LogAffine(Encoding):
+    """Mistral Large 4's temperature: q_i *= s_h ln(i + 1) + b_h, i the position, s and b learned by each head.
+
+    s starts at 0 and b at 1, so that nothing is multiplied at first. Use it if each head should learn whether its attention
+    sharpens with the position. SSMax has no b and counts visible keys.
+
+    Args:
+        num_heads: heads of queries.
+
+    Source:
+        Mistral AI 2026; transformers' MistralLarge4TextSoftmaxScaling,
+        https://github.com/huggingface/transformers/tree/main/src/transformers/models/mistral_large4
+    """
+
+    source = (
+        "Mistral AI 2026, https://github.com/huggingface/transformers/tree/main/src/transformers/models/mistral_large4"
+    )
+    learned = True
+    relative = False
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        check_sizes("LogAffine", num_heads=num_heads)
+        self.num_heads = num_heads
+        self.rate, self.offset = (nn.Parameter(torch.empty(num_heads)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.rate)
+        nn.init.ones_(self.offset)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(positions: Tensor) -> Tensor:
+            exact = wide(positions.device)
+            rate, offset = (x.to(exact)[:, None] for x in (self.rate, self.offset))
+            return rate * positions.to(exact).log1p() + offset
+
+        return (Temperature(at, "positions", self),)
+
+
+@register("beam_temperature")
+class BeamTemperature(Encoding):
+    """Beam's temperature, a power law: q_i *= (1 + (i + 1) / length)^exponent, i the position. Nothing is learned.
+
+    The model has it in its layers without rotation only.
+
+    Args:
+        length: positions after which the factor is 2^exponent.
+        exponent: its power.
+
+    Source:
+        transformers' compute_attention_scaling of Beam,
+        https://github.com/huggingface/transformers/tree/main/src/transformers/models/beam
+    """
+
+    source = "transformers 2026, https://github.com/huggingface/transformers/tree/main/src/transformers/models/beam"
+    relative = False
+    shared = True
+
+    def __init__(self, length: int = 2048, exponent: float = 0.1):
+        super().__init__()
+        check_sizes("BeamTemperature", length=length)
+        check_positive("BeamTemperature", exponent=exponent)
+        self.length, self.exponent = length, exponent
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(positions: Tensor) -> Tensor:
+            return (1 + (positions.to(wide(positions.device)) + 1) / self.length) ** self.exponent
+
+        return (Temperature(at, "positions"),)

@@ -8,7 +8,17 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-__all__ = ["Drift", "OffsetBias", "OffsetVectors", "PairBias", "RowBias", "SinkLogits", "Temperature", "Transport"]
+__all__ = [
+    "Drift",
+    "OffsetBias",
+    "OffsetVectors",
+    "PairBias",
+    "RowBias",
+    "SinkLogits",
+    "Softcap",
+    "Temperature",
+    "Transport",
+]
 
 
 @dataclass(frozen=True)
@@ -63,12 +73,15 @@ class OffsetVectors:
         values: the same for the output; None: the output stays as it is.
         shift: added to the query, [heads, 1, head_dim] or a number.
         reach: all offsets of `reach` or more have the vectors of `reach`; None: each may have its own.
+        mix: [B, heads, tokens, n], read instead of query and scale: score += mix . keys(offset), keys of width n. A temperature
+            multiplies it as it multiplies the query.
     """
 
     keys: Callable[[Tensor], Tensor]
     values: Callable[[Tensor], Tensor] | None = None
     shift: Tensor | float = 0.0
     reach: int | None = None
+    mix: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,17 @@ class SinkLogits:
     logits: Tensor
 
 
-Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport | Temperature | SinkLogits
-ADDED = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
+@dataclass(frozen=True)
+class Softcap:
+    """A cap of the products: score = cap tanh(scale q . k / cap), before anything else is added and before the mask.
+
+    Args:
+        cap: above 0; no product is above it or below -cap.
+    """
+
+    cap: float
+
+
+Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport | Temperature | SinkLogits | Softcap
+ADDED = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport, Softcap)
 """The terms that backends take; the others are applied around them."""

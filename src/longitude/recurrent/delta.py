@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.not_finite import of_tokens
@@ -20,7 +21,6 @@ from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
 from longitude.recurrent.ops.matrix_state import Result
-from longitude.recurrent.ops.short_conv import convolved
 
 
 def gated_delta_rule(
@@ -171,7 +171,7 @@ def unit(x: Tensor) -> Tensor:
 
 @register_mixer("gated_deltanet")
 class GatedDeltaNet(DeltaMixer):
-    """Gated DeltaNet: the delta rule with a decay for each head.
+    """Gated DeltaNet, a delta rule with decay: the delta rule with a decay for each head.
 
         q, k, v = silu(conv(x W_q, x W_k, x W_v)), q and k of norm 1;   beta = sigmoid(x W_b)
         g = -exp(A_log) softplus(x W_a + dt_bias);   out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * silu(x W_g))
@@ -226,7 +226,7 @@ class GatedDeltaNet(DeltaMixer):
 
 @register_mixer("kda")
 class KimiDeltaAttention(DeltaMixer):
-    """Kimi Delta Attention: the delta rule with a decay for each channel of the keys.
+    """Kimi Delta Attention, decay by channel: the delta rule with a decay for each channel of the keys.
 
         q, k, v, beta as Gated DeltaNet has them;   g = -exp(A_log) softplus(x W_fa W_fb + dt_bias)
         out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * sigmoid(x W_ga W_gb))

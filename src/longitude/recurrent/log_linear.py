@@ -170,7 +170,7 @@ def digits(x: Int[Tensor, ...], bits: int) -> Int[Tensor, ...]:
 
 @register_mixer("log_linear_mamba2")
 class LogLinearMamba2(Mamba2Block):
-    """Mamba-2 with log-linear attention instead of a single state per head.
+    """Log-linear Mamba-2: log-linear attention instead of a single state per head.
 
         z, xBC, dt, dl = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias);   lambda = softplus(L dl)
         y = log_linear(C, B, Delta x, -Delta exp(A_log), lambda) + D x;   out = rmsnorm(y * silu(z)) W_out

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.linear import WideLinear
@@ -18,7 +19,6 @@ from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softp
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
-from longitude.recurrent.ops.short_conv import convolved
 
 
 def selective_scan(
@@ -153,7 +153,7 @@ def _scanned(
 
 @register_mixer("mamba")
 class Mamba(RecurrentMixer):
-    """The block of Mamba, with the parameter names of its checkpoints.
+    """Mamba, a selective state-space model: the block, with the parameter names of its checkpoints.
 
         x, z = x W_in;   x = silu(conv(x));   dt, B, C = x W_x;   Delta = softplus(dt W_dt + b_dt)
         out = (selective_scan(x, Delta, -exp(A_log), B, C) + D x) * silu(z) W_out

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.recurrent.base import ChunkedMixer, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
-from longitude.recurrent.ops.short_conv import convolved
 
 
 def ssd(
@@ -145,7 +145,7 @@ class Mamba2Block(ChunkedMixer):
 
 @register_mixer("mamba2")
 class Mamba2(Mamba2Block, RecurrentMixer):
-    """The block of Mamba-2, with the parameter names of its checkpoints.
+    """Mamba-2, a decay per head: the block, with the parameter names of its checkpoints.
 
         z, xBC, dt = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias)
         y = ssd(Delta x, -Delta exp(A_log), B, C) + D x;   out = rmsnorm(y * silu(z)) W_out

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes, unknown
 from longitude.not_finite import nan_in_its_document
@@ -19,7 +20,6 @@ from longitude.positions.rotation import Angles, rotate_by_formula
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
-from longitude.recurrent.ops.short_conv import previous
 
 
 class Mamba3State(NamedTuple):
@@ -143,7 +143,7 @@ DECAY_ACTIVATIONS = {"softplus": softplus, "heavy_tail": heavy_tail}
 
 @register_mixer("mamba3")
 class Mamba3(RecurrentMixer):
-    """The block of Mamba-3 with one input and one output (SISO).
+    """Mamba-3, a rotating state: the block with one input and one output (SISO).
 
         z, x, B, C, dt, a, s, w = x W_in;   Delta = softplus(dt + dt_bias);   A = -max(f(a), 1e-4)
         B, C = rmsnorm(B) + B_bias, rmsnorm(C) + C_bias;   speed = pi tanh(w)

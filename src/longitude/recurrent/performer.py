@@ -166,7 +166,7 @@ def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: tor
 
 @register_mixer("performer")
 class Performer(RecurrentMixer):
-    """Attention through random features: heads and projections as in MultiHeadAttention, `performer` between them.
+    """Performer, random features: heads and projections as in MultiHeadAttention, `performer` between them.
 
     The features depend only on the seed, are shared by all heads, are never trained, and are not in state_dict. Rotations act
     before the features; encodings that add to scores raise ValueError.

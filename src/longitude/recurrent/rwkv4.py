@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_sizes
@@ -19,7 +20,6 @@ from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices, linear_scan
-from longitude.recurrent.ops.short_conv import previous
 
 FLOOR = -1e38
 """The exponent of an empty sum: finite, so that no difference of two of them is NaN."""
@@ -216,7 +216,7 @@ def _side_by_side(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
 
 @register_mixer("rwkv4")
 class RWKV4(RecurrentMixer):
-    """The time mix of RWKV-4, with the parameter names of its checkpoints.
+    """RWKV-4's time mixing: the layer, with the parameter names of its checkpoints.
 
         r, k, v = W (mu x_t + (1 - mu) x_{t-1}), with separate mu and W for r, k, v;   out = W_o(sigmoid(r) * rwkv4(k, v))
 

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
-from longitude.recurrent.ops.short_conv import previous
 
 
 def rwkv6(
@@ -72,7 +72,7 @@ MIXED = "wkvrg"
 
 @register_mixer("rwkv6")
 class RWKV6(RecurrentMixer):
-    """The time mixing of RWKV-6, as in the authors' code.
+    """RWKV-6's time mixing: as in the authors' code.
 
         d_t = x_{t-1} - x_t
         x_j = x + d * (mu_j + tanh((x + d * mu_x) A_j) B_j)                       j = w, k, v, r, g

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_positive, check_sizes
@@ -21,7 +22,6 @@ from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel, serve
 from longitude.recurrent.ops.matrix_state import Result
-from longitude.recurrent.ops.short_conv import previous
 
 
 def rwkv7(
@@ -84,7 +84,7 @@ MIXED = "rwkvag"
 
 @register_mixer("rwkv7")
 class RWKV7(RecurrentMixer):
-    """The time mixing of RWKV-7, as in the authors' code of the first layer.
+    """RWKV-7's time mixing: as in the authors' code of the first layer.
 
         d_t = x_{t-1} - x_t;   x_j = x + d * mu_j                                 j = r, w, k, v, a, g
         r, k, v = x_r W_r, x_k W_k, x_v W_v;   a = sigmoid(a_0 + x_a A_1 A_2);   g = sigmoid(x_g G_1) G_2

@@ -209,7 +209,7 @@ def _whole_chunks(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, size: i
 
 @register_mixer("s4d")
 class S4D(RecurrentMixer):
-    """The block of S4D: out = glu(W gelu(s4d(x) + D x)), with independent channels of x in s4d.
+    """S4D, a diagonal state-space model: out = glu(W gelu(s4d(x) + D x)), with independent channels of x in s4d.
 
     A = -exp(log_A_real) + i A_imag. The state is [B, dim, N/2, 2], real and imaginary part.
 

@@ -71,10 +71,6 @@ def _require_checkpoint(path: Path) -> None:
         raise ValueError(
             f"{path}: expected the folder of a study, or of a checkpoint with config.json; it holds neither"
         )
-    if path.suffix == ".gguf":
-        from longitude.checkpoints.load import local_folder
-
-        local_folder(str(path))  # ValueError with the way from there
     if path.is_file() and path.suffix != ".json":
         raise ValueError(f"{path}: expected a name, a folder or a config.json, got another file")
 

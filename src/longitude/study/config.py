@@ -10,6 +10,7 @@ from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped"]
 Match = Literal["steps", "compute"]
+Block = Literal["default", "llama", "qwen3", "gemma3", "inkling", "deepseek"]
 Precision = Literal["float32", "bfloat16"]
 GENERATED = "generated"
 """--data of tasks with drawn examples."""
@@ -35,7 +36,8 @@ class StudyConfig:
             reverse, sort. Each has defaults of its own: --task reverse --help.
         encodings: Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention:
-            rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers).
+            rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers); with a short causal
+            convolution: nope+conv.
         data: Text to train on, one or several files or folders. "stdlib" is the sources of Python's standard library, and
             "package:NAME" those of an installed package, such as package:torch. "datasets:NAME" and "datasets:NAME:CONFIG" are
             from the Hugging Face hub. Tasks that need no text have "generated".
@@ -69,6 +71,8 @@ class StudyConfig:
         layers: Transformer blocks; an encoder-decoder has this many of each. Several numbers train every label with each of them.
         hidden: Width of the model. Several numbers train every label at each of them, with --layers at every pair.
         heads: Attention heads at the first width, which they divide; at another width as many as have the same size.
+        block: Block of every model: ours (default), or that of a family, with its norms, activation, grouped heads, QK-norm,
+            convolutions or latent attention. Windows and layers without rotation are for labels to say.
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer, where the text has fewer.
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
@@ -104,6 +108,7 @@ class StudyConfig:
     layers: tuple[int, ...] = (2,)
     hidden: tuple[int, ...] = (64,)
     heads: int = 2
+    block: Block = "default"
     documents: int = 100
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
     stride: int | None = None

@@ -22,12 +22,12 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
-from longitude.labels import parse_label
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
 from longitude.runs.files import COMPLETE, atomic, checksums, flush, is_as_sealed, write_json
+from longitude.study.blocks import block_options, in_block
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
 from longitude.study.tasks.base import task_of
@@ -138,11 +138,12 @@ class LossLog:
 def recipe(config: StudyConfig) -> dict[str, Any]:
     """Settings for building and training every model of a study, besides the options of the study."""
     sizes: Any = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
-    model = LongitudeConfig(**sizes | dict(task_of(config.task).vocabulary(config)), encoding="none")
+    block = block_options(config)
+    model = LongitudeConfig(**sizes | block | dict(task_of(config.task).vocabulary(config)), encoding="none")
     initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
     built = {name: getattr(model, name) for name in MODEL}
     built["initializer_range"] = built["initializer_range"] or initial
-    return {**ARGUMENTS, "parameter_groups": RULE, **built}
+    return {**ARGUMENTS, "parameter_groups": RULE, **built, **({"block": config.block, **block} if block else {})}
 
 
 def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
@@ -154,7 +155,7 @@ def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
         num_attention_heads=config.heads,
         max_position_embeddings=task.trained_positions(config),
         **task.vocabulary(config),
-        **parse_label(label).options(config.depth),
+        **in_block(config, label),
     )
 
 

@@ -66,6 +66,52 @@ def test_encoding_and_tables_may_be_handed_in():
     assert not torch.allclose(handed(x), own(x))
 
 
+# ---- parts around attention ----------------------------------------------------------------------------------------------
+def convolving(*places, **options) -> lg.MultiHeadAttention:
+    return layer(2, lg.Rotary(4, "half"), short_conv=places, **options)
+
+
+def test_parts_by_hand():
+    """Convolution of the input, QK-norm before the rotation, a gate that reads what the projections read."""
+    rope = lg.Rotary(4, "half")
+    attention, x = layer(2, rope, qk_norm=True, output_gate=True, short_conv="input", conv_kernel=3), tokens()
+    for norm in (attention.q_norm, attention.k_norm):
+        nn.init.normal_(norm.weight)
+    taps = attention.input_conv.weight[:, 0]  # [DIM, 3], the token itself last
+    before = torch.cat([torch.zeros(2, 2, DIM).double(), x], 1)
+    y = x + sum(taps[:, n] * before[:, n : n + 11] for n in range(3))
+    q, k, v = (
+        p(y).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    unit = [z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k)]
+    q, k = (z * norm.weight for z, norm in zip(unit, (attention.q_norm, attention.k_norm), strict=True))
+    out = lg.attend(q, k, v, encoding=rope).transpose(1, 2).flatten(2) * attention.gate_proj(y).sigmoid()
+    close(attention(x), attention.o_proj(out))
+
+
+def test_a_memory_is_convolved_with_the_tokens_after_it():
+    attention, x = convolving("input", "qkv", output_gate=True), tokens()
+    close(attention(x[:, 7:], memory=x[:, :7]), attention(x)[:, 7:])
+
+
+@torch.no_grad()
+def test_tails_of_convolutions_move_with_their_cache():
+    """To the CPU and back, and nowhere where a crop is refused; a cache without them is another layer's."""
+    attention, x = convolving("kv", "output"), tokens()
+    whole, cache = attention(x), attention.cache_layer()
+    attention(x[:, :7], cache=cache)
+    cache.offload()
+    cache.prefetch()
+    with refused(what="crop"):
+        cache.crop(-1)
+    close(attention(x[:, 7:], cache=cache), whole[:, 7:])
+    plain = layer(2, lg.Rotary(4, "half")).cache_layer()
+    layer(2)(x, cache=plain)
+    with refused(what="cache"):
+        attention(x, cache=plain)
+
+
+ORDER = torch.arange(11).flip(0)
 RUNS = torch.zeros(2, 11, dtype=torch.long)
 GATED = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
 test_refusals = refused_calls(
@@ -73,6 +119,24 @@ test_refusals = refused_calls(
         (lambda: lg.MultiHeadAttention(16, 3), "num_heads", "3", "16", "head_dim"),
         (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads", "num_heads", "3", "4"),
         (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "'rope'"),
+        (lambda: convolving("inputs"), "'inputs'", "'input'"),
+        (lambda: convolving("qkv", "kv"), "'qkv'", "'kv'"),
+        (lambda: convolving(conv_kernel=3), "conv_kernel", "3", "short_conv"),
+        (lambda: convolving("input", conv_kernel=0), "conv_kernel", "0"),
+        (lambda: layer(short_conv=True), "short_conv", "True"),
+        (lambda: layer(qk_norm=1), "qk_norm", "1"),
+        (lambda: layer(output_gate="yes"), "output_gate", "'yes'"),
+        (lambda: layer(softcap=-1.0), "softcap", "-1.0"),
+        (lambda: lg.mixer("latent", dim=16, num_heads=4, short_conv="qkv"), "'qkv'", "'input'", "'output'"),
+        (lambda: convolving("input")(tokens(), mask=lg.NoMask()), "mask", "short_conv", "NoMask"),
+        (lambda: convolving("input")(tokens(), mask=lg.Causal(order=ORDER)), "mask", "short_conv", "documents="),
+        (
+            lambda: convolving("input")(tokens(), mask=lg.Causal() & lg.Documents(RUNS)),
+            "mask",
+            "short_conv",
+            "documents=",
+        ),
+        (lambda: convolving("output")(tokens(), memory=tokens()), "memory", "'output'"),
         # the encoding's context would not know of documents in the mask alone
         (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "padding", "documents"),
     ]

@@ -111,7 +111,7 @@ def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbe
     for claim in list_claims():
         assert text.count(f"\n## {claim.number} {claim.name}\n") == 1
     assert text.count("### Study text\n") == text.count("### Study copy\n") == 1 and "20" in text
-    assert {"3-text", "8-text"} <= {*drawn} and all(text.count(f"claims/{name}.svg") == 1 for name in drawn)
+    assert {"3-text", "8-text"} <= {*drawn} and all(f"claims/{name}.svg" in text for name in drawn)
     path = tmp_path / "page.md"
     make_claims.write(text, drawn, path)
     assert make_claims.differing(text, drawn, path) == []
@@ -181,6 +181,6 @@ def test_reports_of_claims(kept, capsys):
     assert capsys.readouterr().out.startswith("# Claims of the literature")
     assert main([str(kept), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == sum(len(claim.statements) + len(claim.varied) for claim in list_claims())
+    assert len(rows) == sum(len(claim.statements) + len(claim.varied) + len(claim.larger) for claim in list_claims())
     assert longitude(["report", str(kept / "text")]) == 0  # prints, and writes nothing
     assert "Report" not in capsys.readouterr().out and len([*(kept / "text").iterdir()]) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,9 @@ from longitude.attention.backends.transport.backend import transport_window, tra
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
 from longitude.derivatives import exporting, recomputed
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
+from longitude.positions.base import Transport
+from longitude.positions.terms import ADDED
 
-ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
 BLOCK_BYTES = 2**26
 
 
@@ -26,16 +27,17 @@ def block_rows(r: Request) -> int:
     return rows if rows < 32 else rows // 32 * 32
 
 
-def chunked(r: Request) -> tuple[Tensor, Tensor]:
+def chunked(r: Request, of_block: Callable[[Request], tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
     """Query blocks against the keys in their reach, made again in backward: memory stays at a few blocks of [rows, Lk].
 
-    The second result is the logsumexp of the scores where it is requested, and empty otherwise.
+    The second result is the logsumexp of the scores where it is requested, and empty otherwise. of_block: another function of
+    a block's queries, with two results.
     """
     rows = block_rows(r)
     outs = []
     for start in range(0, r.rows, rows):
         stop = min(start + rows, r.rows)
-        outs.append(recomputed(one_block, r.piece(slice(start, stop), r.reachable(start, stop))))
+        outs.append(recomputed(of_block or one_block, r.piece(slice(start, stop), r.reachable(start, stop))))
     out, lse = zip(*outs, strict=True)
     return torch.cat(out, 2), torch.cat(lse, 2)
 
@@ -64,7 +66,7 @@ REFERENCE = Backend(
     "reference",
     run=lambda r: reference(r)[0],
     partial=reference,
-    terms=ALL_TERMS,
+    terms=ADDED,
     any_mask=True,
     dropout=True,
     weights=True,
@@ -76,7 +78,7 @@ CHUNKED = Backend(
     "chunked",
     run=lambda r: chunked(r)[0],
     partial=chunked,
-    terms=ALL_TERMS,
+    terms=ADDED,
     any_mask=True,
     dropout=True,
     memory=lambda r: (biased_bytes(r) if takes(r) else dense_bytes(r)) * block_rows(r) // r.rows,

@@ -1,22 +1,25 @@
-"""Checked arguments of an attention layer's call, shared by all layers of a forward that get equal arguments."""
+"""What attention layers share: checked arguments of a call, for all layers of a forward, and the parts around attention."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.documents import padding_of, require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
-from longitude.attention.masks import AllOf, Documents, Mask, Padding, require_causal, require_mask
-from longitude.attention.mixer import MixerInputs
-from longitude.attention.operation import Backend, answer, choose_once, raw_request, run_parts
-from longitude.attention.request import AllowedPairs, Request
+from longitude.attention.masks import AllOf, Documents, Mask, Padding, is_causal, require_causal, require_mask
+from longitude.attention.mixer import Mixer, MixerInputs
+from longitude.attention.operation import Backend, answer, choose_once, raw_request, require_backend, run_parts
+from longitude.attention.request import AllowedPairs, Request, require_options
 from longitude.attention.sequence_slice import SequenceSlice, slice_of
-from longitude.errors import UsageError
+from longitude.attention.short_conv import conv_places, convolved
+from longitude.attention.state_mixer import document_flags
+from longitude.errors import UsageError, check_flags, check_sizes
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, following, part_of
@@ -77,6 +80,106 @@ class Call:
         if self.kept:
             self.found[which] = pairs
         return pairs
+
+
+class AttentionLayer(Mixer):
+    """A mixer with keys and values, and what may stand around them: short convolutions, a gate of the output, a softcap.
+
+    Subclasses call `set_options` in their constructor, and the other methods where they apply.
+    """
+
+    scores = True
+    rotates = True
+    bidirectional = True
+    has_weights = True
+    o_proj: nn.Linear
+
+    def set_options(
+        self,
+        dim: int,
+        inner: int,
+        channels: Mapping[str, int],
+        *,
+        dropout: float,
+        scale: float | None,
+        backend: str,
+        softcap: float | None,
+        output_gate: bool,
+        short_conv: str | Sequence[str],
+        conv_kernel: int | None,
+    ) -> None:
+        """Check and keep the options, and make the modules of those that are on.
+
+        inner: width of what o_proj reads. channels: of the convolution at each place that the layer can have.
+        """
+        name = type(self).__name__
+        require_backend(backend)
+        require_options(scale, dropout, softcap)
+        check_flags(name, output_gate=output_gate)
+        self.dim, self.dropout, self.scale, self.backend, self.softcap = dim, dropout, scale, backend, softcap
+        self.gate_proj = nn.Linear(dim, inner, bias=False) if output_gate else None
+        self.short_conv = conv_places(short_conv)
+        if foreign := [place for place in self.short_conv if place not in channels]:
+            raise UsageError(f"short_conv: {name}", f"{' or '.join(map(repr, channels))}", repr(foreign[0]))
+        if conv_kernel is not None and not self.short_conv:
+            raise UsageError("conv_kernel", "None without short_conv", conv_kernel)
+        kernel = 4 if conv_kernel is None else conv_kernel
+        check_sizes(name, conv_kernel=kernel)
+        for place in self.short_conv:
+            n = channels[place]
+            setattr(self, f"{place}_conv", nn.Conv1d(n, n, kernel, groups=n, bias=False))
+            self.bidirectional = False
+
+    def reset_parameters(self) -> None:
+        for place in self.short_conv:
+            getattr(self, f"{place}_conv").reset_parameters()
+
+    @property
+    def carries(self) -> bool:
+        return len(self.short_conv) > 0
+
+    def convolve(self, place: str, x: Tensor, call: Call, inputs: MixerInputs) -> Tensor:
+        """X [B, L, channels] plus the layer's convolution at this place, if it has one; its last tokens go to the cache."""
+        if place not in self.short_conv:
+            return x
+        self.require_in_order(inputs)
+        cache, tail, flags = inputs.cache, None, (None, None)
+        if cache is not None:
+            tail = of_this_mode(cache.tails.get(place))
+            if call.past and tail is None:
+                raise UsageError("cache", f"one that a layer with short_conv={self.short_conv} filled", "another")
+        if (documents := inputs.documents) is not None:
+            flags = inputs.once(("short_conv", call.past), lambda: document_flags(documents, call.past))
+        y, tail = convolved(getattr(self, f"{place}_conv"), x, tail, *flags)
+        if cache is not None:
+            cache.tails = {**cache.tails, place: tail}
+        y = (x + y).contiguous()
+        return y if call.padding is None else torch.where(call.padding, 0.0, y)
+
+    def require_in_order(self, inputs: MixerInputs) -> None:
+        """ValueError unless every token follows the one before it, as far as documents= does not say otherwise."""
+        parts, foreign = inputs.mask.parts(), (Documents, Padding, SequenceSlice)
+        ordered = not any(isinstance(m, foreign) or getattr(m, "order", None) is not None for m in parts)
+        if not ordered or not is_causal(inputs.mask):
+            raise UsageError(
+                f"mask: {type(self).__name__} with short_conv, which reads the tokens before each",
+                "lg.Causal() and windows on one process, with documents and padding as documents=",
+                repr(inputs.mask),
+            )
+        if inputs.memory is not None and "output" in self.short_conv:
+            raise UsageError("memory", "none with short_conv 'output'", "one", "a memory has no outputs")
+
+    def project_output(self, out: Tensor, x: Tensor, call: Call, inputs: MixerInputs) -> Tensor:
+        """What attention gives [B, L, inner] -> the output of the layer [B, L, dim]. x: what the projections read."""
+        if self.gate_proj is not None:
+            out = out * self.gate_proj(x[:, call.remembered :]).sigmoid()
+        out = self.o_proj(out)
+        return self.convolve("output", out, call, inputs) if self.short_conv else out
+
+
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Apply a norm in the dtype of its weight and return the dtype of x: torch warns of narrower inputs, as under autocast."""
+    return norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 
 def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs) -> tuple[Tensor, Call]:
@@ -167,14 +270,27 @@ def attended(
         # Tensors of positions are the same where they are one object, which is kept: no other one gets its id.
         place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
         wanted = grad and (1 + (q.requires_grad or k.requires_grad or v.requires_grad))
-        key = name, encoding, scale, dropout, weights, wanted, place, q.dtype, q.device, q.shape, k.shape, v.shape
+        kind = scale, layer.softcap, dropout, weights
+        key = name, encoding, kind, wanted, place, q.dtype, q.device, q.shape, k.shape, v.shape
         known = call.chosen.get(key)
     if known is not None and known.first is not None:
         return answer(known.backend, known.first.of_layer(q, k, v))[0], None
     already = encoding.widens if encoding.stable_keys else 1
     pairs, places = call.pairs(q.shape[0], q.shape[2], k.shape[2]), (call.q_positions, k_positions)
     r = raw_request(
-        q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs, transformed_by=already
+        q,
+        k,
+        v,
+        encoding,
+        columns,
+        pairs.mask,
+        *places,
+        scale,
+        dropout,
+        weights,
+        pairs,
+        transformed_by=already,
+        softcap=layer.softcap,
     )
     if not encoding.stable_keys:
         parts = parted(r, encoding, *places)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention.cache_guard import of_this_mode
-from longitude.attention.layers.base import Call, attended, checked_call
-from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
-from longitude.attention.operation import require_backend
-from longitude.attention.request import require_options
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
+from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.attention.terms import behind_zeros
 from longitude.errors import UsageError, check_sizes, unknown
 from longitude.linear import is_plain
-from longitude.positions.base import Columns, Encoding, OffsetVectors, RowBias, Term, Transport
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
 
@@ -29,7 +27,7 @@ ROUTES = ("auto", "expanded", "absorbed")
 
 
 @register_mixer("latent")
-class LatentAttention(Mixer):
+class LatentAttention(AttentionLayer):
     """Multi-head latent attention (MLA): keys and values are projected from a latent of kv_rank numbers per token.
 
         c_t = norm(W_DKV x_t),  r_t = rotate_t(W_KR x_t);   [k_th; v_th] = W_UKV,h c_t
@@ -55,6 +53,8 @@ class LatentAttention(Mixer):
         dropout, backend: As in MultiHeadAttention.
         scale: Factor of scores; None: (nope_dim + rope_dim)**-0.5 times the encoding's softmax_factor, the square of DeepSeek's
             second mscale.
+        output_gate, softcap, conv_kernel: As in MultiHeadAttention.
+        short_conv: Places of short convolutions: "input", "output".
         route: "auto" is "absorbed" if a call has few queries for its keys, as in decoding (see `cheaper_absorbed`).
 
     Raises:
@@ -64,11 +64,6 @@ class LatentAttention(Mixer):
     Source:
         DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.
     """
-
-    scores = True
-    rotates = True
-    bidirectional = True
-    has_weights = True
 
     def __init__(
         self,
@@ -87,6 +82,10 @@ class LatentAttention(Mixer):
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        output_gate: bool = False,
+        softcap: float | None = None,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
         route: str = "auto",
     ):
         super().__init__()
@@ -94,12 +93,13 @@ class LatentAttention(Mixer):
         self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = self.sizes
         if q_rank is not None:
             check_sizes("LatentAttention", q_rank=q_rank)
-        require_backend(backend)
-        require_options(scale, dropout)
+        self.set_options(
+            dim, num_heads * self.value_dim, {"input": dim, "output": dim}, dropout=dropout, scale=scale, backend=backend,
+            softcap=softcap, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,
+        )  # fmt: skip
         if route not in ROUTES:
             raise unknown("route", route, ROUTES, "")
-        self.dim, self.num_heads, self.q_rank = dim, num_heads, q_rank
-        self.dropout, self.scale, self.backend, self.route = dropout, scale, backend, route
+        self.num_heads, self.q_rank, self.route = num_heads, q_rank, route
         to_queries = num_heads * (self.nope_dim + self.rope_dim)
         if q_rank is None:
             self.q_proj = nn.Linear(dim, to_queries, bias=False)
@@ -143,6 +143,7 @@ class LatentAttention(Mixer):
         self.require_cache(cache)
         x, call = checked_call(x, self.dim, encoding, inputs.mask, inputs)
         absorbed = self.absorbs(call, encoding)
+        x = self.convolve("input", x, call, inputs)
 
         q = self.queries(x)  # [B, H, L, nope | rotary]
         key = self.kv_down(x)[:, None]  # [B, 1, L, rank | rotary]
@@ -179,7 +180,7 @@ class LatentAttention(Mixer):
 
         attend = self.absorbed if absorbed else self.expanded
         out, weights = attend(q[:, :, call.remembered :], key, over_keys)
-        out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
+        out = self.project_output(out.to(x.dtype).transpose(1, 2).flatten(2), x, call, inputs)
         return (out, weights) if inputs.return_weights else out
 
     def queries(self, x: Tensor) -> Float[Tensor, "B H L nope+rotary"]:
@@ -261,11 +262,6 @@ class LatentAttention(Mixer):
             )
 
 
-def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """Apply a norm in the dtype of its weight and return the dtype of x: torch warns of narrower inputs, as under autocast."""
-    return norm(x.to(norm.weight.dtype)).to(x.dtype)
-
-
 def adds(encoding: Composed) -> bool:
     """Whether anything is left to do once stable queries and keys are rotated."""
     return not encoding.stable_keys or any(type(member).terms is not Encoding.terms for member in encoding)
@@ -307,6 +303,7 @@ class SuffixEncoding:
         self.encoding, self.before = encoding, before
         self.stable_keys = encoding.stable_keys
         self.causal_only, self.passing_columns = encoding.causal_only, encoding.passing_columns
+        self.query_columns = encoding.query_columns
         self.reads_tokens, self.each = encoding.reads_tokens, encoding.each
         self.length_at, self.prepare, self.regions = encoding.length_at, encoding.prepare, encoding.regions
 
@@ -324,23 +321,9 @@ class SuffixEncoding:
 
     def placed(self, term: Term) -> Term:
         """The term, its vectors with zeros in front."""
-        match term:
-            case OffsetVectors(keys, None, shift):
-                shift = self.behind_zeros(shift) if isinstance(shift, Tensor) else shift
-                return replace(term, keys=lambda offset: self.behind_zeros(keys(offset)), shift=shift)
-            case OffsetVectors():
-                raise ValueError(
-                    "the encoding adds vectors to values, and those of latent attention have no part with positions; "
-                    "expected an encoding without them, such as with values=False"
-                )
-            case RowBias(of):
-                return RowBias(self.of_tail(of))
-            case Transport(w):
-                return replace(term, w=self.behind_zeros(w))
-        return term
-
-    def of_tail(self, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return lambda q, scores, allowed: of(q[..., self.before :], scores, allowed)
-
-    def behind_zeros(self, x: Tensor) -> Tensor:
-        return F.pad(x, (self.before, 0))
+        if isinstance(term, OffsetVectors) and term.values is not None:
+            raise ValueError(
+                "the encoding adds vectors to values, and those of latent attention have no part with positions; "
+                "expected an encoding without them, such as with values=False"
+            )
+        return behind_zeros(term, self.before)

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind, of_this_mode
 from longitude.attention.heads import head_sizes
-from longitude.attention.layers.base import attended, checked_call
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
 from longitude.attention.masks import Mask
-from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
-from longitude.attention.operation import require_backend
-from longitude.attention.request import require_options
-from longitude.errors import UsageError
-from longitude.positions.base import Encoding
-from longitude.positions.composed import compose
-from longitude.positions.coordinates import explicit
+from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.errors import UsageError, check_flags, check_positive
+from longitude.positions.base import Columns, Encoding
+from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions, explicit
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
 
 
 @register_mixer("attention")
-class MultiHeadAttention(Mixer):
-    """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries.
+class MultiHeadAttention(AttentionLayer):
+    """Self-attention (MHA, GQA, MQA): each head of keys and values serves num_heads / num_kv_heads heads of queries.
 
     x [B, L, dim] -> [B, L, dim]; the keywords of a call are Mixer.forward's. What an encoding does at a model's input is not done
     here: call its embed(x, positions) there.
@@ -41,20 +40,26 @@ class MultiHeadAttention(Mixer):
         dropout: Dropout probability of the attention weights in training.
         scale: Multiplies the scores; None for head_dim**-0.5.
         backend: As in `attend`.
+        qk_norm: Whether each head of queries and keys is normalized by an RMSNorm, before the rotation. Use it when scores grow
+            in training, as Qwen3 and Gemma 3 do.
+        qk_norm_eps: Epsilon of these norms.
+        output_gate: Whether the output of attention is multiplied by sigmoid(W x) before o_proj. Use it when heads should be
+            able to add nothing, instead of attending to the first token.
+        softcap: As in `attend`. Use it when you compare with weights of Gemma 2, which have no qk_norm.
+        short_conv: Places of short causal convolutions, each added to what it reads: "input", "qkv" or "kv", "output". Use
+            them when no encoding tells neighbors apart, as under NoPE.
+        conv_kernel: Tokens under a convolution, the token itself included; None: 4.
 
     Raises:
         ValueError: For sizes that do not divide, and options that `attend` refuses.
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, https://arxiv.org/abs/1706.03762; grouped heads: Ainslie et al. 2023,
-        arXiv:2305.13245, https://arxiv.org/abs/2305.13245.
+        arXiv:2305.13245, https://arxiv.org/abs/2305.13245; gate: Qiu et al. 2025, arXiv:2505.06708,
+        https://arxiv.org/abs/2505.06708; convolutions: Allen-Zhu 2025, arXiv:2512.17351, https://arxiv.org/abs/2512.17351.
     """
 
-    scores = True
-    rotates = True
     widens = True
-    bidirectional = True
-    has_weights = True
     shares_sequence = True
     cache_kinds: tuple[CacheKind, ...] = ("full",)
 
@@ -70,16 +75,28 @@ class MultiHeadAttention(Mixer):
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        output_gate: bool = False,
+        softcap: float | None = None,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
     ):
         super().__init__()
         num_kv_heads, head_dim = head_sizes("MultiHeadAttention", dim, num_heads, num_kv_heads, head_dim)
-        require_backend(backend)
-        require_options(scale, dropout)
-        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
-        self.dropout, self.scale, self.backend = dropout, scale, backend
-        self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
-        self.k_proj, self.v_proj = (nn.Linear(dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
-        self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        inner, kv = num_heads * head_dim, num_kv_heads * head_dim
+        self.set_options(
+            dim, inner, {"input": dim, "qkv": inner + 2 * kv, "kv": 2 * kv, "output": dim}, dropout=dropout, scale=scale,
+            backend=backend, softcap=softcap, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,
+        )  # fmt: skip
+        check_flags("MultiHeadAttention", qk_norm=qk_norm)
+        check_positive("MultiHeadAttention", qk_norm_eps=qk_norm_eps)
+        self.q_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
+        self.q_proj = nn.Linear(dim, inner, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(dim, kv, bias=bias) for _ in range(2))
+        self.o_proj = nn.Linear(inner, dim, bias=bias)
         self.encoding = compose(encoding)
 
     def products(self, keys: float) -> float:
@@ -111,7 +128,14 @@ class MultiHeadAttention(Mixer):
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         one = call.kept and call.length == 1  # the heads of a single token are rows without a transpose
         heads = (x.shape[0], -1, 1, self.head_dim) if one else (x.shape[0], call.length, -1, self.head_dim)
-        q, k, v = self.q_proj(x).view(heads), self.k_proj(x).view(heads), self.v_proj(x).view(heads)
+        if self.short_conv:
+            x = self.convolve("input", x, call, inputs)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.short_conv:
+            q, k, v = self.convolve_heads(q, k, v, call, inputs)
+        q, k, v = q.view(heads), k.view(heads), v.view(heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if not one:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if encoding.stable_keys and encoding.transforms:
@@ -131,7 +155,32 @@ class MultiHeadAttention(Mixer):
         if call.remembered:
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
-        out, weights = attended(self, (q, k, v), call, encoding, columns, k_positions, self.scale, weigh)
+        out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, weigh)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
-        out = self.o_proj(out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2))
+        out = out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2)
+        out = self.project_output(out, x, call, inputs)
         return (out, weights) if weigh else out
+
+    def convolve_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, inputs: MixerInputs
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Projections [B, L, heads head_dim] after the convolutions "qkv" or "kv"."""
+        sizes = q.shape[-1], k.shape[-1], v.shape[-1]
+        if "kv" in self.short_conv:
+            k, v = self.convolve("kv", torch.cat([k, v], -1), call, inputs).split(sizes[1:], -1)
+        elif "qkv" in self.short_conv:
+            q, k, v = self.convolve("qkv", torch.cat([q, k, v], -1), call, inputs).split(sizes, -1)
+        return q, k, v
+
+    def over_keys(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        call: Call,
+        encoding: Composed,
+        columns: Columns,
+        k_positions: Positions,
+        weigh: bool,
+        /,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
+        return attended(self, qkv, call, encoding, columns, k_positions, self.scale, weigh)

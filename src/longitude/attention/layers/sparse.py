@@ -250,6 +250,7 @@ class NativeSparseAttention(Mixer):
     source = "Yuan et al. 2025, https://arxiv.org/abs/2502.11089"
     rotates = True
     growth = "O(N)"
+    softcap = None
 
     def __init__(
         self,

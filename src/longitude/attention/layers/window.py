@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @register_mixer("window")
 class WindowAttention(MultiHeadAttention):
-    """Attention to `size` keys: the token itself and those step, 2 step, ..., (size - 1) step before it.
+    """Attention to a window of `size` keys: the token itself and those step, 2 step, ..., (size - 1) step before it.
 
     x [B, L, dim] -> [B, L, dim] in O(L size) time. Its cache layer keeps the last (size - 1) step tokens, however long the
     sequence: O(size step) memory, O(size) time per token.
@@ -31,7 +31,8 @@ class WindowAttention(MultiHeadAttention):
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
         size: Keys per query.
         step: Distance between them.
-        head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
+        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in
+            MultiHeadAttention.
 
     Raises:
         ValueError: As MultiHeadAttention, and for a size or step below 1.
@@ -59,11 +60,19 @@ class WindowAttention(MultiHeadAttention):
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        output_gate: bool = False,
+        softcap: float | None = None,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
     ):
         check_sizes("WindowAttention", size=size, step=step)
         super().__init__(
             dim, num_heads, num_kv_heads, encoding,
             head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
+            qk_norm=qk_norm, qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv,
+            conv_kernel=conv_kernel,
         )  # fmt: skip
         self.size, self.step = size, step
         self.window_mask: Mask = Window(size) if step == 1 else Dilated(size, step)
@@ -115,7 +124,7 @@ class WindowAttention(MultiHeadAttention):
 
 @register_mixer("chunks")
 class ChunkAttention(WindowAttention):
-    """Attention to the tokens of the same chunk, the token itself included: every `size` tokens a text begins again.
+    """Attention within chunks: a token sees the earlier tokens of its chunk and itself, every `size` tokens a text begins again.
 
     x [B, L, dim] -> [B, L, dim] in O(L size) time. Chunks are counted in each document, and from its first token behind padding,
     as Llama 4 does in its layers with rotation. Its cache layer keeps the last size - 1 tokens.
@@ -123,7 +132,8 @@ class ChunkAttention(WindowAttention):
     Args:
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
         size: Tokens of a chunk.
-        head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
+        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in
+            MultiHeadAttention.
 
     Raises:
         ValueError: As MultiHeadAttention, and for a size below 1.
@@ -147,10 +157,18 @@ class ChunkAttention(WindowAttention):
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        output_gate: bool = False,
+        softcap: float | None = None,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
     ):
         super().__init__(
             dim, num_heads, num_kv_heads, encoding,
             size=size, head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
+            qk_norm=qk_norm, qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv,
+            conv_kernel=conv_kernel,
         )  # fmt: skip
         self.window_mask = Chunks(size)
 

@@ -53,7 +53,7 @@ def hierarchical_attention(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "B H L Dv"]:
-    """Attention to the last `window` tokens individually, and to all earlier tokens in blocks of sizes 2^l.
+    """Attention to blocks of growing size: the last `window` tokens individually, earlier tokens in blocks of sizes 2^l.
 
     For each query t, with a = max(0, t - window + 1):
 

@@ -48,7 +48,7 @@ class LearnedMerge(nn.Module):
 
 @register_mixer("hierarchical")
 class HierarchicalAttention(StateMixer):
-    """Attention to the last `window` tokens individually, and to earlier tokens in blocks of sizes 2^l.
+    """Attention to blocks of growing size: the last `window` tokens individually, earlier tokens in blocks of sizes 2^l.
 
         near = attention over the last tokens,   far = softmax over the blocks (scale q.K + bias + ln size) V
         out  = g near + (1 - g) far,   g = sigmoid(W_g x + b_g);   or one softmax over both

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longitude.errors import UsageError
+from longitude.errors import UsageError, unknown
 from longitude.linear import is_plain
-from longitude.recurrent.ops.checks import require_state, state_dtype
+
+PLACES = ("input", "qkv", "kv", "output")
+"""Where an attention layer may have short convolutions: its input; queries, keys and values; the last two; its output."""
+
+
+def conv_places(places: str | Sequence[str]) -> tuple[str, ...]:
+    """The places of a layer's short convolutions, in order. UsageError for an unknown one, and for "kv" beside "qkv"."""
+    if not isinstance(places, str | list | tuple):
+        raise UsageError("short_conv", f"a list of {', '.join(PLACES)}", repr(places))
+    named = [places] if isinstance(places, str) else [*places]
+    for place in named:
+        if place not in PLACES:
+            raise unknown("place of short_conv", place, PLACES, f"it may be at {', '.join(PLACES)}.")
+    if {"qkv", "kv"} <= {*named} or len({*named}) < len(named):
+        raise UsageError("short_conv", "each place once, and 'qkv' or 'kv'", repr(named))
+    return tuple(place for place in PLACES if place in named)
 
 
 def previous(
@@ -79,7 +96,8 @@ class _Row:
     def __init__(self, x: Tensor, kernel: int, tail: Tensor | None, reset: Tensor | None, valid: Tensor | None):
         batch, self.length, channels = x.shape
         self.before = kernel - 1
-        require_state("the tail of earlier tokens", tail, {"tail": (batch, self.before, channels)})
+        if tail is not None and tail.shape != (batch, self.before, channels):
+            raise UsageError("the tail of earlier tokens", f"[{batch}, {self.before}, {channels}]", list(tail.shape))
         self.order: Int[Tensor, "B L"] | None = None
         self.count: Int[Tensor, "B 1"] | None = None
         if valid is not None:
@@ -113,7 +131,7 @@ class _Row:
         if self.segment is not None and self.before:
             segments = self.segment.gather(1, places)
             tail = torch.where((segments == segments[:, -1:])[..., None], tail, 0)
-        return tail.to(state_dtype(tail))
+        return tail.to(torch.promote_types(tail.dtype, torch.float32))
 
 
 def _gather(x: Tensor, places: Int[Tensor, "B n"]) -> Tensor:

@@ -1,0 +1,171 @@
+"""Stick-breaking attention: weights without a softmax, of which the nearest keys take their parts first."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longitude.attention.backends import BACKENDS
+from longitude.attention.backends.chunked import chunked
+from longitude.attention.layers.base import Call
+from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.attention.masks import Causal, Mask, is_causal, require_mask
+from longitude.attention.mixer import MixerInputs, register_mixer, require_no_weights
+from longitude.attention.not_finite import nan_where_attended
+from longitude.attention.patterns import from_tensor
+from longitude.attention.request import Request, require_heads, validate
+from longitude.attention.scores import per_query_head
+from longitude.errors import UsageError, check_flags
+from longitude.positions.contextual import running_sum
+
+
+def stick_breaking(
+    q: Float[Tensor, "B H Lq D"],
+    k: Float[Tensor, "B Hkv Lk D"],
+    v: Float[Tensor, "B Hkv Lk Dv"],
+    *,
+    mask: Mask | Bool[Tensor, "*B Lq Lk"] = Causal(),  # noqa: B008 (frozen)
+    scale: float | None = None,
+    attend_current: bool = False,
+) -> tuple[Float[Tensor, "B H Lq Dv"], Float[Tensor, "B H Lq"]]:
+    """Stick-breaking attention: each key takes a part of what the nearer keys have left.
+
+        A_ij = sigmoid(z_ij) prod_{j<l<i} (1 - sigmoid(z_il)),   z_ij = scale q_i . k_j,   j < i
+        out_i = sum_j A_ij v_j,   rest_i = prod_{l<i} (1 - sigmoid(z_il)) = 1 - sum_j A_ij
+
+    Keys are j < i, as by default in the authors' code: the first token attends to nothing, its output is zeros and its rest 1.
+    Products are sums of logarithms, in float32 or wider. Memory is a few blocks of [rows, Lk] scores.
+
+    Args:
+        q: [B, H, Lq, D], the last Lq tokens of the keys.
+        k: [B, Hkv, Lk, D]; Hkv divides H.
+        v: [B, Hkv, Lk, Dv].
+        mask: visible keys, as in `attend`; a causal one. Keys that it hides leave the stick as it is.
+        scale: factor of q.k; None: D^-1/2.
+        attend_current: keys are j <= i, and l <= i: the token itself comes first.
+
+    Returns:
+        The output [B, H, Lq, Dv], and what is left over [B, H, Lq], in the dtype of q.
+
+    Raises:
+        ValueError: what `attend` refuses, more queries than keys, or a mask that is not causal.
+
+    Source:
+        Tan et al. 2024, arXiv 2410.17980, https://arxiv.org/abs/2410.17980
+    """
+    require_heads(q, k, v)
+    rows, keys = q.shape[2], k.shape[2]
+    mask = from_tensor(mask, q.shape[0], rows, keys) if isinstance(mask, Tensor) else mask
+    validate(q, k, v, mask, scale, 0.0)
+    check_flags("stick_breaking", attend_current=attend_current)
+    if rows > keys:
+        raise UsageError("stick_breaking", "queries that are the last of the keys", f"{rows} queries and {keys} keys")
+    _require_causal("stick_breaking", mask)
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    out, rest = _broken(Request(q, k, v, (), mask, keys - rows, 0, factor, q_order=keys - rows), attend_current)
+    return out.to(q.dtype), rest.to(q.dtype)
+
+
+def _broken(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
+    """Output and rest of a request, in float32 or wider."""
+    with torch.autocast(r.q.device.type, enabled=False):
+        block = partial(_of_block, attend_current=attend_current)
+        return nan_where_attended(BACKENDS["reference"], r, partial(chunked, of_block=block))
+
+
+def _of_block(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(r.q.dtype, torch.float32)
+    k, v = (per_query_head(x.to(dtype), r.heads) for x in (r.k, r.v))
+    z = r.scale * (r.q.to(dtype) @ k.mT)
+    allowed = r.allowed()
+    if not attend_current:
+        allowed = allowed & (r.k_tokens() < r.q_tokens()[:, None])
+    left = F.logsigmoid(-z).masked_fill(~allowed, 0.0)
+    # Of the keys after each: without the key itself, whose large logarithm a difference of sums would cancel badly.
+    before = running_sum(F.pad(left[..., 1:], (0, 1)).flip(-1)).flip(-1)
+    weights = (F.logsigmoid(z) + before).exp().masked_fill(~allowed, 0.0)
+    weights = F.dropout(weights, r.dropout) if r.dropout else weights
+    return weights @ v, left.sum(-1).exp()
+
+
+def _require_causal(who: str, mask: Mask) -> None:
+    require_mask(mask)
+    if not is_causal(mask):
+        raise UsageError(f"mask: {who} attends to earlier tokens", "a mask with lg.Causal()", type(mask).__name__)
+
+
+@register_mixer("stick_breaking")
+class StickBreaking(MultiHeadAttention):
+    """Stick-breaking attention: the nearest keys take their parts of each query's weight first, without a softmax.
+
+        A_ij = sigmoid(z_ij) prod_{j<l<i} (1 - sigmoid(z_il)),   z_ij = q_i . k_j / sqrt(head_dim),   j < i
+
+    Recency is its only position. Weights sum to at most 1. By default a token does not attend to itself, as in the authors'
+    code, so the first token of a document gets zeros. Its cache keeps keys and values.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads of queries.
+        num_kv_heads: heads of keys and values; None: num_heads.
+        attend_current: a token also attends to itself, first.
+        remainder: what is left over of the weights goes to the token's own value, an option of the authors' models.
+        head_dim: width of a head; None: dim / num_heads.
+        bias: whether the projections have biases.
+        dropout: dropout probability of the weights, in training.
+        scale: factor of the scores; None: head_dim^-1/2.
+
+    Raises:
+        ValueError: sizes that do not fit, and attend_current with remainder, which both give weight to the token itself.
+
+    Source:
+        Tan et al. 2024, arXiv 2410.17980, https://arxiv.org/abs/2410.17980
+    """
+
+    source = "Tan et al. 2024, https://arxiv.org/abs/2410.17980"
+    scores = rotates = widens = bidirectional = has_weights = shares_sequence = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        attend_current: bool = False,
+        remainder: bool = False,
+        head_dim: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ):
+        options: dict[str, Any] = {"head_dim": head_dim, "bias": bias, "dropout": dropout, "scale": scale}
+        super().__init__(dim, num_heads, num_kv_heads, None, **options)
+        check_flags("StickBreaking", attend_current=attend_current, remainder=remainder)
+        if attend_current and remainder:
+            raise UsageError("StickBreaking", "one of attend_current and remainder", "both", "leave one out")
+        self.attend_current, self.remainder = attend_current, remainder
+
+    def mask_of(self, inputs: MixerInputs) -> Mask:
+        _require_causal(type(self).__name__, inputs.mask)
+        return inputs.mask
+
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
+        """Mix tokens as MultiHeadAttention does, without weights and memory."""
+        self.require(inputs.encoding)
+        require_no_weights(self, inputs.return_weights, inputs.memory)
+        return super().mix_tokens(x, inputs)
+
+    def over_keys(self, qkv: tuple[Tensor, Tensor, Tensor], call: Call, /, *_: Any) -> tuple[Tensor, None]:
+        q, k, v = qkv
+        pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        dropout, order = self.dropout if self.training else 0.0, pairs.q_order
+        r = Request(q, k, v, (), pairs.mask, order, 0, scale, dropout, q_order=order, pairs=pairs)
+        out, rest = _broken(r, self.attend_current)
+        if self.remainder:
+            out = out + rest[..., None] * per_query_head(v[:, :, order:], q.shape[1])
+        return out.to(q.dtype), None

@@ -1,0 +1,135 @@
+"""A GGUF file as the folder of a checkpoint, which every command reads: transformers unpacks it, and the file is the judge."""
+
+import hashlib
+import io
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from filelock import FileLock
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+
+from longitude.check.against import against
+from longitude.checkpoints.gguf import FACTORS, GGUF, LISTS, LONG, SHORT
+from longitude.checkpoints.load import held_against, in_one_line
+from longitude.checkpoints.quiet import quiet
+from longitude.errors import UsageError
+from longitude.runs.files import place
+from longitude.runs.memory import available_memory, require_memory
+
+FOLDER = Path("runs/gguf")
+"""Where the commands keep what they unpacked."""
+BYTES = 4
+"""Of an unpacked weight: float32, which holds every kind of quantized number."""
+SPARE = 1.2
+"""Free memory and disk for each byte of weights."""
+
+Say = Callable[[str], Any]
+
+
+def unpacked(name: str, say: Say = lambda _: None, inside: Path = FOLDER) -> str:
+    """The folder of a checkpoint for the name of a GGUF file; any other name as it is.
+
+    The folder is made once for each state of the file, under a lock.
+
+    Args:
+        name: What a command was given as its model.
+        say: Takes one sentence before the work begins.
+        inside: Folder of these folders.
+
+    Raises:
+        ValueError: For a file that cannot be read, or of which no equal checkpoint can be made.
+    """
+    file = Path(name).expanduser()
+    if file.suffix != ".gguf" or file.is_dir():
+        return name
+    if not file.is_file():
+        raise ValueError(f"{name}: there is no such file")
+    state = file.stat()
+    key = hashlib.sha256(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:8]
+    folder = inside / f"{file.stem}-{key}"
+    inside.mkdir(parents=True, exist_ok=True)
+    with FileLock(inside / f".{folder.name}.lock"):
+        if not folder.exists():
+            say(f"unpacking {name} into {folder}, once")
+            unpack(file, folder)
+    return str(folder)
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Write the checkpoint of a GGUF file: config, tokenizer and weights in float32.
+
+    transformers unpacks the weights and reads the base of the rotation. The scheme comes from the file, as llama.cpp reads it.
+    The new folder is compared with the file, as `longitude check FOLDER --against FILE` does, and kept only if nothing differs.
+
+    Args:
+        path: The GGUF file.
+        folder: The new folder.
+
+    Raises:
+        ValueError: For a file that transformers does not read, a scheme that it has no name for, too little memory or disk, and
+            for a folder that differs from the file.
+    """
+    file = GGUF(path)
+    source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    with quiet(), in_one_line(f"{path}: transformers cannot read its architecture, {file.architecture}"):
+        config = AutoConfig.from_pretrained(**source)
+    with_scheme(config, file)
+    weights = BYTES * sum(int(tensor.n_elements) for tensor in file.reader.tensors)
+    require_memory(SPARE * weights, available_memory(), f"{path}: unpacking takes", "take a smaller model")
+    if (free := shutil.disk_usage(folder.parent).free) < SPARE * weights:
+        raise UsageError(
+            f"{path}: unpacked into {folder}", f"{SPARE * weights / 1e9:.1f} GB on the disk", f"{free / 1e9:.1f} GB"
+        )
+    with TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        made = Path(temporary) / folder.name
+        # transformers draws a bar that no setting turns off.
+        with quiet(), redirect_stderr(io.StringIO()), in_one_line(f"{path}: transformers cannot unpack it"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+            )
+            model, info = loaded
+            held_against(str(path), model, info)
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+            # Without these marks of a quantized model transformers saves it.
+            model.is_quantized = model.hf_quantizer = model.quantization_method = None
+            vars(model.config).pop("quantization_config", None)
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+        for fact in against(made, path):
+            if fact.differs:
+                raise UsageError(
+                    f"{path}: {fact.name} of what transformers unpacks", f"{fact.there}, as in the file", fact.here
+                )
+        place(made, folder)
+
+
+def with_scheme(config: PreTrainedConfig, file: GGUF) -> None:
+    """Set the RoPE scaling of a config as llama.cpp reads it from the file. ValueError for one that transformers cannot have."""
+    facts = file.facts()
+    kind, factor, original = facts["scaling"], facts["factor"], facts["original length"] or facts["declared length"]
+    if kind == "none" and not facts["factors of frequencies"]:
+        return
+    if facts["factors of frequencies"] or "rope_theta" not in (config.rope_parameters or {}):
+        got = facts["factors of frequencies"] or f"{kind} in a model with one for each kind of layers"
+        raise UsageError(f"{file.path}: RoPE scaling", "one that is known for its architecture", got)
+    parameters: dict[str, Any] = {"rope_theta": facts["base"], "rope_type": kind}
+    if kind == "linear":
+        parameters["factor"] = factor
+    elif kind == "yarn" and facts["attention factor"] is not None:
+        parameters |= {"factor": factor, "original_max_position_embeddings": original}
+        parameters |= {"beta_fast": facts["beta fast"], "beta_slow": facts["beta slow"]}
+        parameters["attention_factor"] = facts["attention factor"]
+    elif kind in ("llama3", "longrope"):
+        # A tensor of factors, as it stands: transformers has a list of factors in LongRoPE alone.
+        names = {SHORT: FACTORS, LONG: FACTORS} if kind == "llama3" else LISTS
+        lists = {key: file.factors(names[key]) for key in (SHORT, LONG)}
+        parameters |= {"rope_type": "longrope", "short_factor": lists[SHORT], "long_factor": lists[LONG]}
+        parameters |= {"original_max_position_embeddings": original, "attention_factor": facts["attention factor"]}
+    else:
+        raise UsageError(f"{file.path}: RoPE scaling", "linear, yarn, longrope or factors of frequencies", kind)
+    config.rope_parameters = parameters

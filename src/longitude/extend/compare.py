@@ -1,0 +1,292 @@
+"""`extend --method all`: the model, loaded once, rotates by one method after the other, and its loss is compared by position."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedConfig
+
+from longitude.checkpoints.costs import Cost
+from longitude.checkpoints.source import Source, open_source
+from longitude.errors import UsageError
+from longitude.extend.costs import reading
+from longitude.extend.factors import rotating_with
+from longitude.extend.methods import METHODS
+from longitude.extend.plan import Target, original_length, plan_extension
+from longitude.extend.short_contexts import (
+    BATCH,
+    FEWEST,
+    MINUTES,
+    CostMeasurement,
+    Progress,
+    Sample,
+    Sums,
+    inputs_of,
+    sample_within,
+)
+from longitude.extend.units import PASSES
+from longitude.measure.documents import bos_of, documents_of
+from longitude.measure.text import losses_by_length
+from longitude.measure.windows import Bounded, Resumable
+from longitude.runs.store import Store, Unit
+from longitude.statistics.documents import Interval, interval, paired_difference
+
+UNCHANGED = "unchanged"
+COMPARED = [name for name, method in METHODS.items() if not method.searched and name not in ("drope", "base")]
+"""Methods that need neither a search, nor training, nor a further number."""
+MOST = 3
+"""Buckets of positions beyond the trained length, about."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Losses of a method: those of each bucket of positions."""
+
+    buckets: list[Sums]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The methods that are compared on a checkpoint.
+
+    Attributes:
+        source: The checkpoint.
+        original: The trained length in tokens; of a checkpoint that was extended already the length that it declares.
+        length: The new length.
+        options: Further options of a command that extends it by one of them.
+        configs: Method -> the configuration that it writes, or the reason why it does not fit the model.
+    """
+
+    source: Source
+    original: int
+    length: int
+    options: tuple[str, ...]
+    configs: dict[str, PreTrainedConfig | str]
+
+    @property
+    def fitting(self) -> dict[str, PreTrainedConfig]:
+        """Configurations of the methods that fit the model, and its own."""
+        fitting = {name: config for name, config in self.configs.items() if isinstance(config, PreTrainedConfig)}
+        return {UNCHANGED: self.source.config} | fitting
+
+    @property
+    def edges(self) -> list[int]:
+        """Positions at which buckets begin, and the length: a few up to the trained length, and a few beyond it, by doubling."""
+        doubled = [self.original << i for i in range(1, 25) if self.original << i < self.length]
+        beyond = doubled[:: -math.ceil(len(doubled) / (MOST - 1))] if doubled else [(self.original + self.length) // 2]
+        return sorted({0, self.original // 4, self.original // 2, self.original, *beyond, self.length})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Losses of methods by position, on the same windows.
+
+    Attributes:
+        candidates: The methods.
+        profiles: Method -> its losses, of the methods that fit the model.
+        text: Description of the text.
+    """
+
+    candidates: Candidates
+    profiles: dict[str, Profile]
+    text: str
+
+    @cached_property
+    def perplexities(self) -> dict[str, list[Interval]]:
+        """Method -> perplexity per token in each bucket, with 95% intervals over windows."""
+        return {
+            name: [interval(*_per_token(sums), metric="perplexity") for sums in profile.buckets]
+            for name, profile in self.profiles.items()
+        }
+
+    @property
+    def best(self) -> list[str | None]:
+        """The method with the lowest perplexity in each bucket."""
+        columns = [{name: row[i].value for name, row in self.perplexities.items()} for i in range(len(self.sizes))]
+        found = [{name: value for name, value in column.items() if value is not None} for column in columns]
+        return [min(column, key=column.__getitem__, default=None) for column in found]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens scored in each bucket."""
+        return [sum(sums.tokens) for sums in self.profiles[UNCHANGED].buckets]
+
+    @property
+    def windows(self) -> int:
+        return len(self.profiles[UNCHANGED].buckets[0].nats)
+
+    @cached_property
+    def beyond(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Method -> nats and tokens of each window beyond the trained length, lowest first; only where all are finite."""
+        first = self.candidates.edges.index(self.candidates.original)
+        sums = {
+            name: tuple(np.sum([_per_token(each) for each in profile.buckets[first:]], axis=0))
+            for name, profile in self.profiles.items()
+        }
+        finite = {name: each for name, each in sums.items() if np.isfinite(each[0]).all()}
+        return dict(sorted(finite.items(), key=lambda one: one[1][0].sum()))
+
+    @cached_property
+    def against_best(self) -> dict[str, Interval]:
+        """Method -> how many times the perplexity of the best it has beyond the trained length, paired over windows."""
+        best, *others = self.beyond
+        found = {name: paired_difference(self.beyond[name], self.beyond[best], metric="mean") for name in others}
+        return {name: Interval(*(None if x is None else _exp(x) for x in each)) for name, each in found.items()}
+
+    @property
+    def undecided(self) -> list[str]:
+        """The best and those that may be as good, where the intervals of paired differences have 0; empty where none have."""
+        alike = [name for name, ratio in self.against_best.items() if ratio.low is None or ratio.low <= 1]
+        return [next(iter(self.beyond)), *alike] if alike else []
+
+    @property
+    def recommendation(self) -> str:
+        """A sentence, with what it rests on."""
+        where = f"beyond {self.candidates.original} tokens"
+        if len(self.beyond) < 2:
+            return f"Undecided: {where} no two methods have finite losses."
+        best, second = list(self.beyond)[:2]
+        nats, tokens = self.beyond[best]
+        rests = f"paired over {len(nats)} windows with {int(tokens.sum()):,} tokens there"
+        ratio = self.against_best[second]
+        between = "" if ratio.low is None else f"95% interval {ratio.low:.3f} to {ratio.high:.3f}, "
+        lowest = f"the lowest perplexity {where}, {_exp(nats.sum() / tokens.sum()):.4g}"
+        times = f"{second} has {ratio.value:.3f} times that ({between}{rests})"
+        if self.undecided:
+            names = f"{', '.join(self.undecided[:-1])} and {self.undecided[-1]}"
+            return f"Undecided between {names}: {best} has {lowest}, and {times}."
+        return f"Recommended: {best}, which has {lowest}; the next, {times}."
+
+    @property
+    def command(self) -> str | None:
+        """The command that writes the best extended checkpoint; None where no method fits."""
+        writing = next((name for name in self.beyond if name != UNCHANGED), None)
+        words = ["longitude", "extend", self.candidates.source.name, "--method", str(writing)]
+        words += ["--to", str(self.candidates.length), *self.candidates.options]
+        return None if writing is None else shlex.join(words)
+
+
+def candidates(
+    model: str | Path, to: int, factor: float | None = None, original: int | None = None, allow_pickle: bool = False
+) -> Candidates:
+    """The methods for a checkpoint, decided without its weights. ValueError for a model that no method could extend."""
+    source = open_source(str(model), allow_pickle)
+    if source.kind != "rotary":
+        raise UsageError(
+            "--method all", "a model with rotary positions, which methods scale", f"{source.name}, {source.kind}"
+        )
+    if source.quantization is not None or not source.causal:
+        got = "one that predicts masked tokens" if source.quantization is None else f"{source.quantization}"
+        raise UsageError("--method all", "a causal model with plain weights, whose loss is measured", got)
+    targets = {name: Target(to=to, method=name, factor=factor, original=original) for name in COMPARED}
+    try:
+        trained = original_length(source, targets[COMPARED[0]])
+    except ValueError:
+        if source.declared is None:
+            raise
+        trained = source.declared  # extended already: a reason in each row
+    if to <= trained:
+        raise UsageError("--method all", f"--to beyond {trained}, the length that {source.name} was trained at", to)
+    configs: dict[str, PreTrainedConfig | str] = {}
+    for name, target in targets.items():
+        try:
+            plan = plan_extension(source, target, must_fit=False)
+            configs[name] = plan.read_config().get_text_config(decoder=True)
+        except ValueError as error:
+            configs[name] = str(error)
+    given = {"--factor": factor, "--original": original}
+    options = [word for name, value in given.items() if value is not None for word in (name, f"{value:g}")]
+    return Candidates(source, trained, to, (*options, *["--allow-pickle"] * allow_pickle), configs)
+
+
+def costs(chosen: Candidates, minutes: float = MINUTES) -> list[Cost]:
+    """The cost of a comparison, by timing a few layers of the model."""
+    source, length, models = chosen.source, chosen.length, len(chosen.fitting)
+    sample = sample_within(source, length, minutes, models, shortest=length)
+    return [reading("measuring", source, length, models * sample.tokens, sample.seconds)]
+
+
+def compare(
+    chosen: Candidates,
+    store: Store,
+    *,
+    text: str = "stdlib",
+    minutes: float = MINUTES,
+    on_progress: Progress = lambda what, done, total: None,
+    on_note: Callable[[str], None] = lambda sentence: None,
+) -> Comparison:
+    """Losses by position of every method on the same windows of the new length. Nothing is written beside the store.
+
+    Each window is the start of another document, read whole. The losses of a method are those of the checkpoint that it writes.
+
+    Args:
+        chosen: Result of `candidates`.
+        store: Holds the losses of each method, so that the same call continues.
+        text: A file, a folder, "datasets:NAME" or "stdlib".
+        minutes: Approximate time for all methods.
+        on_progress: Called as on_progress(description, done, total).
+        on_note: Called with a sentence on the time that it takes, before any window is read.
+
+    Raises:
+        ValueError: For a text that is too short, more memory than is free, fewer minutes than a few windows take, and a model
+            whose losses are not finite.
+    """
+    cost = CostMeasurement(chosen.source, text, store, on_progress, minutes, on_note)
+    on_progress("timing a few layers", 0, 0)
+    length, configs = chosen.length, chosen.fitting
+    sample = cost.sample(length, minutes, models=len(configs), shortest=length)
+    _require_time(sample, len(configs), minutes)
+    cost.require_memory(length)
+    takes = "" if sample.seconds is None else f", about {sample.seconds:.0f} s"
+    most = sample.tokens // length
+    on_note(f"measuring: {most} windows of {length} tokens, each by {len(configs)} methods{takes}")
+    checkpoint = cost.load()
+    model, bos = checkpoint.model, bos_of(checkpoint.tokenizer, "tokenizer")
+    documents = documents_of(cost.text, checkpoint.tokenizer, length, most)
+
+    def measured(i: int, folder: Path) -> Profile:
+        name, config = list(configs.items())[i]
+        with rotating_with(model, config):
+            losses = losses_by_length(
+                model,
+                documents.ids,
+                lengths=[length],
+                methods=["per-position"],
+                bins=chosen.edges,
+                token_bytes=documents.sizes,
+                batch_tokens=max(BATCH, length),
+                progress=lambda done, total: on_progress(f"measuring {name}", done, total),
+                reader=Resumable(Bounded(model, None, bos=bos), folder / PASSES),
+            )
+        (folder / PASSES).unlink(missing_ok=True)
+        profile = Profile([Sums.of(each) for each in losses])
+        if name == UNCHANGED:
+            cost.require_finite(profile.buckets[0], length)
+        return profile
+
+    inputs = {"bos": bos, "text": documents.digest, "edges": chosen.edges}
+    units = [Unit("positions", name, inputs_of(checkpoint, config) | inputs) for name, config in configs.items()]
+    profiles = store.results(units, measured, Profile)
+    return Comparison(chosen, dict(zip(configs, profiles, strict=True)), cost.text.source)
+
+
+def _require_time(sample: Sample, models: int, minutes: float) -> None:
+    """UsageError where the fewest windows take longer than the minutes."""
+    if sample.seconds is not None and sample.seconds > 60 * minutes:
+        needed = math.ceil(sample.seconds / 6) / 10
+        what = f"{FEWEST} windows of {sample.length} tokens by {models} methods take about {needed} minutes here"
+        raise UsageError("--cost-minutes", f"{needed} or more", f"{minutes:g}", f"{what}; or give a shorter --to")
+
+
+def _per_token(sums: Sums) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(sums.nats, dtype=float), np.array(sums.tokens)
+
+
+def _exp(nats: float) -> float:
+    return math.exp(min(nats, 700.0))

@@ -1,0 +1,99 @@
+"""A GGUF file as a checkpoint: plain transformers gives its logits, and rotates as llama.cpp does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longitude.check import unpack
+from longitude.checkpoints.gguf import GGUF, SHORT
+from longitude.cli import main
+from tests.check.building import write_gguf
+from tests.support import refused
+
+FACTORS = [1.0] * 6 + [1.5, 2.5] + [4.0] * 8
+
+
+def loaded(folder: str):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_logits_are_those_of_the_model(tmp_path):
+    written = write_gguf(tmp_path / "one.gguf")
+    folder = unpack.unpacked(str(tmp_path / "one.gguf"), inside=tmp_path / "made")
+    tokens = torch.arange(61)[None] % 3
+    torch.testing.assert_close(loaded(folder)(tokens).logits, written(tokens).logits)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer("aba")["input_ids"]) == "aba"
+    assert "quantization_config" not in json.loads((Path(folder) / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("keys", "factors", "scale"),
+    [
+        ({"rope_scaling_type": "LINEAR", "rope_scaling_factor": 4.0}, None, 1.0),
+        ({"rope_scaling_factor": 2.0}, None, 1.0),  # a file without a type is linear
+        ({"rope_scaling_type": "YARN", "rope_scaling_factor": 4.0, "rope_scaling_orig_ctx_len": 16}, None, 1.138629436),
+        ({}, FACTORS, 1.0),
+    ],
+    ids=["linear", "no type", "yarn", "factors"],
+)
+def test_a_scheme_rotates_as_in_the_file(keys, factors, scale, tmp_path):
+    """transformers alone reads the base, and loses the scheme."""
+    types = pytest.importorskip("gguf").RopeScalingType
+    keys = {name: getattr(types, value) if name.endswith("type") else value for name, value in keys.items()}
+    write_gguf(file := tmp_path / "one.gguf", factors, keys)
+    rotary = loaded(unpack.unpacked(str(file), inside=tmp_path / "made")).model.rotary_emb
+    wanted = GGUF(file).frequencies()[SHORT].inverse
+    torch.testing.assert_close(rotary.inv_freq.double(), wanted, rtol=1e-6, atol=0)
+    assert rotary.attention_scaling == pytest.approx(scale)
+    assert not torch.allclose(wanted, 500.0 ** (-torch.arange(16) / 16).double())
+
+
+def test_a_file_is_unpacked_once_for_each_state(tmp_path):
+    said: list[str] = []
+    write_gguf(file := tmp_path / "one.gguf")
+    first, second = (unpack.unpacked(str(file), said.append, tmp_path / "made") for _ in range(2))
+    assert first == second and len(said) == 1
+    write_gguf(file, keys={"rope_freq_base": 1e4})
+    assert unpack.unpacked(str(file), said.append, tmp_path / "made") != first and len(said) == 2
+    assert unpack.unpacked("owner/name", said.append) == "owner/name" and len(said) == 2
+
+
+def test_what_is_no_file_or_is_cut_off_is_refused(tmp_path):
+    with refused("nowhere.gguf"):
+        unpack.unpacked(str(tmp_path / "nowhere.gguf"))
+    write_gguf(file := tmp_path / "one.gguf")
+    file.write_bytes(file.read_bytes()[:2000])
+    with refused("one.gguf"):
+        unpack.unpacked(str(file), inside=tmp_path / "made")
+    assert [*(tmp_path / "made").glob("[!.]*")] == []
+
+
+def test_a_file_without_a_tensor_is_refused(tmp_path):
+    """transformers would fill it with random numbers."""
+    write_gguf(file := tmp_path / "one.gguf")
+    file.write_bytes(file.read_bytes().replace(b"blk.0.ffn_up", b"blk.0.ffn_ab"))
+    with refused("mlp.up_proj"):
+        unpack.unpacked(str(file), inside=tmp_path / "made")
+
+
+def test_a_folder_that_differs_from_its_file_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpack, "with_scheme", lambda config, file: None)
+    write_gguf(file := tmp_path / "one.gguf", FACTORS)
+    with refused("llama3"):
+        unpack.unpacked(str(file), inside=tmp_path / "made")
+    assert [*(tmp_path / "made").glob("[!.]*")] == []
+
+
+def test_every_command_takes_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_gguf(tmp_path / "one.gguf")
+    (tmp_path / "text.txt").write_text("ab" * 400)
+    measured = "measure one.gguf --lengths 16 --text text.txt --documents 1 --methods non-overlapping --json"
+    extended = "extend one.gguf --to 128 --method yarn --no-measure --out longer"
+    for words in ("show one.gguf", "check one.gguf --quick", measured, extended):
+        assert main(words.split()) == 0, capsys.readouterr().err
+    assert loaded("longer").config.rope_parameters["rope_type"] == "yarn"

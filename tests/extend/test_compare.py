@@ -1,0 +1,214 @@
+"""`longitude extend --method all`: every method on one model in memory, by position, as measuring its checkpoint gives it."""
+
+import json
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from longitude.errors import UsageError
+from longitude.extend import compare as module, short_contexts
+from longitude.extend.compare import COMPARED, UNCHANGED, Candidates, Comparison, Profile, candidates
+from longitude.extend.short_contexts import Sums
+from longitude.measure.documents import documents_of
+from longitude.measure.sources import read_text
+from longitude.measure.text import losses_by_length
+from longitude.statistics.documents import interval
+from tests.extend.conftest import LENGTH, config, files, loaded
+
+TO = 4 * LENGTH
+EDGES = [0, LENGTH // 4, LENGTH // 2, LENGTH, 2 * LENGTH, TO]
+ALL = ["--to", TO, "--method", "all"]
+WINDOWS = 5
+
+
+@pytest.fixture
+def fast(monkeypatch, tmp_path):
+    """A machine on which all windows that are wanted fit into a minute, and that wants five."""
+    monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 1e12)
+    monkeypatch.setattr(short_contexts, "TOKENS", WINDOWS * TO)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def compared(fast, command, text, tmp_path):
+    """compared(folder, *arguments) -> the comparison of `longitude extend --method all --json`; nothing is left on the disk."""
+
+    def call(folder: Path, *arguments: object) -> dict:
+        before = sorted(tmp_path.rglob("*"))
+        code, printed, error = command(folder, *ALL, "--text", text, *arguments, "--json")
+        assert code == 0, error
+        assert sorted(tmp_path.rglob("*")) == before
+        return json.loads(printed)
+
+    return call
+
+
+def perplexities(folder: Path, text: Path) -> list[float]:
+    """By position, of a checkpoint as plain transformers loads it, on the same windows."""
+    documents = documents_of(read_text(str(text)), AutoTokenizer.from_pretrained(folder), TO, WINDOWS)
+    options = {"lengths": [TO], "methods": ["per-position"], "bins": EDGES}
+    return [
+        np.exp(each.nats.sum() / each.tokens.sum())
+        for each in losses_by_length(loaded(folder), documents.ids, **options)
+    ]
+
+
+def row(found: dict, name: str) -> list[float]:
+    [own] = [each for each in found["rows"] if each["method"] == name]
+    assert own["reason"] is None
+    assert [(each["position_from"], each["position_to"]) for each in own["losses"]] == list(pairwise(EDGES))
+    return [each["perplexity"] for each in own["losses"]]
+
+
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow), "gemma3_text"])
+def test_losses_are_those_of_the_checkpoint_that_a_method_writes(kind, checkpoint, longer, compared, text) -> None:
+    """Loaded by plain transformers; and the methods differ from each other by far more than that."""
+    found = compared(checkpoint(kind))
+    assert (found["windows"], found["tokens"]) == (WINDOWS, WINDOWS * TO)
+    assert row(found, UNCHANGED) == pytest.approx(perplexities(checkpoint(kind), text), rel=1e-5)
+    for name in COMPARED:
+        written = longer(kind, "--to", TO, "--method", name, "--no-measure")
+        assert row(found, name) == pytest.approx(perplexities(written, text), rel=1e-5)
+        assert max(abs(a / b - 1) for a, b in zip(row(found, name), row(found, UNCHANGED), strict=True)) > 1e-3
+
+
+def test_the_best_and_the_command(compared, checkpoint, command, monkeypatch, text) -> None:
+    """The lowest of each column has the mark in the table, and the printed command is one that works."""
+    found = compared(checkpoint("llama"), "--factor", 5)
+    rows = {each["method"]: [one["perplexity"] for one in each["losses"]] for each in found["rows"]}
+    assert [*rows] == [UNCHANGED, *COMPARED]
+    for i, best in enumerate(found["best"]):
+        assert best["method"] == min(rows, key=lambda name: rows[name][i])
+    program, verb, *given = shlex.split(found["command"])
+    assert (program, verb) == ("longitude", "extend") and given[given.index("--factor") + 1] == "5"
+    code, _, error = command(*given, "--no-measure", "--dry-run")
+    assert (code, error) == (0, "")
+    code, printed, error = command(checkpoint("llama"), *ALL, "--text", text)
+    assert code == 0 and "about" in error and printed.count("*") == len(EDGES) - 1 + 1  # and its explanation
+
+
+def made_up(nats: dict[str, list[float]]) -> Comparison:
+    """A comparison of methods with these nats per token beyond 4 of 8 tokens, one for each window."""
+    chosen = Candidates(None, 4, 8, (), dict.fromkeys(nats, ""))  # pyright: ignore[reportArgumentType]
+
+    def bucket(first: int, last: int, each: list[float]) -> Sums:
+        sizes = [last - first] * len(each)
+        return Sums([(last - first) * (1.0 if first < 4 else x) for x in each], sizes, sizes)
+
+    pairs = [*pairwise(chosen.edges)]
+    return Comparison(
+        chosen, {name: Profile([bucket(*pair, each) for pair in pairs]) for name, each in nats.items()}, ""
+    )
+
+
+def test_undecided_is_what_pairs_do_not_tell_apart() -> None:
+    """Windows differ by more than methods, and pairs tell: a method that is better in each window is recommended."""
+    hard = np.linspace(1, 5, 12)
+    wave = 0.2 * np.cos(np.arange(12) * 2.4)
+    better = {UNCHANGED: (hard + 0.1).tolist(), "yarn": hard.tolist(), "linear": (hard + 0.5).tolist()}
+    sure = made_up(better)
+    assert sure.undecided == [] and sure.recommendation.startswith("Recommended: yarn")
+    assert sure.against_best[UNCHANGED].value == pytest.approx(np.exp(0.1))
+    yarn, linear = (interval(*sure.beyond[name], metric="mean") for name in ("yarn", "linear"))
+    assert (yarn.high or 0) > (linear.low or 0), "windows differ by more"
+    unsure = made_up(better | {"ntk": (hard + wave - wave.mean() + 0.01).tolist()})
+    assert unsure.undecided == ["yarn", "ntk"] and unsure.recommendation.startswith("Undecided between yarn and ntk")
+    for found in (sure, unsure):
+        assert "12 windows with 48 tokens" in found.recommendation
+    lost = made_up(better | {"ntk": [np.nan] * 12})
+    assert "ntk" not in lost.beyond and lost.perplexities["ntk"][-1].value is None and lost.best[-1] == "yarn"
+
+
+def test_a_killed_comparison_continues(checkpoint, fast, command, text, tmp_path, monkeypatch) -> None:
+    """Methods that were measured are not measured again, and nothing is left."""
+    read, real = [], module.losses_by_length
+
+    def interrupted(*arguments, **options):
+        if len(read) == 3:
+            read.append("")
+            raise KeyboardInterrupt
+        read.append("")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "losses_by_length", interrupted)
+    given = [checkpoint("llama"), *ALL, "--text", text]
+    assert command(*given)[0] == 130 and len(list(tmp_path.rglob("result.json"))) == 1 + 3
+    assert command(*given)[0] == 0 and len(read) == 1 + 1 + len(COMPARED)
+    assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+
+
+def test_plan_writes_nothing(checkpoint, command, tmp_path, monkeypatch) -> None:
+    """Windows of the new length by seven methods, within the minutes; nothing is loaded and no text is read."""
+    monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 1e9)
+    monkeypatch.setattr(module.CostMeasurement, "load", None)
+    monkeypatch.chdir(tmp_path)
+    before = files(checkpoint("llama"))
+    code, printed, _ = command(
+        checkpoint("llama"), *ALL, "--text", "no such text", "--plan", "--json", "--cost-minutes", 0.1
+    )
+    [part] = json.loads(printed)
+    assert code == 0 and not list(tmp_path.iterdir()) and files(checkpoint("llama")) == before
+    assert part["length"] == TO and part["tokens"] % (TO * (1 + len(COMPARED))) == 0
+    assert part["seconds"] == pytest.approx(part["flops"] / 1e9) and part["seconds"] <= 6
+
+
+def test_a_method_that_does_not_fit_is_a_row(checkpoint, longer, compared, text) -> None:
+    """Phi-3 reads every yarn as longrope; a model that was extended already has its own row alone."""
+    found = {each["method"]: each for each in compared(checkpoint("phi3"))["rows"]}
+    assert found["yarn"]["losses"] == [] and "longrope" in found["yarn"]["reason"]
+    assert found["ntk"]["losses"] and found[UNCHANGED]["losses"]
+    extended = longer("llama", "--to", 2 * LENGTH, "--method", "yarn", "--no-measure")
+    found = compared(extended)
+    assert found["original_length"] == 2 * LENGTH and found["command"] is None
+    for each in found["rows"]:
+        assert (each["reason"] is None) == bool(each["losses"]) == (each["method"] == UNCHANGED)
+    again = compared(extended, "--original", LENGTH)
+    assert row(again, "llama3") == row(compared(checkpoint("llama")), "llama3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("gpt2", ALL),
+        ("bloom", ALL),
+        ("llama", ["--to", LENGTH, "--method", "all"]),
+        ("llama", [*ALL, "--fine-tune", "stdlib", "--steps", 3]),
+        ("llama", [*ALL, "--base", 5e5]),
+        ("llama", [*ALL, "--no-measure"]),
+        ("llama", [*ALL, "--dry-run"]),
+        ("llama", [*ALL, "--budget", 9]),
+        ("llama", [*ALL, "--out", "longer"]),
+        ("llama", [*ALL, "--text", "/nowhere"]),
+        ("llama", [*ALL, "--cost-minutes", 1e-9]),
+    ],
+)
+def test_what_is_refused(kind, arguments, checkpoint, refused, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 1e9)
+    monkeypatch.chdir(tmp_path)
+    refused(checkpoint(kind), *arguments, out=None)
+
+
+def test_the_least_minutes_are_told(checkpoint, fast, command, text, monkeypatch) -> None:
+    """The number in the message is one with which the command works."""
+    monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 2e6)
+    given = [checkpoint("llama"), *ALL, "--text", text, "--cost-minutes"]
+    code, _, error = command(*given, 0.01)
+    assert code == 2
+    assert command(*given, error.split("expected ")[1].split()[0])[0] == 0
+
+
+def test_buckets_are_few() -> None:
+    for times in (1.01, 1.5, 2, 3, 4, 8, 10, 64, 1000):
+        edges = Candidates(None, 4096, int(4096 * times), (), {}).edges  # pyright: ignore[reportArgumentType]
+        assert edges[0] == 0 and 4096 in edges and edges[-1] == int(4096 * times) and edges == sorted({*edges})
+        assert 2 <= len(edges) - 1 - edges.index(4096) <= 3
+
+
+def test_fields_of_the_error(checkpoint) -> None:
+    with pytest.raises(UsageError) as error:
+        candidates(checkpoint("llama"), LENGTH)
+    assert error.value.got == str(LENGTH) and config(checkpoint("llama"))["max_position_embeddings"] == LENGTH
