@@ -154,7 +154,7 @@ class Endpoint:
         expected = SUCH + ", whose completions with echo give log-probabilities of a prompt" * (ids is not None)
         remedy = "--tasks other than perplexity do without log-probabilities" if ids is not None else ""
         hello: Any = SimpleNamespace(ids=encode(tokenizer, "Hello"), text="Hello", new_tokens=1)
-        problems = []
+        problem = ""
         for server in (self, replace(self, text=True)):
             try:
                 if asks:
@@ -165,8 +165,8 @@ class Endpoint:
             except Unreachable as error:
                 raise UsageError("--endpoint", SUCH, str(error)) from None
             except Refused as error:
-                problems.append(str(error))
-        raise UsageError("--endpoint", expected, problems[0], remedy)
+                problem = str(error)
+        raise UsageError("--endpoint", expected, problem, remedy)
 
 
 def without_thinking(text: str) -> str:
@@ -239,7 +239,7 @@ def _one_line(content: bytes) -> str:
     text = content.decode("utf-8", "replace")
     try:
         found = json.loads(text)
-        inner = found.get("error", found)
+        inner = found.get("error", found.get("detail", found))
         text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
     except (ValueError, AttributeError):
         pass
