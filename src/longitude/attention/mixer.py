@@ -70,6 +70,7 @@ class Mixer(nn.Module):
         undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
         full_precision: Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded.
         saturates: Whether sigmoids or tanh map an infinite token to finite numbers; NaN still reaches the output.
+        choosing: Names of its modules that only choose what is attended to: a choice has no gradient.
         far_from: Longest sequence, in tokens, that leaves the parameters for distant tokens unused; None: it has none.
     """
 
@@ -81,6 +82,7 @@ class Mixer(nn.Module):
     shares_sequence = False
     growth = "O(N)"
     saturates = False
+    choosing: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
 

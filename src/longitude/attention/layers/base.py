@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longitude.attention.documents import padding_of, require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
-from longitude.attention.masks import AllOf, Documents, Mask, Padding, require_causal, require_mask
+from longitude.attention.masks import AllOf, Documents, Mask, Padding, is_causal, require_causal, require_mask
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import Backend, answer, choose_once, raw_request, run_parts
 from longitude.attention.request import AllowedPairs, Request
@@ -147,6 +147,18 @@ def _checked(
     alike = kept and encoding.stable_keys and not encoding.reads_tokens and not torch.is_autocast_enabled(x.device.type)
     padding = None if documents is None else padding_of(documents, length)
     return Call(mask, positions, q_positions, past, length, remembered, own, padding, kept, alike)
+
+
+def require_past(who: str, mask: Mask) -> None:
+    """ValueError unless the mask leaves no key after the query."""
+    require_mask(mask)
+    if not is_causal(mask):
+        raise UsageError(
+            f"mask: {who} attends to the past only",
+            "Causal() with what else is joined to it by &",
+            type(mask).__name__,
+            "MultiHeadAttention takes any mask, lg.Band(before, after) among them",
+        )
 
 
 def attended(
