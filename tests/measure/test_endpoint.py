@@ -14,9 +14,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.errors import UsageError
 from longitude.measure import endpoint as module
-from longitude.measure.endpoint import Endpoint, address, without_thinking
+from longitude.measure.endpoint import Endpoint, address, stand_in, without_thinking
+from longitude.measure.retrieval import run
+from longitude.measure.retrieval.prompts import Prompt
 from tests.measure.conftest import write
 
 TASKS = ["perplexity", "passkey", "needle-single"]
@@ -265,6 +268,22 @@ def test_thinking_is_not_scored(folder, measured, tmp_path) -> None:
             assert len(got["generated"]) <= 3 * len(want["generated"])
     assert without_thinking("<think>a</think>b") == "b" and without_thinking("a</think> b") == " b"
     assert without_thinking("<think>a") == "" and without_thinking("b") == "b"
+
+
+def test_a_message_holds_the_start_of_the_answer() -> None:
+    """A server cannot be told how its answer begins; with the template its message has the length asked for."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    asked: list[Prompt] = []
+    server: Any = SimpleNamespace(
+        described="", answers=lambda prompts, _: [asked.append(each) or "1" for each in prompts]
+    )
+    [row] = run(Checkpoint(stand_in(), tokenizer, None, ""), "passkey", lengths=[400], trials=2, server=server)  # pyright: ignore[reportArgumentType]
+    assert row.count == 2 and row.window is not None and 300 < row.window <= 400
+    for prompt in asked:
+        message = [{"role": "user", "content": prompt.text}]
+        sent = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        assert prompt.text.endswith("The pass key is") and tokenizer(sent)["input_ids"] == prompt.ids
 
 
 def test_requests_at_a_time() -> None:
