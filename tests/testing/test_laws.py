@@ -109,7 +109,7 @@ MIXER_VARIANTS = {
     "hierarchical, window of one": of("hierarchical", "t5", window=1, size_term=False),
     "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "stick_breaking, remainder": of("stick_breaking", remainder=True),
-    "indexed, no rotation": of("indexed", "inkling", index_rotation=None, index_heads=2),
+    "indexed, interleaved": of("indexed", "ssmax", index_rotation="interleaved", index_rotary_dim=4),
     "kda, bounded": of("kda", lower_bound=-2.0),
     "s4d inv": of("s4d", init="inv"),
     "mamba2, groups": of("mamba2", groups=2, head_dim=8),

@@ -48,7 +48,8 @@ class IndexedAttention(MultiHeadAttention):
 
     Use it to reproduce DeepSeek V3.2, GLM-5 or Mistral Large 4, or to study what few keys lose. The indexer has one key per
     token and its own rotation. The choice is exact, and the same for all heads. Of equal scores, and many are exactly 0, the
-    earlier key is chosen. With k_top keys or fewer it is full attention.
+    earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal tokens have scores that differ
+    by rounding alone, so a whole pass and a cache may choose different ones of them.
 
     The choice has no gradient, so a loss of the output trains everything but the indexer. The authors train it by the
     divergence of its scores from the weights of full attention; here its weights are loaded, or stay as they were drawn.
