@@ -30,6 +30,7 @@ RATES = {
     "rwkv7": {*(f"x_{each}" for each in "rwkvag"), "w0", "a0", "r_k", "k_k", "k_a", "ln_x.weight", "ln_x.bias"},
     "s4d": {"log_dt", "log_A_real", "A_imag", "D"},
     "hierarchical": {"gate_bias"},
+    "indexed": {"index_norm.weight", "index_norm.bias"},
     "latent": {"q_norm.weight", "kv_norm.weight"},
     "lstm": {"bias_ih_l0", "bias_hh_l0"},
     "gru": {"bias_ih_l0", "bias_hh_l0"},

@@ -119,6 +119,8 @@ def test_undecided_is_what_pairs_do_not_tell_apart() -> None:
     assert unsure.undecided == ["yarn", "ntk"] and unsure.recommendation.startswith("Undecided between yarn and ntk")
     for found in (sure, unsure):
         assert "12 windows with 48 tokens" in found.recommendation
+    none = made_up(dict.fromkeys(better, [np.nan] * 12))
+    assert none.undecided == [] and none.command is None and none.recommendation.startswith("No method")
     lost = made_up(better | {"ntk": [np.nan] * 12})
     assert "ntk" not in lost.beyond and lost.perplexities["ntk"][-1].value is None and lost.best[-1] == "yarn"
 
@@ -163,7 +165,7 @@ def test_a_method_that_does_not_fit_is_a_row(checkpoint, longer, compared, text)
     assert found["ntk"]["losses"] and found[UNCHANGED]["losses"]
     extended = longer("llama", "--to", 2 * LENGTH, "--method", "yarn", "--no-measure")
     found = compared(extended)
-    assert found["original_length"] == 2 * LENGTH and found["command"] is None
+    assert found["original_length"] == 2 * LENGTH and found["command"] is found["recommended"] is None
     for each in found["rows"]:
         assert (each["reason"] is None) == bool(each["losses"]) == (each["method"] == UNCHANGED)
     again = compared(extended, "--original", LENGTH)

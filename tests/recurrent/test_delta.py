@@ -5,11 +5,12 @@ import torch
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearConfig, KimiLinearDeltaAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextConfig, Qwen3NextGatedDeltaNet
 
+import longitude.recurrent.delta as delta
 from longitude.recurrent import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.delta import unit
 from longitude.testing import fill
 from tests.recurrent.conftest import every_form_is, same_layer
-from tests.support import close, random, refused
+from tests.support import close, from_fla, random, refused
 
 HEADS, WIDTH, VALUES = 4, 6, 5
 
@@ -158,3 +159,25 @@ def test_kda_is_kimi_linears():
         return found | {"A_log": found["A_log"].flatten()}
 
     same_layer(KimiDeltaAttention(32, 4), fill(KimiLinearDeltaAttention(config, 0), std=0.2), config, weights)
+
+
+def test_a_bounded_gate_is_the_function_of_flash_linear_attention(monkeypatch):
+    """The decays that the rule gets, and their gradients, in float32; at first they are those of small steps."""
+    naive, found = from_fla("kda.gate", "naive_kda_lowerbound_gate"), []
+    monkeypatch.setattr(
+        delta, "gated_delta_rule", lambda *args, **_: (found.append(args[3]), gated_delta_rule(*args))[1]
+    )
+    own = fill(KimiDeltaAttention(32, 4, lower_bound=-5.0), std=0.4)
+    x = random(2, 9, 32, dtype=torch.float32)
+    own(x)
+    want = naive(own.step(x).unflatten(-1, (4, 8)), own.A_log, own.dt_bias, -5.0).transpose(1, 2)
+    [got] = found
+    close(got, want, 1e-5)
+    assert bool((got > -5).all()) and bool((got < 0).all())
+    learned = own.A_log, own.dt_bias, own.f_b_proj.weight
+    for mine, other in zip(*(torch.autograd.grad(y.square().sum(), learned) for y in (got, want)), strict=True):
+        close(mine, other, 1e-3, 1e-4)
+    fresh = KimiDeltaAttention(32, 4, lower_bound=-5.0)
+    close(fresh.A_log.detach(), torch.zeros(4))
+    with refused(what="KimiDeltaAttention"):
+        KimiDeltaAttention(32, 4, lower_bound=0.5)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         HierarchicalAttention as HierarchicalAttention,
         hierarchical_attention as hierarchical_attention,
     )
+    from longitude.attention.layers.indexed import IndexedAttention as IndexedAttention
     from longitude.attention.layers.latent import LatentAttention as LatentAttention
     from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
     from longitude.attention.layers.sparse import NativeSparseAttention as NativeSparseAttention
@@ -31,6 +32,7 @@ __getattr__, __all__ = loaded_on_use(
         "sequence_slice": "SequenceSlice",
         "layers.cross": "CrossAttention",
         "layers.hierarchical": "HierarchicalAttention hierarchical_attention",
+        "layers.indexed": "IndexedAttention",
         "layers.latent": "LatentAttention",
         "layers.longformer": "LongformerAttention",
         "layers.sparse": "NativeSparseAttention",

@@ -71,6 +71,7 @@ class Mixer(nn.Module):
         full_precision: Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded.
         saturates: Whether sigmoids or tanh map an infinite token to finite numbers; NaN still reaches the output.
         carries: Whether its cache holds a state beside keys and values, which cannot be cropped.
+        choosing: Names of its modules that only choose what is attended to: a choice has no gradient.
         far_from: Longest sequence, in tokens, that leaves the parameters for distant tokens unused; None: it has none.
     """
 
@@ -83,6 +84,7 @@ class Mixer(nn.Module):
     growth = "O(N)"
     saturates = False
     carries = False
+    choosing: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
 

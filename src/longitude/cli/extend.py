@@ -142,6 +142,8 @@ def extend(
     if config.method == ALL and out is not None:
         raise UsageError("--method all", "no --out", f"--out {out}", COMPARES)
     model = checkpoint_of(model)
+    if config.method == ALL:
+        return _compare(model, config, json)
     if config.plan:
         return _print_costs(model, config, json)
     if out is None and not config.dry_run:
@@ -152,34 +154,32 @@ def extend(
 
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
-        if config.method == ALL:
-            return _compare(model, config, json, bar)
         return _extend(model, config, out, json, bar)
 
 
-def _compare(model: str, config: ExtendOptions, json: bool, bar: Any) -> int:
+def _compare(model: str, config: ExtendOptions, json: bool) -> int:
     """Compare the methods on a checkpoint. The results are kept beside the default place until all are there."""
-    from longitude.extend import show
-    from longitude.extend.compare import compare
+    from longitude.cli.shared import print_costs
+    from longitude.extend import compare, show
     from longitude.extend.units import working
     from longitude.report.table import show as display
+    from longitude.runs.progress import Progress
 
-    chosen = _candidates(model, config)
-    with working(place_of(model, config)) as store:
-        minutes = config.cost_minutes
-        found = compare(chosen, store, text=config.text, minutes=minutes, on_progress=bar.update, on_note=bar.note)
+    assert config.to is not None  # `check` has asked for it
+    minutes = config.cost_minutes
+    with Progress() as bar:
+        bar.update("reading the checkpoint", 0)
+        chosen = compare.candidates(model, config.to, config.factor, config.original, config.allow_pickle)
+        if config.plan:
+            return print_costs(compare.costs(chosen, minutes), json)
+        with working(place_of(model, config)) as store:
+            how: dict[str, Any] = {"text": config.text, "minutes": minutes}
+            found = compare.compare(chosen, store, **how, on_progress=bar.update, on_note=bar.note)
     if json:
         print_json(show.comparison_json(found))
     else:
         display(*show.comparison_parts(found))
     return DONE
-
-
-def _candidates(model: str, config: ExtendOptions) -> Any:
-    from longitude.extend.compare import candidates
-
-    assert config.to is not None  # `check` has asked for it
-    return candidates(model, config.to, config.factor, config.original, config.allow_pickle)
 
 
 def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
@@ -250,13 +250,10 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     """Print the estimated costs of the extension."""
     from longitude.cli.shared import print_costs
-    from longitude.extend.compare import costs as costs_of_all
     from longitude.extend.costs import Tuning, costs
     from longitude.extend.plan import Target
     from longitude.runs.progress import Progress
 
-    if config.method == ALL:
-        return print_costs(costs_of_all(_candidates(model, config), config.cost_minutes), json)
     target = tuning = None
     if config.to is not None:
         names = ("to", "method", "factor", "base", "original")

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 import tyro
 
 from longitude.cli.shared import DONE, FAILURES, checkpoint_of, print_json
+from longitude.errors import UsageError
 from longitude.measure.config import MeasureConfig
 
 GROUPS = {
     "data": "text documents tokens lengths trained seed",
     "perplexity": "methods stride evaluator evaluator_context bos",
     "retrieval": "tasks trials depths chat",
+    "server": "endpoint model tokenizer concurrency thinking",
     "execution": "dtype device batch chunk allow_pickle",
 }
 EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
@@ -31,7 +33,7 @@ def measure(
     The same command continues where it stopped; nothing is measured twice.
 
     Args:
-        models: Folders of Hugging Face causal models, .gguf files, or names on the hub.
+        models: Folders of Hugging Face causal models, .gguf files, or names on the hub; none with --endpoint.
         config: What to measure.
         out: Directory of the run. It may hold the measurements of many questions; its report is of the last one.
         fresh: Measure again what this question needs.
@@ -41,6 +43,8 @@ def measure(
     from longitude.runs.progress import Progress
 
     models = tuple(map(checkpoint_of, models))
+    if plan and config.endpoint is not None:
+        raise UsageError("--plan", "checkpoints, whose cost is known", "--endpoint", "leave one of them out")
     if plan:
         return _print_costs(models, config, json)
     with Progress() as bar:

@@ -25,7 +25,6 @@ from longitude.extend.short_contexts import (
     MINUTES,
     CostMeasurement,
     Progress,
-    Sample,
     Sums,
     inputs_of,
     sample_within,
@@ -135,8 +134,8 @@ class Comparison:
     @cached_property
     def against_best(self) -> dict[str, Interval]:
         """Method -> how many times the perplexity of the best it has beyond the trained length, paired over windows."""
-        best, *others = self.beyond
-        found = {name: paired_difference(self.beyond[name], self.beyond[best], metric="mean") for name in others}
+        names = [*self.beyond]
+        found = {name: paired_difference(self.beyond[name], self.beyond[names[0]], metric="mean") for name in names[1:]}
         return {name: Interval(*(None if x is None else _exp(x) for x in each)) for name, each in found.items()}
 
     @property
@@ -150,7 +149,8 @@ class Comparison:
         """A sentence, with what it rests on."""
         where = f"beyond {self.candidates.original} tokens"
         if len(self.beyond) < 2:
-            return f"Undecided: {where} no two methods have finite losses."
+            why = f"no two have finite losses {where}" if len(self.profiles) > 1 else "none fits the model"
+            return f"No method is recommended: {why}."
         best, second = list(self.beyond)[:2]
         nats, tokens = self.beyond[best]
         rests = f"paired over {len(nats)} windows with {int(tokens.sum()):,} tokens there"
@@ -167,9 +167,10 @@ class Comparison:
     def command(self) -> str | None:
         """The command that writes the best extended checkpoint; None where no method fits."""
         writing = next((name for name in self.beyond if name != UNCHANGED), None)
-        words = ["longitude", "extend", self.candidates.source.name, "--method", str(writing)]
-        words += ["--to", str(self.candidates.length), *self.candidates.options]
-        return None if writing is None else shlex.join(words)
+        if writing is None:
+            return None
+        to = ["--method", writing, "--to", str(self.candidates.length)]
+        return shlex.join(["longitude", "extend", self.candidates.source.name, *to, *self.candidates.options])
 
 
 def candidates(
@@ -241,7 +242,10 @@ def compare(
     on_progress("timing a few layers", 0, 0)
     length, configs = chosen.length, chosen.fitting
     sample = cost.sample(length, minutes, models=len(configs), shortest=length)
-    _require_time(sample, len(configs), minutes)
+    if sample.seconds is not None and sample.seconds > 60 * minutes:
+        needed = math.ceil(sample.seconds / 6) / 10
+        what = f"{FEWEST} windows of {length} tokens by {len(configs)} methods take about {needed} minutes here"
+        raise UsageError("--cost-minutes", f"{needed} or more", f"{minutes:g}", f"{what}; or give a shorter --to")
     cost.require_memory(length)
     takes = "" if sample.seconds is None else f", about {sample.seconds:.0f} s"
     most = sample.tokens // length
@@ -274,14 +278,6 @@ def compare(
     units = [Unit("positions", name, inputs_of(checkpoint, config) | inputs) for name, config in configs.items()]
     profiles = store.results(units, measured, Profile)
     return Comparison(chosen, dict(zip(configs, profiles, strict=True)), cost.text.source)
-
-
-def _require_time(sample: Sample, models: int, minutes: float) -> None:
-    """UsageError where the fewest windows take longer than the minutes."""
-    if sample.seconds is not None and sample.seconds > 60 * minutes:
-        needed = math.ceil(sample.seconds / 6) / 10
-        what = f"{FEWEST} windows of {sample.length} tokens by {models} methods take about {needed} minutes here"
-        raise UsageError("--cost-minutes", f"{needed} or more", f"{minutes:g}", f"{what}; or give a shorter --to")
 
 
 def _per_token(sums: Sums) -> tuple[np.ndarray, np.ndarray]:

@@ -149,7 +149,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "tokens": sum(found.sizes),
         "rows": rows,
         "best": [{**bucket, "method": name} for bucket, name in zip(buckets, found.best, strict=True)],
-        "recommended": None if found.undecided else best,
+        "recommended": None if found.undecided or len(found.beyond) < 2 else best,
         "undecided": found.undecided,
         "against_best": {name: ratio._asdict() for name, ratio in found.against_best.items()},
         "recommendation": found.recommendation,

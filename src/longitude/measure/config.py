@@ -69,6 +69,16 @@ class MeasureConfig:
     """Tokens of a long window that are read at once, before the model continues with its cache."""
     seed: int = 0
     """Random seed of the retrieval questions, and of the resampling for intervals."""
+    endpoint: str | None = None
+    """Address of an OpenAI-compatible server to measure, in the place of MODEL; OPENAI_API_KEY is sent if it is set."""
+    model: str | None = None
+    """With --endpoint: the server's name of the model."""
+    tokenizer: str | None = None
+    """With --endpoint: folder or name of the model's tokenizer, in whose tokens lengths are; perplexity needs it."""
+    concurrency: int = 4
+    """With --endpoint: requests at a time."""
+    thinking: int = 0
+    """With --endpoint: tokens for thinking before an answer, besides those of the length; what follows is scored."""
     allow_pickle: bool = False
     """Load weights that are saved as a pickle, from a source you trust."""
 
@@ -80,13 +90,25 @@ def require_consistent(config: MeasureConfig) -> None:
     check_each_once("--methods", config.methods)
     check_each_once("--tasks", config.tasks)
     bounds = {"tokens": (config.lengths[-1], math.inf), "stride": (1, config.lengths[0]), "seed": (0, 2**32 - 1)}
-    bounds |= dict.fromkeys(("documents", "trials", "batch", "chunk", "evaluator_context"), (1, math.inf))
+    bounds |= dict.fromkeys(
+        ("documents", "trials", "batch", "chunk", "evaluator_context", "concurrency"), (1, math.inf)
+    )
+    bounds["thinking"] = (0, math.inf)
     for name, (low, high) in bounds.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
             why = {"tokens": ", the longest of --lengths", "stride": ", the shortest of --lengths"}.get(name, "")
             limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
             raise UsageError(f"--{name.replace('_', '-')}", f"{limits}{why}", value)
+    served = ("model", "tokenizer", "concurrency", "thinking")
+    for name in served if config.endpoint is None else ("dtype", "evaluator", "allow_pickle"):
+        if (value := getattr(config, name)) != getattr(MeasureConfig, name):
+            whose = "a checkpoint's" if config.endpoint else "a server's"
+            raise UsageError(f"--{name}", f"{whose} option only where one is measured", value, "leave it out")
+    if config.endpoint is not None and not config.model:
+        raise UsageError("--endpoint", "--model NAME, the server's name of the model", "none")
+    if config.thinking and not config.chat:
+        raise UsageError("--thinking", "questions in a chat", "--no-chat", "leave one of them out")
     if config.evaluator is not None and PERPLEXITY not in config.tasks:
         raise ValueError("--evaluator: expected perplexity among --tasks, which it adds LongPPL to")
     if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:

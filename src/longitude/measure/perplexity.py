@@ -8,7 +8,7 @@ from torch import Tensor
 
 from longitude.checkpoints.config import rope_types
 from longitude.checkpoints.load import one_line_of
-from longitude.measure.windows import Bounded, evaluating
+from longitude.measure.windows import Bounded, Reader, evaluating
 from longitude.models.cache_names import INSTALLED, cache_name
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
@@ -26,7 +26,7 @@ FOLLOWING = ("dynamic", "longrope")
 class Reading:
     """How a checkpoint reads windows: in chunks with its cache, or in one pass and why. finite: whether its logits are."""
 
-    reader: Bounded
+    reader: Reader
     reason: str | None
     finite: bool
 

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from longitude import plugins
 from longitude.attention.mixer import Mixer
 from longitude.checkpoints import load as checkpoints
 from longitude.checkpoints.config import FULL, contradictions, head_dim_of, raw_config, rope_types, trained_length
 from longitude.checkpoints.positions import has_alibi, last_position
+from longitude.errors import UsageError
 from longitude.hf.stock import KEY, class_of
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, check_each_once, require_consistent, with_trained
 from longitude.measure.documents import Documents, bos_of, documents_of
+from longitude.measure.endpoint import Endpoint, ServerTokenizer, address
 from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
 from longitude.measure.windows import LOGITS
@@ -83,6 +85,9 @@ class MeasurePlan:
     text: Text | None
     device: str
     evaluator: Subject | None = None
+    server: Endpoint | None = None
+    tokenizer: Any = None
+    """With a server."""
 
     def units(self, subject: Subject) -> dict[Part, Unit]:
         """Every part of a model's measurement, with its unit in the run directory."""
@@ -105,6 +110,7 @@ class MeasurePlan:
             inputs |= {"stride": config.stride} if part.way == "sliding" else {}
         else:
             inputs |= {"trials": config.trials, "chat": config.chat, "bos": config.bos}
+            inputs |= {"thinking": config.thinking} if self.server else {}
         return Unit(part.task, "-".join(map(str, filter(None, (subject.label, part.length, part.way)))), inputs)
 
     def key_tokens(self, subject: Subject) -> Unit | None:
@@ -142,13 +148,12 @@ class MeasurePlan:
 def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     """Every check that needs no weights: options, folders, tokenizers, text, memory. ValueError for the user."""
     require_consistent(config)
+    if config.endpoint is not None:
+        return _served(config, models)
     # one spelling of a folder: "models/llama/" is "models/llama"
     models = tuple(str(Path(model)) if model and Path(model).expanduser().is_dir() else model for model in models)
     check_each_once("the models", models)
-    device = device_of(config.device).type
-    text = read_text(config.text, "--text") if PERPLEXITY in config.tasks else None
-    if text is not None and not any(content for _, content in text.documents):
-        raise ValueError(f"--text {config.text}: the text is empty; give a text with something to read")
+    device, text = device_of(config.device).type, _text(config)
     read: dict[str, Documents] = {}
     labels = _labels(models)
     subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
@@ -158,6 +163,52 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
         alone = replace(config, tasks=(PERPLEXITY,))
         evaluator = _subject(alone, config.evaluator, f"evaluator {config.evaluator}", text, device, read)
     return MeasurePlan(config, subjects, tuple(lengths), text, device, evaluator)
+
+
+def _text(config: MeasureConfig) -> Text | None:
+    """The text for perplexity, if that is measured."""
+    text = read_text(config.text, "--text") if PERPLEXITY in config.tasks else None
+    if text is not None and not any(content for _, content in text.documents):
+        raise ValueError(f"--text {config.text}: the text is empty; give a text with something to read")
+    return text
+
+
+def _served(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
+    """The plan for a model on a server, which is asked once. UsageError where it cannot be measured."""
+    assert config.endpoint is not None and config.model is not None
+    if models:
+        raise UsageError("--endpoint", "--model NAME alone, which the server has", f"MODEL {models[0]}", "leave it out")
+    server = Endpoint(address(config.endpoint), config.model, config.concurrency, config.thinking, config.chat)
+    text, trained, asks = _text(config), None, {*config.tasks} != {PERPLEXITY}
+    if config.tokenizer is None:
+        if text is not None:
+            remedy = "name the folder of the model or of its tokenizer, or other --tasks than perplexity"
+            raise UsageError("--endpoint", "--tokenizer FOLDER, to cut text into the model's tokens", "none", remedy)
+        tokenizer: Any = ServerTokenizer(server)
+    else:
+        folder = Path(config.tokenizer).expanduser()
+        alone = folder.is_dir() and not (folder / "config.json").is_file()
+        about = PreTrainedConfig() if alone else checkpoints.config_of(config.tokenizer)
+        tokenizer, trained = checkpoints.tokenizer_of(config.tokenizer, about), trained_length(about)
+    bos = bos_of(tokenizer, config.bos)
+    _require_prompts(config, tokenizer, None)
+    documents = None if text is None else _documents(config, tokenizer, text, {})
+    server = server.checked(documents and documents.ids[0][:8].tolist(), bos, tokenizer, asks)
+    content = hashlib.sha256(f"{server.url} {server.model}".encode()).hexdigest()
+    label = Path(config.model).name or config.model
+    subject = Subject(config.model, label, trained, None, "on a server", content, bos, documents, Memory(0, 0, 0, 0))
+    lengths = tuple(with_trained(config.lengths, [trained] * config.trained))
+    return MeasurePlan(config, [subject], lengths, text, "server", server=server, tokenizer=tokenizer)
+
+
+def _require_prompts(options: MeasureConfig, tokenizer: Any, last: int | None) -> None:
+    """ValueError unless each task of retrieval has a prompt at some length."""
+    for task in options.tasks:
+        if task != PERPLEXITY:
+            depths = options.depths if retrieval.TASKS[task].depths else None
+            retrieval.plan(
+                task, options.lengths, depths, options.trials, options.seed, None, options.chat, options.bos
+            ).require_prompt(tokenizer, last)
 
 
 def _subject(
@@ -181,12 +232,7 @@ def _subject(
         bos = bos_of(tokenizer, options.bos)
     except ValueError as error:
         raise ValueError(f"{model}: {error}") from error
-    for task in options.tasks:
-        if task != PERPLEXITY:
-            depths = options.depths if retrieval.TASKS[task].depths else None
-            retrieval.plan(
-                task, options.lengths, depths, options.trials, options.seed, None, options.chat, options.bos
-            ).require_prompt(tokenizer, last)
+    _require_prompts(options, tokenizer, last)
     documents = None if text is None else _documents(options, tokenizer, text, read)
     highest = max(int(ids.max()) for ids in documents.ids) if documents else 0
     if highest >= (size := config.get_text_config().vocab_size):

@@ -11,8 +11,10 @@ from time import sleep
 from typing import Any, NamedTuple
 
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
+from longitude.errors import UsageError
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, as_json
+from longitude.measure.endpoint import SUCH, ServerReader, Unreachable
 from longitude.measure.key_tokens import TASK as LONGPPL, find_key_text, selected
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Part, Subject
@@ -225,6 +227,8 @@ class Run:
             raise
         except BusyError:
             pass
+        except Unreachable as error:  # so would the next unit be
+            raise UsageError("--endpoint", SUCH, str(error), "the same command continues") from None
         except Exception as error:
             reason = f"{type(error).__name__}: {one_line_of(error)}"
             self.fail(f"{label}: {part.task} at {part.length} failed, {reason}", unit)
@@ -233,6 +237,12 @@ class Run:
     def opened(self, subject: Subject) -> Opened:
         """The checkpoint, and how it reads windows. ValueError when it cannot be loaded, or is not causal."""
         config, label = self.config, subject.label
+        labels = {"model": subject.model, "encoding": subject.positions, "label": label}
+        labels |= {"train_length": subject.trained, "commit": self.commit}
+        if (server := self.plan.server) is not None:
+            reader = ServerReader(server, self.plan.tokenizer, subject.bos)
+            served = Checkpoint(reader.model, self.plan.tokenizer, reader.model.config, server.url)
+            return Opened(subject, served, Reading(reader, None, finite=True), labels)
         self.watcher.note(f"{label}: needs {subject.needs}")
         checkpoint = load(subject.model, dtype=config.dtype, device=self.plan.device, allow_pickle=config.allow_pickle)
         if unused := checkpoint.unused:
@@ -241,8 +251,6 @@ class Run:
         reading = reading_of(checkpoint.model, config.chunk, subject.bos)
         if reading.reason is not None:
             self.watcher.note(f"{label}: windows are read in one pass, because {reading.reason}")
-        labels = {"model": subject.model, "encoding": subject.positions, "label": label}
-        labels |= {"train_length": subject.trained, "commit": self.commit}
         return Opened(subject, checkpoint, reading, labels)
 
     def result(self, opened: Opened, part: Part, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -257,7 +265,8 @@ class Run:
         answers: list[dict[str, Any]] = []
         keep = {"on_answer": lambda answer: answers.append(asdict(answer))}
         options = {**asked, **keep, "progress": progress, **opened.labels}
-        options["prefill"] = None if opened.reading.reason else self.config.chunk
+        options["prefill"] = None if opened.reading.reason or self.plan.server else self.config.chunk
+        options["server"] = self.plan.server
         try:
             rows = retrieval.run(opened.checkpoint, part.task, lengths=[part.length], depths=depths, **options)
             return {"rows": [asdict(row) for row in rows], "answers": answers}
@@ -284,7 +293,7 @@ class Run:
             stride=self.config.stride,
             span=len(documents.ids[0]) - 1,
             token_bytes=documents.sizes,
-            batch_tokens=self.config.batch,
+            batch_tokens=self.config.concurrency * part.length if self.plan.server else self.config.batch,
             progress=progress,
             reader=Resumable(reading.reader, folder / WINDOWS),
             selected=chosen,

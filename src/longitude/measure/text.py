@@ -226,7 +226,7 @@ def losses_by_length(  # noqa: C901
     for (method, window, step), nats in zip(passes, scores, strict=True):
         along = {"nats": nats} | weights
         protocol = {"window": window, "stride": step, "truncation": f"tail dropped to a multiple of {span} targets"}
-        protocol["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+        protocol["dtype"] = str(next((each.dtype for each in model.parameters()), "unknown")).removeprefix("torch.")
         if method in methods:
             sums = {name: np.array([each.sum() for each in values]) for name, values in along.items()}
             results.append(DocumentLosses(**sums, method=method, **protocol))

@@ -51,7 +51,7 @@ def score(
 
     `progress` is called after every forward pass, over all the plans.
     """
-    reader, device = reader or Reader(model), next(model.parameters()).device
+    reader, device = reader or Reader(model), next((each.device for each in model.parameters()), "cpu")
     done, total = 0, sum(width * len(starts) for plan in plans for (width, _), starts in plan.items())
     for plan in plans:
         nats = [np.empty(count) for count in counts]
@@ -79,6 +79,9 @@ class Reader:
         once.
     The first target of a window is predicted from this token only, the others from it and the earlier text of the window.
     """
+
+    size: int | None = None
+    """Tokens that are read at once; None: the whole window."""
 
     def __init__(self, model: Any, bos: int | None = None):
         self.model, self.bos = model, bos

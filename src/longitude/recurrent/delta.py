@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -95,6 +96,8 @@ class DeltaMixer(RecurrentMixer):
     undecayed = ("dt_bias", "A_log")
     decays: ClassVar[str]
     """"head" or "channel": whether decays are per head or per channel."""
+    lower_bound: float | None = None
+    """The smallest logarithm of a decay; None: it has no bound."""
 
     def __init__(
         self,
@@ -131,8 +134,10 @@ class DeltaMixer(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize as Mamba-2: A in [1, 16], steps log-uniform in [0.001, 0.1]."""
-        fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
+        """Initialize as Mamba-2: A in [1, 16], steps log-uniform in [0.001, 0.1]. With a bound A is 1."""
+        # There A multiplies the bias too, and a sigmoid of 16 times it would never decay nor learn to.
+        of_a = torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16 if self.lower_bound is None else 1)
+        fill(self.A_log, of_a.log())
         fill_step_bias(self.dt_bias)
         self.conv1d.reset_parameters()
 
@@ -154,8 +159,9 @@ class DeltaMixer(RecurrentMixer):
         of_keys, exact = self.num_key_heads * self.head_dim, state_dtype(x)
         q, k, v = F.silu(qkv).split([of_keys, of_keys, self.num_heads * self.value_dim], -1)
         q, k = (unit(split_heads(y, self.num_key_heads).to(exact)) for y in (q, k))
-        step = split_heads(softplus(self.step(x).to(exact) + self.dt_bias.to(exact)), self.num_heads)
-        g = -self.A_log.to(exact).exp()[:, None, None] * step
+        step = split_heads(self.step(x).to(exact) + self.dt_bias.to(exact), self.num_heads)
+        rate, bound = self.A_log.to(exact).exp()[:, None, None], self.lower_bound
+        g = -rate * softplus(step) if bound is None else bound * (rate * step).sigmoid()
         beta = self.b_proj(x).to(exact).sigmoid().transpose(1, 2)
         v = split_heads(v, self.num_heads)
         g = g.squeeze(-1) if self.decays == "head" else g
@@ -231,7 +237,9 @@ class KimiDeltaAttention(DeltaMixer):
         q, k, v, beta as Gated DeltaNet has them;   g = -exp(A_log) softplus(x W_fa W_fb + dt_bias)
         out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * sigmoid(x W_ga W_gb))
 
-    W_fa and W_ga have head_dim columns.
+    W_fa and W_ga have head_dim columns. With a lower_bound L the gate is g = L sigmoid(exp(A_log) (x W_fa W_fb + dt_bias)), so
+    that a channel keeps e^L of its state or more at each token; A_log then starts at 0. Use it if decays should stay within
+    what a chunk can multiply.
 
     Args:
         dim: width of x and of the output.
@@ -239,10 +247,11 @@ class KimiDeltaAttention(DeltaMixer):
         head_dim: width of a head; None: dim / num_heads.
         conv_kernel: tokens under the depthwise causal convolution.
         norm_eps: epsilon of the norm.
+        lower_bound: L, below 0, such as -5 in flash-linear-attention; None: the unbounded gate.
         mode, chunk_size: as in `gated_delta_rule`.
 
     Raises:
-        ValueError: for sizes that do not fit.
+        ValueError: for sizes that do not fit, and a lower_bound that is not below 0.
 
     Source:
         Kimi Team 2025, arXiv 2510.26692, https://arxiv.org/abs/2510.26692
@@ -259,11 +268,15 @@ class KimiDeltaAttention(DeltaMixer):
         head_dim: int | None = None,
         conv_kernel: int = 4,
         norm_eps: float = 1e-5,
+        lower_bound: float | None = None,
         mode: str = "chunked",
         chunk_size: int = 64,
     ):
         sizes = {"num_key_heads": None, "head_dim": head_dim, "expand_v": 1, "conv_kernel": conv_kernel}
         super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, mode=mode, chunk_size=chunk_size)
+        if lower_bound is not None and not (isinstance(lower_bound, int | float) and -math.inf < lower_bound < 0):
+            raise UsageError("KimiDeltaAttention", "a finite lower_bound below 0", repr(lower_bound))
+        self.lower_bound = lower_bound
         wide = num_heads * self.head_dim
         self.f_a_proj, self.g_a_proj = (nn.Linear(dim, self.head_dim, bias=False) for _ in range(2))
         self.f_b_proj, self.g_b_proj = (nn.Linear(self.head_dim, wide, bias=False) for _ in range(2))

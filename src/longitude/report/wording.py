@@ -44,6 +44,7 @@ PAPERS = {
     "sink": "learned sink",
     "latent": "MLA",
     "nsa": "NSA",
+    "indexed": "DSA",
     "stick_breaking": "stick-breaking attention",
     "chunks": "chunked attention",
     "window": "sliding window",

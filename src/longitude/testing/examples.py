@@ -34,6 +34,7 @@ SMALL = {
     "stride": 2,
     "select_block": 4,
     "select_count": 3,
+    "k_top": 5,
     "kv_rank": 6,
     "q_rank": 10,
 }

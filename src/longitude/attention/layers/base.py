@@ -252,6 +252,18 @@ def _checked(
     return Call(mask, positions, q_positions, past, length, remembered, own, padding, kept, alike)
 
 
+def require_past(who: str, mask: Mask) -> None:
+    """ValueError unless the mask leaves no key after the query."""
+    require_mask(mask)
+    if not is_causal(mask):
+        raise UsageError(
+            f"mask: {who} attends to the past only",
+            "Causal() with what else is joined to it by &",
+            type(mask).__name__,
+            "MultiHeadAttention takes any mask, lg.Band(before, after) among them",
+        )
+
+
 def attended(
     layer: Any,
     qkv: tuple[Tensor, Tensor, Tensor],

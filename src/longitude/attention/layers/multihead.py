@@ -143,9 +143,7 @@ class MultiHeadAttention(AttentionLayer):
             if tables is None:
                 tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
             q, k = encoding.queries_and_keys(q, k, tables)
-        columns, carry = {}, None
-        if encoding.reads_tokens:
-            columns, carry = encoding.context(x, None if cache is None else of_this_mode(cache.carry), call.documents)
+        columns, carry = self.columns_of(x, call, encoding, None if cache is None else of_this_mode(cache.carry))
         k_positions = call.positions
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
@@ -155,7 +153,7 @@ class MultiHeadAttention(AttentionLayer):
         if call.remembered:
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
-        out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, weigh)
+        out, weights = self.over_keys(x, (q, k, v), call, encoding, columns, k_positions, weigh)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
         out = out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2)
         out = self.project_output(out, x, call, inputs)
@@ -172,8 +170,13 @@ class MultiHeadAttention(AttentionLayer):
             q, k, v = self.convolve("qkv", torch.cat([q, k, v], -1), call, inputs).split(sizes, -1)
         return q, k, v
 
+    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
+        """Columns of the call's tokens that a cache keeps beside their keys, and the carry after them."""
+        return encoding.context(x, carry, call.documents) if encoding.reads_tokens else ({}, None)
+
     def over_keys(
         self,
+        x: Tensor,
         qkv: tuple[Tensor, Tensor, Tensor],
         call: Call,
         encoding: Composed,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.chunked import chunked
-from longitude.attention.layers.base import Call
+from longitude.attention.layers.base import Call, require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Causal, Mask, is_causal, require_mask
+from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer, require_no_weights
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
@@ -65,7 +65,7 @@ def stick_breaking(
     check_flags("stick_breaking", attend_current=attend_current)
     if rows > keys:
         raise UsageError("stick_breaking", "queries that are the last of the keys", f"{rows} queries and {keys} keys")
-    _require_causal("stick_breaking", mask)
+    require_past("stick_breaking", mask)
     factor = q.shape[3] ** -0.5 if scale is None else scale
     out, rest = _broken(Request(q, k, v, (), mask, keys - rows, 0, factor, q_order=keys - rows), attend_current)
     return out.to(q.dtype), rest.to(q.dtype)
@@ -91,12 +91,6 @@ def _of_block(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
     weights = (F.logsigmoid(z) + before).exp().masked_fill(~allowed, 0.0)
     weights = F.dropout(weights, r.dropout) if r.dropout else weights
     return weights @ v, left.sum(-1).exp()
-
-
-def _require_causal(who: str, mask: Mask) -> None:
-    require_mask(mask)
-    if not is_causal(mask):
-        raise UsageError(f"mask: {who} attends to earlier tokens", "a mask with lg.Causal()", type(mask).__name__)
 
 
 @register_mixer("stick_breaking")
@@ -150,7 +144,7 @@ class StickBreaking(MultiHeadAttention):
         self.attend_current, self.remainder = attend_current, remainder
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
-        _require_causal(type(self).__name__, inputs.mask)
+        require_past(type(self).__name__, inputs.mask)
         return inputs.mask
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
@@ -159,7 +153,7 @@ class StickBreaking(MultiHeadAttention):
         require_no_weights(self, inputs.return_weights, inputs.memory)
         return super().mix_tokens(x, inputs)
 
-    def over_keys(self, qkv: tuple[Tensor, Tensor, Tensor], call: Call, /, *_: Any) -> tuple[Tensor, None]:
+    def over_keys(self, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], call: Call, /, *_: Any) -> tuple[Tensor, None]:
         q, k, v = qkv
         pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
         scale = self.head_dim**-0.5 if self.scale is None else self.scale

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.documents import places_of
+from longitude.attention.layers.base import require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Mask, Window, is_causal, require_mask
+from longitude.attention.masks import Mask, Window
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.patterns import Chunks, Dilated
 from longitude.errors import UsageError, check_sizes
@@ -87,12 +88,7 @@ class WindowAttention(MultiHeadAttention):
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
         """The mask with the window joined by &; ValueError for one that is not causal."""
-        require_mask(inputs.mask)
-        if not is_causal(inputs.mask):
-            raise ValueError(
-                f"mask: {type(self).__name__} attends to the past only, expected Causal() with what else is joined to it by &, "
-                f"got {type(inputs.mask).__name__}; MultiHeadAttention takes any mask, lg.Band(before, after) among them"
-            )
+        require_past(type(self).__name__, inputs.mask)
         return inputs.once((type(self), self.size, self.step), lambda: inputs.mask & self.joined_mask(inputs))
 
     def joined_mask(self, inputs: MixerInputs) -> Mask:

@@ -1,10 +1,12 @@
 """Ask a checkpoint: one row per length (and depth), as soon as its last trial is answered."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +23,9 @@ from longitude.measure.retrieval.tasks import TASKS, Task
 from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress
 from longitude.statistics import proportions
+
+if TYPE_CHECKING:
+    from longitude.measure.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class RetrievalPlan:
     haystack: haystack.Haystack
     chat: bool = True
     bos: BOS = "tokenizer"
+    begins: bool = True
+    """Whether the start of the answer follows a chat template; else it ends the question."""
 
     @property
     def cells(self) -> list[tuple[int, float | None]]:
@@ -71,6 +78,8 @@ class RetrievalPlan:
         """One trial, filled up. Raises as `fit`."""
         random = Random(f"{self.task.name}/{self.seed}/{length}/{depth}/{trial}")
         question = self.task.draw(random, length, depth, self.haystack)
+        if self.chats_with(tokenizer) and not self.begins:
+            question = replace(question, begin="")
         return fit(question, tokenizer, length, self.task.new_tokens, self.chats_with(tokenizer), self.bos)
 
     def chats_with(self, tokenizer: Any) -> bool:
@@ -134,6 +143,7 @@ def run(
     chat: bool = True,
     bos: BOS = "tokenizer",
     prefill: int | None = None,
+    server: Endpoint | None = None,
     progress: Progress | None = None,
     on_answer: Callable[[Answer], object] | None = None,
     **labels: Any,
@@ -157,6 +167,7 @@ def run(
         bos: Whether the beginning-of-sequence token begins a prompt: as the tokenizer (or its template) has it, "always" or
             "never".
         prefill: Tokens of the prompt per forward pass; None: the whole prompt in one, and no logits but the last.
+        server: Who answers in the place of the checkpoint's model; the start of the answer then ends the question.
         progress: Called as progress(done, total), in tokens, after every trial.
         on_answer: Called with every answer.
         labels: Other columns of `Row`. (Its `seed` is the training seed, which stays open.)
@@ -167,17 +178,18 @@ def run(
     Raises:
         ValueError: For invalid arguments, and if no length suits the task.
     """
-    planned = plan(task, lengths, depths, trials, seed, text, chat, bos)
+    planned = replace(plan(task, lengths, depths, trials, seed, text, chat, bos), begins=server is None)
     check_sizes("retrieval", prefill=1 if prefill is None else prefill)
     check_labels(labels)
     planned.require_prompt(checkpoint.tokenizer, last_position(checkpoint.model))
-    return _rows(planned, checkpoint, prefill, progress, on_answer, labels)
+    return _rows(planned, checkpoint, prefill, server, progress, on_answer, labels)
 
 
 def _rows(
     planned: RetrievalPlan,
     checkpoint: Checkpoint,
     prefill: int | None,
+    server: Endpoint | None,
     progress: Progress | None,
     on_answer: Callable[[Answer], object] | None,
     labels: dict[str, Any],
@@ -186,7 +198,10 @@ def _rows(
     progress = progress or (lambda done, total: None)
     done, total = 0, sum(length * planned.trials for length, _ in planned.cells)
     text = f", in {planned.haystack.source}" if task.text else ""
-    text += ", in the chat template" if planned.chats_with(tokenizer) else ""
+    if server is not None:
+        text += server.described
+    elif planned.chats_with(tokenizer):
+        text += ", in the chat template"
     protocol = {
         "task": task.name,
         "metric": task.metric,
@@ -208,8 +223,10 @@ def _rows(
             yield Row(**columns, reason=str(reason), count=0)
             continue
         scores = []
-        for trial, prompt in enumerate(prompts):
-            generated, expected = answer(model, tokenizer, prompt, prefill), prompt.question.answers
+        own = (answer(model, tokenizer, prompt, prefill) for prompt in prompts)
+        answers = own if server is None else server.answers(prompts, tokenizer)
+        for trial, (prompt, generated) in enumerate(zip(prompts, answers, strict=True)):
+            expected = prompt.question.answers
             scores.append(task.score(generated, expected))
             if on_answer is not None:
                 on_answer(Answer(task.name, length, depth, trial, planned.seed, expected, generated, scores[-1]))

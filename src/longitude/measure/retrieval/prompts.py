@@ -36,13 +36,14 @@ class Question:
 class Prompt:
     """A question at a length: token ids, new tokens to generate (together at most the length), tokens of its needles.
 
-    needles: (first, last + 1), to a token, over all needles; None for a question without.
+    needles: (first, last + 1), to a token, over all needles; None for a question without. text: without a chat template.
     """
 
     question: Question
     ids: list[int]
     new_tokens: int
     needles: tuple[int, int] | None
+    text: str
 
     @property
     def tokens(self) -> int:
@@ -73,7 +74,7 @@ def fit(
     text = written(question.text(size))
     ids = ids_of(text)
     check(replace(question, ask=question.begin) if chat else question, text, tokenizer.decode(ids))
-    return Prompt(question, ids, new_tokens, _place(question, text, ids_of))
+    return Prompt(question, ids, new_tokens, _place(question, text, ids_of), question.text(size))
 
 
 def in_chat(question: Question, text: str, tokenizer: Any) -> str:

@@ -1,0 +1,246 @@
+"""A server with the API of OpenAI in the place of a checkpoint: losses from completions that echo, answers from chat."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from http.client import HTTPException
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import torch
+from torch import Tensor, nn
+from transformers import BatchEncoding
+
+from longitude.checkpoints.load import one_line_of
+from longitude.errors import UsageError
+from longitude.measure.retrieval.prompts import Prompt, encode
+from longitude.measure.windows import Reader
+
+KEY = "OPENAI_API_KEY"
+"""Variable of the environment with the server's key, if it asks for one."""
+ATTEMPTS, PAUSE = 6, 0.5
+"""How often a request is sent, and seconds before the second time; they double."""
+TIMEOUT = 1800.0
+"""Seconds for an answer, which a server with a queue may need."""
+AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+"""HTTP codes after which the same request is sent again."""
+THOUGHT = "<think>", "</think>"
+SUCH = "an OpenAI-compatible server, such as http://localhost:8000/v1"
+
+
+class Refused(RuntimeError):
+    """The server answers, and not with what was asked for."""
+
+
+class Unreachable(RuntimeError):
+    """The server does not answer."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model on a server.
+
+    Attributes:
+        url: Address up to /v1.
+        model: The server's name of the model.
+        concurrency: Requests at a time.
+        thinking: Tokens for thinking before an answer.
+        chat: Whether questions are messages of a chat.
+        text: Whether prompts are sent as text; else as token ids.
+    """
+
+    url: str
+    model: str
+    concurrency: int = 4
+    thinking: int = 0
+    chat: bool = True
+    text: bool = False
+
+    @property
+    def described(self) -> str:
+        """For the column `method` of a row."""
+        thinking = f", {self.thinking} tokens to think" if self.thinking else ""
+        return f", as a chat message{thinking}" if self.chat else ""
+
+    def post(self, where: str, **content: Any) -> Any:
+        """The server's answer. Refused or Unreachable where there is none after some attempts."""
+        body = json.dumps({"model": self.model, **content}).encode()
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
+        kind: type[RuntimeError] = Unreachable
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(PAUSE * 2 ** (attempt - 1))
+            try:
+                with urlopen(Request(where, body, headers), timeout=TIMEOUT) as answer:
+                    return json.loads(answer.read())
+            except HTTPError as error:
+                kind, problem = Refused, f"HTTP {error.code}, {_one_line(error.read())}"
+                if error.code not in AGAIN:
+                    break
+            except (OSError, HTTPException) as error:
+                kind, problem = Unreachable, one_line_of(error)
+            except ValueError:
+                raise Refused(f"{where}: expected JSON, got another answer") from None
+        raise kind(f"{where}: {problem}")
+
+    def choice(self, route: str, **content: Any) -> Any:
+        """The first of the server's choices."""
+        answer = self.post(f"{self.url}/{route}", temperature=0, **content)
+        try:
+            return answer["choices"][0]
+        except (KeyError, IndexError, TypeError):
+            raise Refused(
+                f"{self.url}/{route}: expected choices, got {_one_line(json.dumps(answer).encode())}"
+            ) from None
+
+    # ---- losses -----------------------------------------------------------------------------------------------------
+    def nats(self, ids: Sequence[int], tokenizer: Any, bos: int | None = None) -> list[float]:
+        """-ln p of every token but the first, given those before it."""
+        given = self._prompt(ids, tokenizer, bos)
+        choice = self.choice("completions", prompt=given, max_tokens=1, echo=True, logprobs=1)
+        found = (choice.get("logprobs") or {}).get("token_logprobs")
+        if not found or len(found) < 2:
+            raise Refused("completions with echo and logprobs give no log-probabilities of a prompt")
+        if not len(ids) <= len(found) <= len(ids) + 1:  # the latter with the token after the prompt
+            raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(found)} of the server's")
+        return [float("nan") if each is None else -each for each in found[1 : len(ids)]]
+
+    def _prompt(self, ids: Sequence[int], tokenizer: Any, bos: int | None) -> Any:
+        """Token ids, or the text that a server makes the same ones of."""
+        if not self.text:
+            return [*ids]
+        own = [*ids[1:]] if bos is not None and ids[0] == bos else [*ids]
+        text = tokenizer.decode(own)
+        if tokenizer(text, add_special_tokens=False)["input_ids"] != own:
+            raise Refused("the server reads text alone, and text does not give these tokens back: a window cuts a word")
+        return text
+
+    # ---- answers ----------------------------------------------------------------------------------------------------
+    def answers(self, prompts: Sequence[Prompt], tokenizer: Any) -> Iterator[str]:
+        """Answers in the order of the prompts; several are asked at a time."""
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            yield from pool.map(partial(self.answer, tokenizer), prompts)
+
+    def answer(self, tokenizer: Any, prompt: Prompt) -> str:
+        """The greedy answer to a prompt, without what was thought before it."""
+        if not self.chat:
+            given = self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)
+            return self.choice("completions", prompt=given, max_tokens=prompt.new_tokens)["text"]
+        messages = [{"role": "user", "content": prompt.text}]
+        choice = self.choice("chat/completions", messages=messages, max_tokens=prompt.new_tokens + self.thinking)
+        text = without_thinking((choice.get("message") or {}).get("content") or "")
+        if not self.thinking:
+            return text
+        return tokenizer.decode(
+            encode(tokenizer, text.lstrip(), "never")[: prompt.new_tokens], skip_special_tokens=True
+        )
+
+    # ---- before anything is measured --------------------------------------------------------------------------------
+    def checked(self, ids: Sequence[int] | None, bos: int | None, tokenizer: Any, asks: bool) -> Endpoint:
+        """The server as it takes prompts: as token ids, or else as text.
+
+        UsageError unless it gives losses of `ids`, where there are any, and answers a question, if it `asks`.
+        """
+        expected = SUCH + ", whose completions with echo give log-probabilities of a prompt" * (ids is not None)
+        remedy = "--tasks other than perplexity do without log-probabilities" if ids is not None else ""
+        hello: Any = SimpleNamespace(ids=encode(tokenizer, "Hello"), text="Hello", new_tokens=1)
+        problem = ""
+        for server in (self, replace(self, text=True)):
+            try:
+                if asks:
+                    server.answer(tokenizer, hello)
+                if ids is not None:
+                    server.nats(ids, tokenizer, bos)
+                return server
+            except Unreachable as error:
+                raise UsageError("--endpoint", SUCH, str(error)) from None
+            except Refused as error:
+                problem = str(error)
+        raise UsageError("--endpoint", expected, problem, remedy)
+
+
+def without_thinking(text: str) -> str:
+    """What follows the thinking; nothing where it did not end."""
+    _, mark, rest = text.rpartition(THOUGHT[1])
+    return rest if mark else "" if text.lstrip().startswith(THOUGHT[0]) else text
+
+
+class ServerReader(Reader):
+    """Reader of windows on a server, several at a time."""
+
+    def __init__(self, server: Endpoint, tokenizer: Any, bos: int | None):
+        super().__init__(stand_in(), bos)
+        self.server, self.tokenizer = server, tokenizer
+
+    def losses(self, tokens: Tensor, skip: int) -> Tensor:
+        """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float64."""
+        with ThreadPoolExecutor(self.server.concurrency) as pool:
+            read = partial(self.server.nats, tokenizer=self.tokenizer, bos=self.bos)
+            return torch.tensor([*pool.map(read, tokens.tolist())], dtype=torch.float64)[:, skip:]
+
+
+def stand_in() -> Any:
+    """A model without weights, whose rows say that it is on a server."""
+    model: Any = nn.Module()
+    model.config, model.dtype = SimpleNamespace(attention_backend="server"), "unknown"
+    return model
+
+
+class ServerTokenizer:
+    """Tokens of prompts by the routes tokenize and detokenize, which vLLM and llama.cpp have."""
+
+    bos_token_id = eos_token_id = chat_template = None
+
+    def __init__(self, server: Endpoint):
+        self.server, self.root = server, server.url.removesuffix("/v1")
+
+    def __call__(self, text: str, **_: Any) -> BatchEncoding:
+        # vLLM calls the text prompt, llama.cpp content
+        return BatchEncoding({"input_ids": self._field("tokenize", ("tokens",), prompt=text, content=text)})
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return self._field("detokenize", ("prompt", "content"), tokens=[*ids])
+
+    def _field(self, route: str, names: tuple[str, ...], **content: Any) -> Any:
+        try:
+            answer = self.server.post(f"{self.root}/{route}", **content)
+        except Refused as error:
+            answer = {"error": str(error)}
+        except Unreachable as error:
+            raise UsageError("--endpoint", SUCH, str(error)) from None
+        if found := [answer[name] for name in names if isinstance(answer, dict) and name in answer]:
+            return found[0]
+        routes = f"or a server that counts tokens ({self.root}/tokenize and detokenize)"
+        raise UsageError(
+            "--endpoint", f"--tokenizer FOLDER, {routes}", "neither", "lengths are in tokens: name the model's folder"
+        )
+
+
+def address(url: str) -> str:
+    """An address up to /v1. UsageError where it is none."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError("--endpoint", SUCH, url)
+    url = url.rstrip("/")
+    return url if url.endswith("/v1") else f"{url}/v1"
+
+
+def _one_line(content: bytes) -> str:
+    """The message in an answer of a server."""
+    text = content.decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+        inner = found.get("error", found.get("detail", found))
+        text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(text.split())[:200]

@@ -1,0 +1,123 @@
+"""Indexed attention: the formula key by key, implementations of others, ties, and what its options and cache keep."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.attention.layers.base import checked_call
+from longitude.attention.layers.indexed import highest
+from longitude.attention.mixer import MixerInputs
+from longitude.positions.composed import compose
+from longitude.testing import fill
+from tests.support import by_head, close, from_fla, random, refused
+
+DIM, LENGTH, TOP = 16, 40, 5
+
+
+def layer(seed=0, **options):
+    """16 heads of the indexer, so that no score of random numbers is exactly 0."""
+    options = {"k_top": TOP, "index_heads": 16, "index_dim": 8, **options}
+    return fill(lg.mixer("indexed", dim=DIM, num_heads=4, num_kv_heads=2, **options).double(), seed, std=0.4)
+
+
+def chosen(own, x):
+    x, call = checked_call(x, DIM, compose(None), lg.Causal(), MixerInputs(lg.Causal(), 0))
+    keys = own.columns_of(x, call, compose(None), None)[0]["index_keys"]
+    return own.chosen(x, keys, call, x.shape[1])[0]
+
+
+def by_loops(own, x):
+    """One document [L, dim] without rotations: the keys of each query by their scores, of equal ones the first."""
+    q, k, v = (by_head(project(x)[None], n)[0] for project, n in ((own.q_proj, 4), (own.k_proj, 2), (own.v_proj, 2)))
+    index_q, index_k = own.index_q(x).unflatten(-1, (16, 8)), own.index_norm(own.index_k(x))
+    weights, out = own.index_w(x) / 4, []
+    for i in range(len(x)):
+        scores = [sum(w * (8**-0.5 * one @ index_k[j]).relu() for w, one in zip(weights[i], index_q[i], strict=True)).item()
+                  for j in range(i + 1)]  # fmt: skip
+        keys = sorted(range(i + 1), key=lambda j: (-scores[j], j))[:TOP]
+        heads = [(0.5 * k[h // 2, keys] @ q[h, i]).softmax(0) @ v[h // 2, keys] for h in range(4)]
+        out.append(torch.cat(heads))
+    return own.o_proj(torch.stack(out))
+
+
+def test_it_is_the_formula_key_by_key():
+    """In float64, with the gradients of all that is not the indexer, which has none."""
+    own, x = layer(index_rotation=None), random(1, LENGTH, DIM)
+    got, want = own(x), by_loops(own, x[0])[None]
+    close(got, want)
+    main = {name: p for name, p in own.named_parameters() if "index" not in name}
+    for mine, other in zip(
+        torch.autograd.grad(got.square().sum(), main.values(), retain_graph=True),
+        torch.autograd.grad(want.square().sum(), main.values()),
+        strict=True,
+    ):
+        close(mine, other, 1e-11)
+    close(torch.autograd.grad(got.sum(), own.index_q.weight)[0], torch.zeros(128, DIM).double())
+
+
+def test_it_is_the_function_of_flash_linear_attention():
+    """In float32, values and gradients of queries, keys and values."""
+    naive = from_fla("dsa.naive", "naive_dsa")
+    own, x = layer(index_rotation=None).float(), random(2, LENGTH, DIM, dtype=torch.float32)
+    heads = [project(x).unflatten(-1, (n, 4)) for project, n in ((own.q_proj, 4), (own.k_proj, 2), (own.v_proj, 2))]
+    index_q, index_k = own.index_q(x).unflatten(-1, (16, 8)), own.index_norm(own.index_k(x))
+    want = own.o_proj(naive(*heads, index_q, index_k, own.index_w(x), topk=TOP).flatten(2))
+    close(own(x), want, 2e-6)
+    weights = own.q_proj.weight, own.k_proj.weight, own.v_proj.weight
+    for mine, other in zip(*(torch.autograd.grad(y.square().sum(), weights) for y in (own(x), want)), strict=True):
+        close(mine, other, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "rotation"),
+    [("deepseek_v32", "DeepseekV32Indexer", "half"), ("glm_moe_dsa", "GlmMoeDsaIndexer", "interleaved")],
+)
+def test_it_chooses_as_the_indexers_of_transformers(family, name, rotation):
+    """With their rotation of a part of each head. Theirs has queries of a narrower vector, here of the tokens."""
+    module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+    config = SimpleNamespace(
+        hidden_size=DIM, index_n_heads=16, index_head_dim=8, qk_rope_head_dim=4, index_topk=TOP, q_lora_rank=DIM
+    )
+    own, x = layer(index_rotation=rotation, index_rotary_dim=4, index_base=100.0), random(2, LENGTH, DIM)
+    theirs = getattr(module, name)(config, 0).double()
+    pairs = {"wq_b": own.index_q, "wk": own.index_k, "weights_proj": own.index_w, "k_norm": own.index_norm}
+    theirs.load_state_dict({f"{a}.{part}": p for a, b in pairs.items() for part, p in b.named_parameters()})
+    angles = torch.arange(LENGTH)[:, None] * 100.0 ** -torch.tensor([0, 0.5, 0, 0.5])
+    mask = torch.where(torch.ones(LENGTH, LENGTH).tril().bool(), 0.0, -torch.inf)[None]
+    top = theirs(x, x, (angles.cos()[None].double(), angles.sin()[None].double()), mask, None)
+    want = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool).scatter(-1, top.long(), True) & (mask == 0)
+    assert torch.equal(chosen(own, x), want)
+    other = layer(index_rotation=None)
+    assert not torch.equal(chosen(other, x), want)
+
+
+def test_of_equal_scores_the_earlier_key_is_chosen():
+    scores = torch.tensor([[[0.0, 2.0, 0.0, -0.0, 1.0, 0.0]]])
+    seen = highest(scores, torch.tensor([True, True, True, True, True, False]), 4)
+    assert seen[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 4]
+    few = highest(scores, torch.tensor([False, False, True, True, False, False]), 4)
+    assert few[0, 0].nonzero().flatten().tolist() == [2, 3]
+
+
+def test_with_keys_enough_it_is_full_attention():
+    own, full, x = layer(k_top=LENGTH), lg.MultiHeadAttention(DIM, 4, 2).double(), random(2, LENGTH, DIM)
+    full.load_state_dict({name: p for name, p in own.state_dict().items() if "index" not in name})
+    close(own(x, encoding=lg.ALiBi(4)), full(x, encoding=lg.ALiBi(4)))
+    assert (layer()(x) - full(x)).abs().max() > 1e-3
+
+
+def test_its_cache_is_its_own():
+    own, x = layer(), random(2, 3, DIM)
+    cache = own.cache_layer()
+    own(x, cache=cache)
+    assert cache.columns["index_keys"].shape == (2, 1, 3, 8)
+    with refused(what="cache: IndexedAttention"):
+        own(x, cache=lg.MultiHeadAttention(DIM, 4).cache_layer())
+
+
+@pytest.mark.parametrize("options", [{"index_base": 5.0}, {"index_rotary_dim": 2}], ids=str)
+def test_options_of_a_rotation_that_is_not_there(options):
+    with refused(got="index_rotation=None"):
+        layer(index_rotation=None, **options)

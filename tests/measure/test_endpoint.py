@@ -1,0 +1,318 @@
+"""`longitude measure --endpoint`: a server in this process serves a tiny checkpoint, and measuring it gives what measuring the
+checkpoint itself gives."""
+
+import json
+from collections import Counter
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Barrier, Lock, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longitude.errors import UsageError
+from longitude.measure import endpoint as module
+from longitude.measure.endpoint import Endpoint, address, without_thinking
+from tests.measure.conftest import write
+
+TASKS = ["perplexity", "passkey", "needle-single"]
+SIZES = ["--lengths", 320, 600, "--documents", 2, "--trials", 2, "--depths", 0.5, "--device", "cpu"]
+
+
+class Model:
+    """A checkpoint behind the routes of OpenAI's API; what goes wrong is told to it."""
+
+    def __init__(self, folder: Path):
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.lock, self.asked = Lock(), Counter()
+        self.fails: list[int] = []
+        self.dies_after, self.echoes, self.text_alone, self.thinks = 10**9, True, False, ""
+
+    def ids(self, prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer(prompt)["input_ids"]
+        if self.text_alone:
+            raise ValueError("prompt must be a string")
+        return prompt
+
+    def generated(self, ids: list[int], count: int) -> str:
+        out = self.model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+        return self.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
+
+    def answer(self, route: str, asked: dict) -> dict:
+        if route == "/tokenize":
+            return {"tokens": self.ids(asked["prompt"])}
+        if route == "/detokenize":
+            return {"prompt": self.tokenizer.decode(asked["tokens"])}
+        if route == "/v1/chat/completions":
+            [message] = asked["messages"]
+            text = self.thinks + self.generated(self.ids(message["content"]), asked["max_tokens"])
+            return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+        if not asked.get("echo"):
+            return {"choices": [{"text": self.generated(self.ids(asked["prompt"]), asked["max_tokens"])}]}
+        ids = self.ids(asked["prompt"])
+        with torch.no_grad():
+            found = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        given = [None, *(float(found[i, ids[i + 1]]) for i in range(len(ids) - 1)), -1.0]
+        return {"choices": [{"text": "", "logprobs": {"token_logprobs": given} if self.echoes else None}]}
+
+
+@contextmanager
+def served(model: Model):
+    """The address of a server of a model."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with model.lock:
+                model.asked[self.path] += 1
+                if model.asked.total() > model.dies_after:
+                    self.connection.close()
+                    return
+                code, answer = 200, {}
+                if model.fails:
+                    code = model.fails.pop(0)
+                elif self.path.removeprefix("/v1") not in (
+                    "/completions",
+                    "/chat/completions",
+                    "/tokenize",
+                    "/detokenize",
+                ):
+                    code = 404
+                else:
+                    try:
+                        answer = model.answer(self.path, asked)
+                    except ValueError as error:
+                        code, answer = 400, {"error": {"message": str(error)}}
+            body = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request, client_address) -> None:  # of connections that we close
+            pass
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("served"), "llama", max_position_embeddings=512)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch) -> None:
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+
+
+@pytest.fixture
+def measured(command, text, tmp_path):
+    """measured(*arguments) -> (exit code, rows of --json, the last line of errors)."""
+
+    def call(*arguments: object, out: str = "run", tasks: list[str] = TASKS):
+        given = [*SIZES, "--tasks", *tasks, "--text", text, "--out", tmp_path / out, "--json"]
+        code, printed, error = command("measure", *arguments, *given)
+        return code, json.loads(printed) if printed else None, error.strip().rpartition("\n")[2]
+
+    return call
+
+
+def numbers(rows: list[dict]) -> list[dict]:
+    """Rows without what a server does not tell, or has by another name."""
+    unlike = ("model", "label", "encoding", "dtype", "backend", "prefill", "commit")
+    rows = [{name: value for name, value in row.items() if name not in unlike} for row in rows]
+    return [row | {"method": row["method"].partition(",")[0]} for row in rows]
+
+
+def answers(folder: Path) -> list[dict]:
+    lines = (folder / "answers.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name != "model"} for line in lines]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> None:
+    """Perplexity in each way and by position, and the same answers, by chat and by plain completions."""
+    options = [] if chat else ["--no-chat"]
+    code, own, _ = measured(folder, *options, out="own")
+    assert code == 0
+    with served(Model(folder)) as url:
+        code, rows, _ = measured("--endpoint", url, "--model", "served/llama", "--tokenizer", folder, *options)
+    assert code == 0 and {row["label"] for row in rows} == {"llama"} and {row["backend"] for row in rows} == {"server"}
+    assert len(rows) == len(own) > 20 and {row["task"] for row in rows} == {"text", *TASKS[1:]}
+    for got, want in zip(numbers(rows), numbers(own), strict=True):
+        assert got == {
+            name: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value for name, value in want.items()
+        }
+    assert answers(tmp_path / "run") == answers(tmp_path / "own") and any(
+        each["generated"] for each in answers(tmp_path / "run")
+    )
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_server_that_stops(folder, measured, tmp_path) -> None:
+    """In the middle: one line, exit code 2, and the same command continues with what is missing."""
+    given = ["--model", "llama", "--tokenizer", folder, "--concurrency", 1]
+    model = Model(folder)
+    model.dies_after = 9
+    with served(model) as url:
+        code, rows, error = measured("--endpoint", url, *given)
+        assert (code, rows) == (2, None) and error.startswith("longitude: --endpoint: ")
+        model.dies_after, before = 10**9, model.asked.copy()
+        code, rows, _ = measured("--endpoint", url, *given)
+        assert code == 0
+        asked = (model.asked - before).total()
+        before = model.asked.copy()
+        assert measured("--endpoint", url, *given)[:2] == (0, rows)
+        assert (model.asked - before).total() == 2, "all is there, and it is asked whether it answers"
+    with served(whole := Model(folder)) as url:
+        code, want, _ = measured("--endpoint", url, *given, out="whole")
+        assert numbers(rows) == numbers(want) and asked < whole.asked.total()
+
+
+def test_what_fails_is_sent_again(folder, measured) -> None:
+    """500, 429 and 503 in turn; what stays away is told, and what is refused is not sent again."""
+    model, given = Model(folder), ["--model", "m", "--tokenizer", folder]
+    with served(model) as url:
+        code, want, _ = measured("--endpoint", url, *given, tasks=["perplexity"])
+        model.fails = [500, 429, 503]
+        assert (
+            measured("--endpoint", url, *given, out="again", tasks=["perplexity"])[:2] == (code, want)
+            and not model.fails
+        )
+        model.fails = [500] * module.ATTEMPTS * 2
+        code, _, error = measured("--endpoint", url, *given, out="never", tasks=["perplexity"])
+        assert code == 2 and "HTTP 500" in error
+        model.fails, before = [401], model.asked.total()
+        with pytest.raises(module.Refused, match="401"):
+            Endpoint(address(url), "m").post(f"{url}/v1/completions")
+        assert model.asked.total() == before + 1
+
+
+def test_one_unit_that_fails_is_recorded(folder, measured, monkeypatch) -> None:
+    """A prompt beyond the server's context: that length alone is missing, exit code 1."""
+    model = Model(folder)
+    real = model.ids
+
+    def ids(prompt):
+        if len(prompt) > 550:
+            raise ValueError("maximum context length is 550")
+        return real(prompt)
+
+    monkeypatch.setattr(model, "ids", ids)
+    with served(model) as url:
+        given = ["--endpoint", url, "--model", "m", "--tokenizer", folder, "--methods", "non-overlapping"]
+        code, rows, error = measured(*given, tasks=["perplexity"])
+    assert code == 1 and {row["length"] for row in rows} == {320, 512} and "550" in error
+
+
+def test_a_server_without_logprobs_answers_questions(folder, measured) -> None:
+    model = Model(folder)
+    model.echoes = False
+    with served(model) as url:
+        given = ["--endpoint", url, "--model", "m", "--tokenizer", folder]
+        code, _, error = measured(*given)
+        assert code == 2 and "log-probabilities" in error
+        code, rows, _ = measured(*given, tasks=["passkey"])
+        assert code == 0 and {row["task"] for row in rows} == {"passkey"}
+
+
+def test_a_server_of_text_and_without_a_tokenizer(folder, measured, tmp_path) -> None:
+    """Prompts as text where ids are refused; its own count of tokens for questions, and one line where text is to be cut."""
+    model = Model(folder)
+    with served(model) as url:
+        given = ["--endpoint", url, "--model", "m", "--no-trained"]
+        code, want, _ = measured(*given, "--tokenizer", folder, tasks=["passkey"])
+        code, rows, _ = measured(*given, tasks=["passkey"], out="counted")
+        assert code == 0 and numbers(rows) == [row | {"train_length": None} for row in numbers(want)]
+        assert answers(tmp_path / "counted") == answers(tmp_path / "run")
+        assert model.asked["/tokenize"] > 0
+        code, _, error = measured(*given, out="no")
+        assert code == 2 and "--tokenizer" in error
+        model.text_alone = True
+        plain = [*given, "--tokenizer", folder, "--no-chat"]
+        assert measured(*plain, tasks=["passkey"], out="text")[0] == 0
+
+
+def test_thinking_is_not_scored(folder, measured, tmp_path) -> None:
+    """What is thought before the answer is left out, and its tokens come on top of those of the answer."""
+    model = Model(folder)
+    with served(model) as url:
+        given = ["--endpoint", url, "--model", "m", "--tokenizer", folder]
+        assert measured(*given, tasks=["passkey"])[0] == 0
+        model.thinks = "<think>it may be 12345</think>"
+        code, rows, _ = measured(*given, "--thinking", 7, tasks=["passkey"], out="thought")
+        assert code == 0 and "7 tokens to think" in rows[0]["method"]
+        for got, want in zip(answers(tmp_path / "thought"), answers(tmp_path / "run"), strict=True):
+            assert got["generated"].startswith(want["generated"].lstrip()[:3]) and "12345" not in got["generated"]
+            assert len(got["generated"]) <= 3 * len(want["generated"])
+    assert without_thinking("<think>a</think>b") == "b" and without_thinking("a</think> b") == " b"
+    assert without_thinking("<think>a") == "" and without_thinking("b") == "b"
+
+
+def test_requests_at_a_time() -> None:
+    """As many as --concurrency and no more, and answers in the order of the prompts."""
+    now, most, lock, together = 0, 0, Lock(), Barrier(3, timeout=60)
+
+    class Slow(Endpoint):
+        def answer(self, tokenizer, prompt) -> str:
+            nonlocal now, most
+            with lock:
+                now += 1
+                most = max(most, now)
+            together.wait()
+            with lock:
+                now -= 1
+            return prompt.text
+
+    prompts: Any = [SimpleNamespace(text=str(i)) for i in range(12)]
+    assert [*Slow("", "", concurrency=3).answers(prompts, None)] == [each.text for each in prompts]
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--endpoint", "http://127.0.0.1:9", "--model", "m"],
+        ["--endpoint", "localhost:8000", "--model", "m"],
+        ["--endpoint", "{url}/wrong", "--model", "m"],
+        ["--endpoint", "{url}"],
+        ["{folder}", "--endpoint", "{url}", "--model", "m"],
+        ["{folder}", "--model", "m"],
+        ["--endpoint", "{url}", "--model", "m", "--dtype", "float32"],
+        ["--endpoint", "{url}", "--model", "m", "--plan"],
+        ["--endpoint", "{url}", "--model", "m", "--concurrency", 0],
+        ["--endpoint", "{url}", "--model", "m", "--thinking", 9, "--no-chat"],
+    ],
+)
+def test_what_is_refused(arguments, folder, measured, tmp_path, monkeypatch) -> None:
+    """In one line, and nothing is written."""
+    with served(Model(folder)) as url:
+        given = [str(each).format(url=url, folder=folder) for each in arguments]
+        more = ["--tokenizer", folder] if "--endpoint" in given else []
+        code, rows, error = measured(*given, *more)
+    assert (code, rows) == (2, None) and error.startswith("longitude: ") and not (tmp_path / "run").exists()
+
+
+def test_addresses() -> None:
+    assert {address(f"http://a:1{end}") for end in ("", "/", "/v1", "/v1/")} == {"http://a:1/v1"}
+    with pytest.raises(UsageError) as error:
+        address("a:1")
+    assert error.value.got == "a:1"
