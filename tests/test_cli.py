@@ -40,9 +40,10 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, command):
     assert code == 0 and {row["label"] for row in rows} == {"rope", "alibi"}
     assert all(row["metric"] == "bits_per_byte" and row["schema"] == 2 for row in rows)
 
-    code, out, err = command("study", *TINY, "--data", text, "--out", run, "--steps", "4")
-    assert code == 2 and out == "" and err.count("\n") == 1
-    assert "leave --out out" in err
+    code, other, _ = command(
+        "study", *TINY, "--data", text, "--out", run, "--steps", "4"
+    )  # another question, in the same folder
+    assert code == 0 and other != again
 
 
 @pytest.mark.slow
@@ -54,7 +55,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
     def poisoned(self, module, inputs, named, output):
         plain(self, module, inputs, named, output)
         if module.config.encoding["name"] == "rope":
-            self.loss = self.loss * float("nan")
+            self.parts[-1] = self.parts[-1] * float("nan")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(train.Steps, "keep_loss", poisoned)

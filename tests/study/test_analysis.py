@@ -256,14 +256,14 @@ def test_the_table_shows_value_interval_and_verdict(tmp_path):
     half = f"±{(found['high'] - found['low']) / 2:.2f}".replace("0.", ".")
     ends = [f"[{percent(found['change_low'], '')},", f"{percent(found['change_high'], '')}]"]
     assert rows["alibi"][-5:] == [half, percent(found["change"]), *ends, "holds"]
-    assert rows["rope"][-1] == "rises"
+    assert rows["rope:base=10000"][-1] == "rises"
     assert rows["sinusoidal"][:2] == ["diverged", "-"]
     assert rows["learned"][2:] == ["-"] * 4
     columns = table(analyse(run)).columns
     assert [str(cell) for cell in columns[0].cells][:6] == [
         "alibi",
         "t5",
-        "rope",
+        "rope:base=10000",
         "NoPE (none)",
         "sinusoidal",
         "learned",

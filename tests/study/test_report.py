@@ -117,7 +117,7 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     rows = {row[0]: row[1:] for row in page.rows[1:8]}
     took = next(i for i, row in enumerate(page.rows) if row[1] == "learning rate")
     assert page.rows[took] == ["encoding", "learning rate", "steps", "seconds", "MFLOPs per token"]
-    assert [cell.strip() for cell in page.rows[took + 3]] == ["RoPErope", "0.005", "200", "43.2", "2.35"]
+    assert [cell.strip() for cell in page.rows[took + 3]] == ["RoPE (base=10000)rope", "0.005", "200", "43.2", "2.35"]
     for found in summary(run).to_dict("records"):
         label, names = found["label"], papers(spoken.run.labels)
         cell = rows["sinusoidaldiverged at step 117" if label == "sinusoidal" else row_of(names, label)]
