@@ -1,6 +1,7 @@
 """`longitude list`."""
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Annotated, Any
 
 import tyro
@@ -65,7 +66,7 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
     here = facts["machine"]
     yield f"here: longitude {here['longitude']}, torch {here['torch']}, transformers {here['transformers'] or 'not installed'}"
     yield f"{here['threads']} threads, CUDA {here['gpu'] or 'no'}, MPS {'yes' if here['mps'] else 'no'}"
-    yield here["loops"]
+    yield from wrap(here["loops"], columns)
     yield "options, properties and papers of one: longitude list NAME"
 
 
