@@ -66,7 +66,7 @@ def codes(encoding: Encoding, count: int, dim: int, head_dim: int) -> Tensor | N
             heads = getattr(member, "num_heads", 1)
             ones = torch.ones(1, heads, len(positions), head_dim, dtype=torch.float64)
             parts.append(member.rotate_queries(ones, positions)[0, 0])
-        columns, _ = member.context(torch.zeros(1, len(positions), dim, dtype=torch.float64))
+        columns = compose(member).context(torch.zeros(1, len(positions), dim, dtype=torch.float64))[0]
         for term in member.terms(columns):
             last = positions[-1]
             match term:

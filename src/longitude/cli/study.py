@@ -79,7 +79,7 @@ def study(
     Args:
         config: What to study.
         execution: Where.
-        preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper) or
+        preset: Where the defaults of all options come from: quick (four minutes), classic (the protocol of ALiBi's paper) or
             everything. Or your own .toml file, written like those in longitude/study/presets. claims/NAME are the
             studies of docs/claims.md.
         out: Directory of the run; by default runs/study, or runs and the name of the task or preset. With --out, options that

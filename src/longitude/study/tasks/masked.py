@@ -43,6 +43,7 @@ class Masked(Text):
         "layers": 2,
         "hidden": 128,
         "heads": 4,
+        "documents": 100,
         "learning_rates": (4e-3,),
         "steps": 800,
     }

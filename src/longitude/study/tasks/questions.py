@@ -62,6 +62,7 @@ class Questions(Generated):
         "test_lengths": (64, 128, 256, 1024),
         "methods": ("forward",),
         "batch_size": 32,
+        "hidden": 64,
         "heads": 4,
         "documents": 200,
         "steps": 2000,
