@@ -374,7 +374,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "key heads permuted": (partial(copied, HeadsPermuted), "attention_outputs", "another order of heads"),
     "cos and sin swapped": (partial(copied, Swapped), "attention_outputs", "cos and sin are swapped"),
     "keys turn the other way": (partial(copied, Opposite), "attention_outputs", "keys turn the other way"),
-    "rotated twice in one layer": (partial(copied, Twice, (1,)), "attention_outputs", "layer 1"),
+    "rotated twice in one layer": (partial(copied, Twice, (1,)), "attention_outputs", "twice their positions"),
     "half of the channels rotated": (partial(copied, FirstHalf), "attention_outputs", "half of the channels"),
     "causal corner at the upper left": (partial(copied, CornerTopLeft), "chunked_prefill", "do not depend on all before them"),
     "one key ahead": (partial(copied, OneAhead), "causality", "tokens that come later"),
