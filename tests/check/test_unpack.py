@@ -97,3 +97,10 @@ def test_every_command_takes_a_file(tmp_path, monkeypatch, capsys):
     for words in ("show one.gguf", "check one.gguf --quick", measured, extended):
         assert main(words.split()) == 0, capsys.readouterr().err
     assert loaded("longer").config.rope_parameters["rope_type"] == "yarn"
+
+
+@pytest.mark.parametrize("keys", [{"attention_scale": 0.5}, {"logit_scale": 2.0}, {"attn_logit_softcapping": 20.0}])
+def test_a_key_that_changes_scores_and_is_not_read_is_refused(keys, tmp_path):
+    write_gguf(file := tmp_path / "one.gguf", keys=keys)
+    with refused(str(*keys.values())):
+        unpack.unpacked(str(file), inside=tmp_path / "made")

@@ -4,6 +4,7 @@ checkpoint itself gives."""
 import json
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Barrier, Lock, Thread
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.errors import UsageError
 from longitude.measure import endpoint as module
-from longitude.measure.endpoint import Endpoint, address, stand_in, without_thinking
+from longitude.measure.endpoint import Endpoint, Refused, address, stand_in, without_thinking
 from longitude.measure.retrieval import run
 from longitude.measure.retrieval.prompts import Prompt
 from tests.measure.conftest import write
@@ -335,3 +336,38 @@ def test_addresses() -> None:
     with pytest.raises(UsageError) as error:
         address("a:1")
     assert error.value.got == "a:1"
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [["x"], [{}], [{"text": None, "logprobs": "no"}], [{"text": 1, "logprobs": {"token_logprobs": ["a", "b", "c"]}}]],
+)
+def test_answers_of_another_shape_are_refused(choices, monkeypatch):
+    monkeypatch.setattr(Endpoint, "post", lambda *_, **__: {"choices": choices})
+    server, prompt = Endpoint("http://a:1/v1", "m"), SimpleNamespace(ids=[1, 2], text="a", new_tokens=1)
+    none = SimpleNamespace(bos_token_id=None)
+    for call in (lambda: server.nats([1, 2, 3], None), lambda: replace(server, chat=False).answer(none, prompt)):
+        with pytest.raises(Refused):
+            call()
+
+
+def test_of_text_without_bos_the_token_after_it_must_be_there(monkeypatch):
+    """A server that adds no BOS would score every token as its neighbor, in as many numbers as one that omits the last token."""
+
+    class Letters:
+        def __call__(self, text, **_):
+            return {"input_ids": [*map(ord, text)]}
+
+        def decode(self, ids):
+            return "".join(map(chr, ids))
+
+    tokens = Letters()
+    server = replace(Endpoint("http://a:1/v1", "m"), text=True)
+    for found in ([None, -1.0, -2.0], [None, -1.0, -2.0, -3.0]):
+        answer = {"choices": [{"logprobs": {"token_logprobs": found}}]}
+        monkeypatch.setattr(Endpoint, "post", lambda *_, answer=answer, **__: answer)
+        if len(found) == 4:
+            assert server.nats([0, 65, 66], tokens, bos=0) == [1.0, 2.0]
+        else:
+            with pytest.raises(Refused):
+                server.nats([0, 65, 66], tokens, bos=0)

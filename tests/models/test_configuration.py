@@ -272,3 +272,8 @@ def test_a_learned_table_is_scaled_as_the_embeddings_it_is_added_to():
     first = model.model(ids, output_hidden_states=True).hidden_states[0]
     torch.testing.assert_close(first, 4 * (model.model.embed_tokens(ids) + table[:5]))
     assert lg.Learned(max_length=4, dim=16).embedding_scale == 1  # as in the paper
+
+
+def test_convolutions_of_a_label_are_not_lost_beside_the_option():
+    with refused(what="short_conv"):
+        LongitudeConfig(encoding="nope+conv", short_conv=["output"])

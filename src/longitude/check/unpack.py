@@ -79,6 +79,7 @@ def unpack(path: Path, folder: Path) -> None:
     with quiet(), in_one_line(f"{path}: transformers cannot read its architecture, {file.architecture}"):
         config = AutoConfig.from_pretrained(**source)
     with_scheme(config, file)
+    with_scores(config, file)
     weights = BYTES * sum(int(tensor.n_elements) for tensor in file.reader.tensors)
     require_memory(SPARE * weights, available_memory(), f"{path}: unpacking takes", "take a smaller model")
     if (free := shutil.disk_usage(folder.parent).free) < SPARE * weights:
@@ -108,6 +109,24 @@ def unpack(path: Path, folder: Path) -> None:
         place(made, folder)
 
 
+def with_scores(config: PreTrainedConfig, file: GGUF) -> None:
+    """Set what transformers does not read, soft caps and the scale of queries. ValueError for keys that no config has."""
+    text: Any = config.get_text_config()
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if (cap := file.own(key)) is not None:
+            if not hasattr(text, key):
+                raise UsageError(f"{file.path}: {key}", f"none in a {config.model_type} of transformers", cap)
+            setattr(text, key, float(cap))
+    if hasattr(text, "query_pre_attn_scalar"):
+        # llama.cpp scales by the width of a head, but in the models of 27B, which it knows by their number of layers.
+        large = text.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(file.architecture)
+        text.query_pre_attn_scalar = text.hidden_size // text.num_attention_heads if large else text.head_dim
+    read = {"granite", "granitemoe", "minicpm", "command-r", "cohere2"}
+    for key in ("attention.scale", "logit_scale", "residual_scale", "embedding_scale"):
+        if (scale := file.own(key)) is not None and file.architecture not in read:
+            raise UsageError(f"{file.path}: {key}", f"none in a {file.architecture}", scale)
+
+
 def with_scheme(config: PreTrainedConfig, file: GGUF) -> None:
     """Set the RoPE scaling of a config as llama.cpp reads it from the file. ValueError for one that transformers cannot have."""
     facts = file.facts()
@@ -119,9 +138,9 @@ def with_scheme(config: PreTrainedConfig, file: GGUF) -> None:
         raise UsageError(f"{file.path}: RoPE scaling", "one that is known for its architecture", got)
     parameters: dict[str, Any] = {"rope_theta": facts["base"], "rope_type": kind}
     if kind == "linear":
-        parameters["factor"] = factor
+        parameters["factor"] = factor or 1.0
     elif kind == "yarn" and facts["attention factor"] is not None:
-        parameters |= {"factor": factor, "original_max_position_embeddings": original}
+        parameters |= {"factor": factor or 1.0, "original_max_position_embeddings": original}
         parameters |= {"beta_fast": facts["beta fast"], "beta_slow": facts["beta slow"]}
         parameters["attention_factor"] = facts["attention factor"]
     elif kind in ("llama3", "longrope"):

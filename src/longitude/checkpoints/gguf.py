@@ -90,15 +90,16 @@ class GGUF:
         field = self.reader.get_field(name)
         return None if field is None else field.contents()
 
-    def _own(self, name: str) -> Any:
+    def own(self, name: str) -> Any:
+        """The value of a key of the file's architecture; None where it has none."""
         return self._field(f"{self.architecture}.{name}")
 
     def facts(self) -> dict[str, Any]:
         """Properties of the file by name; None if the file has none."""
-        heads, dim = self._own("attention.head_count"), self._own("embedding_length")
-        width = self._own("attention.key_length") or (dim // heads if dim and isinstance(heads, int) else None)
-        kind, factor = self._own("rope.scaling.type"), self._own("rope.scaling.factor")
-        factor = (self._own("rope.scale_linear") if factor is None else factor) or None  # an older name; 0 is none
+        heads, dim = self.own("attention.head_count"), self.own("embedding_length")
+        width = self.own("attention.key_length") or (dim // heads if dim and heads and isinstance(heads, int) else None)
+        kind, factor = self.own("rope.scaling.type"), self.own("rope.scaling.factor")
+        factor = (self.own("rope.scale_linear") if factor is None else factor) or None  # an older name; 0 is none
         if kind is None and factor:
             kind = "linear"  # what llama.cpp takes where a file has a factor and no type
         factored = self.architecture in FACTORED
@@ -110,35 +111,35 @@ class GGUF:
         )
         pairs = {**dict.fromkeys(NEIGHBOURS, "interleaved"), **dict.fromkeys(HALVES, "half")}.get(self.architecture)
         return {
-            "layers": self._own("block_count"),
+            "layers": self.own("block_count"),
             "heads of queries": heads,
-            "heads of keys": self._own("attention.head_count_kv") or heads,
+            "heads of keys": self.own("attention.head_count_kv") or heads,
             "head_dim": width,
-            "rotated dimensions": self._own("rope.dimension_count") or width,
+            "rotated dimensions": self.own("rope.dimension_count") or width,
             "pairs": pairs,
-            "base": self._own("rope.freq_base") or 10_000.0,
+            "base": self.own("rope.freq_base") or 10_000.0,
             "scaling": "none" if kind is None else str(kind),
             "factor": factor,
             "factors of frequencies": unknown and f"{unknown}, not known to be read for {self.architecture}",
             "attention factor": self._attention_factor(kind, factor or 1.0),
-            "original length": self._own("rope.scaling.original_context_length"),
-            "beta fast": (own and self._own("rope.scaling.yarn_beta_fast") or 32.0) if yarn else None,
-            "beta slow": (own and self._own("rope.scaling.yarn_beta_slow") or 1.0) if yarn else None,
-            "base of windows": self._own("rope.freq_base_swa") or WINDOW_BASES.get(self.architecture),
-            "declared length": self._own("context_length"),
-            "window": self._own("attention.sliding_window"),
+            "original length": self.own("rope.scaling.original_context_length"),
+            "beta fast": (own and self.own("rope.scaling.yarn_beta_fast") or 32.0) if yarn else None,
+            "beta slow": (own and self.own("rope.scaling.yarn_beta_slow") or 1.0) if yarn else None,
+            "base of windows": self.own("rope.freq_base_swa") or WINDOW_BASES.get(self.architecture),
+            "declared length": self.own("context_length"),
+            "window": self.own("attention.sliding_window"),
         }
 
     def _attention_factor(self, kind: Any, factor: float) -> float | None:
         """Factor of cos and sin in llama.cpp besides YaRN's built-in 0.1 ln(s) + 1; None for DeepSeek, which is not read."""
         of_yarn = 1.0
         if kind == "yarn":
-            multiplier = self._own("rope.scaling.yarn_log_multiplier")
+            multiplier = self.own("rope.scaling.yarn_log_multiplier")
             if multiplier and self.architecture != "mistral3":
                 return None
             grown = 0.1 * math.log(max(factor, 1.0))
             of_yarn = (grown + 1) / (grown * (multiplier or 0.0) + 1)
-        return of_yarn * (self._own("rope.scaling.attn_factor") or 1.0)
+        return of_yarn * (self.own("rope.scaling.attn_factor") or 1.0)
 
     def frequencies(self) -> dict[str, Divided]:
         """Frequencies as llama.cpp computes them; two if it switches at a length, none if they are not known."""

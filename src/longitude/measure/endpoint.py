@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
@@ -107,13 +108,17 @@ class Endpoint:
     def nats(self, ids: Sequence[int], tokenizer: Any, bos: int | None = None) -> list[float]:
         """-ln p of every token but the first, given those before it."""
         given = self._prompt(ids, tokenizer, bos)
-        choice = self.choice("completions", prompt=given, max_tokens=1, echo=True, logprobs=1)
-        found = (choice.get("logprobs") or {}).get("token_logprobs")
-        if not found or len(found) < 2:
-            raise Refused("completions with echo and logprobs give no log-probabilities of a prompt")
-        if not len(ids) <= len(found) <= len(ids) + 1:  # the latter with the token after the prompt
-            raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(found)} of the server's")
-        return [float("nan") if each is None else -each for each in found[1 : len(ids)]]
+        with as_documented("completions"):
+            choice = self.choice("completions", prompt=given, max_tokens=1, echo=True, logprobs=1)
+            found = (choice.get("logprobs") or {}).get("token_logprobs")
+            if not found or len(found) < 2:
+                raise Refused("completions with echo and logprobs give no log-probabilities of a prompt")
+            # The token after the prompt may be there. Of text without a BOS it must: else a server that adds no BOS, and has
+            # that token, would look the same, and every number would be its neighbor's.
+            least = len(ids) + (self.text and bos is not None and ids[0] == bos)
+            if not least <= len(found) <= len(ids) + 1:
+                raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(found)} of the server's")
+            return [float("nan") if each is None else -each for each in found[1 : len(ids)]]
 
     def _prompt(self, ids: Sequence[int], tokenizer: Any, bos: int | None) -> Any:
         """Token ids, or the text that a server makes the same ones of."""
@@ -135,10 +140,12 @@ class Endpoint:
         """The greedy answer to a prompt, without what was thought before it."""
         if not self.chat:
             given = self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)
-            return self.choice("completions", prompt=given, max_tokens=prompt.new_tokens)["text"]
+            with as_documented("completions"):
+                return "" + self.choice("completions", prompt=given, max_tokens=prompt.new_tokens)["text"]
         messages = [{"role": "user", "content": prompt.text}]
-        choice = self.choice("chat/completions", messages=messages, max_tokens=prompt.new_tokens + self.thinking)
-        text = without_thinking((choice.get("message") or {}).get("content") or "")
+        with as_documented("chat/completions"):
+            choice = self.choice("chat/completions", messages=messages, max_tokens=prompt.new_tokens + self.thinking)
+            text = without_thinking((choice.get("message") or {}).get("content") or "")
         if not self.thinking:
             return text
         return tokenizer.decode(
@@ -167,6 +174,15 @@ class Endpoint:
             except Refused as error:
                 problem = str(error)
         raise UsageError("--endpoint", expected, problem, remedy)
+
+
+@contextmanager
+def as_documented(route: str) -> Iterator[None]:
+    """Raise Refused for an answer that lacks a field, or has one of another type."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise Refused(f"{route}: the answer is not as OpenAI documents it ({error})") from error
 
 
 def without_thinking(text: str) -> str:

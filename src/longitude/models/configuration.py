@@ -230,6 +230,9 @@ class LongitudeConfig(PreTrainedConfig):
         )
         for option in ("qk_norm", "output_gate", "score_softcap", "short_conv"):
             self._require_taken(option)
+        for spec in self.layer_mixers():
+            if not {*self.short_conv} <= {*spec.get("short_conv", self.short_conv)}:
+                raise UsageError("short_conv", f"none beside a mixer with {spec['short_conv']}", self.short_conv)
         if self.mlp == "rwkv":
             for spec in self.layer_mixers():
                 if not issubclass(mixer_class(spec), StateMixer):
