@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config
 
 from longitude.check import unpack
 from longitude.checkpoints.gguf import GGUF, SHORT
@@ -104,3 +105,39 @@ def test_a_key_that_changes_scores_and_is_not_read_is_refused(keys, tmp_path):
     write_gguf(file := tmp_path / "one.gguf", keys=keys)
     with refused(str(*keys.values())):
         unpack.unpacked(str(file), inside=tmp_path / "made")
+
+
+@pytest.mark.parametrize("key", [b"llama.context_length", b"tokenizer.ggml.tokens"])
+def test_a_file_without_context_length_or_tokenizer_is_refused(key, tmp_path):
+    """transformers would take a context of 2,048, and raises a KeyError for the tokens."""
+    write_gguf(file := tmp_path / "one.gguf")
+    file.write_bytes(file.read_bytes().replace(key, key[:-1] + b"_"))
+    with refused(key.decode()):
+        unpack.unpacked(str(file), inside=tmp_path / "made")
+
+
+def test_a_scheme_without_a_factor_scales_nothing(tmp_path):
+    types = pytest.importorskip("gguf").RopeScalingType
+    for kind in ("LINEAR", "YARN"):
+        write_gguf(file := tmp_path / f"{kind}.gguf", keys={"rope_scaling_type": getattr(types, kind)})
+        rotary = loaded(unpack.unpacked(str(file), inside=tmp_path / "made")).model.rotary_emb
+        torch.testing.assert_close(
+            rotary.inv_freq.double(), 500.0 ** (-torch.arange(16) / 16).double(), rtol=1e-6, atol=0
+        )
+
+
+def test_a_wrong_number_is_named_with_the_file(tmp_path):
+    write_gguf(file := tmp_path / "one.gguf", keys={"rope_freq_base": -1.0})
+    with refused("one.gguf") as caught:
+        unpack.unpacked(str(file), inside=tmp_path / "made")
+    assert "made" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(46, 144), (42, 128)])
+def test_the_query_scale_of_gemma_2_is_llama_cpp_s(layers, scalar):
+    """27B: 1/sqrt(4608 / 32); the others 1/sqrt(head_dim). No key of the file has it."""
+    config = Gemma2Config(num_hidden_layers=layers, hidden_size=4608, num_attention_heads=32, head_dim=128)
+    unpack.with_scores(
+        config, SimpleNamespace(architecture="gemma2", own={"attn_logit_softcapping": 20.0}.get, path="f")
+    )
+    assert (config.query_pre_attn_scalar, config.attn_logit_softcapping) == (scalar, 20.0)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from longitude.check.against import against
 from longitude.checkpoints.gguf import FACTORS, GGUF, LISTS, LONG, SHORT
-from longitude.checkpoints.load import held_against, in_one_line
+from longitude.checkpoints.load import in_one_line
 from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError
 from longitude.runs.files import place
@@ -28,6 +28,9 @@ BYTES = 4
 SPARE = 1.2
 """Free memory and disk for each byte of weights."""
 
+LARGEST = {"gemma2": 46, "gemma3": 62}
+"""Layers of the Gemma with 27 billion parameters, by architecture (llama.cpp, load_hparams of each model)."""
+
 Say = Callable[[str], Any]
 
 
@@ -38,29 +41,34 @@ def unpacked(name: str, say: Say = lambda _: None, inside: Path = FOLDER) -> str
 
     Args:
         name: What a command was given as its model.
-        say: Takes one sentence before the work begins.
+        say: Takes one sentence before the weights are unpacked.
         inside: Folder of these folders.
 
     Raises:
         ValueError: For a file that cannot be read, or of which no equal checkpoint can be made.
     """
     file = Path(name).expanduser()
-    if file.suffix != ".gguf" or file.is_dir():
+    if file.suffix.lower() != ".gguf" or file.is_dir():
         return name
     if not file.is_file():
         raise ValueError(f"{name}: there is no such file")
     state = file.stat()
     key = hashlib.sha256(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:8]
     folder = inside / f"{file.stem}-{key}"
-    inside.mkdir(parents=True, exist_ok=True)
+    try:
+        inside.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        got = f"{error.strerror} ({inside.absolute()})"
+        raise UsageError(
+            f"{name}: unpacked into {inside}", "a folder to write to", got, "start in another folder"
+        ) from error
     with FileLock(inside / f".{folder.name}.lock"):
         if not folder.exists():
-            say(f"unpacking {name} into {folder}, once")
-            unpack(file, folder)
+            unpack(file, folder, say)
     return str(folder)
 
 
-def unpack(path: Path, folder: Path) -> None:
+def unpack(path: Path, folder: Path, say: Say = lambda _: None) -> None:
     """Write the checkpoint of a GGUF file: config, tokenizer and weights in float32.
 
     transformers unpacks the weights and reads the base of the rotation. The scheme comes from the file, as llama.cpp reads it.
@@ -69,12 +77,16 @@ def unpack(path: Path, folder: Path) -> None:
     Args:
         path: The GGUF file.
         folder: The new folder.
+        say: Takes one sentence before the weights are unpacked.
 
     Raises:
-        ValueError: For a file that transformers does not read, a scheme that it has no name for, too little memory or disk, and
-            for a folder that differs from the file.
+        ValueError: For a file that transformers does not read, one without a tokenizer or a context length, a scheme that
+            transformers has no name for, too little memory or disk, and for a folder that differs from the file.
     """
     file = GGUF(path)
+    for key in (f"{file.architecture}.context_length", "tokenizer.ggml.tokens"):
+        if file.field(key) is None:
+            raise UsageError(str(path), f"the key {key}", "none", "convert the model again, with its tokenizer")
     source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     with quiet(), in_one_line(f"{path}: transformers cannot read its architecture, {file.architecture}"):
         config = AutoConfig.from_pretrained(**source)
@@ -86,6 +98,7 @@ def unpack(path: Path, folder: Path) -> None:
         raise UsageError(
             f"{path}: unpacked into {folder}", f"{SPARE * weights / 1e9:.1f} GB on the disk", f"{free / 1e9:.1f} GB"
         )
+    say(f"unpacking {path} into {folder}, once")
     with TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         made = Path(temporary) / folder.name
         # transformers draws a bar that no setting turns off.
@@ -94,14 +107,26 @@ def unpack(path: Path, folder: Path) -> None:
                 **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
             )
             model, info = loaded
-            held_against(str(path), model, info)
             tokenizer = AutoTokenizer.from_pretrained(**source)
+        for name, saved, expected in sorted(info["mismatched_keys"]):
+            raise UsageError(
+                f"{path}: {name}", f"{list(expected)}, by what transformers reads of its keys", list(saved)
+            )
+        if missing := sorted(info["missing_keys"]):
+            raise UsageError(str(path), "all tensors of the model", f"none for {', '.join(missing[:3])}")
+        with quiet():
             # Without these marks of a quantized model transformers saves it.
             model.is_quantized = model.hf_quantizer = model.quantization_method = None
             vars(model.config).pop("quantization_config", None)
             model.save_pretrained(made)
             tokenizer.save_pretrained(made)
-        for fact in against(made, path):
+        try:
+            facts = against(made, path)
+        except ValueError as error:  # for a user there is the file alone
+            raise ValueError(
+                str(error).replace(f"{made}/config.json", str(path)).replace(str(made), str(path))
+            ) from error
+        for fact in facts:
             if fact.differs:
                 raise UsageError(
                     f"{path}: {fact.name} of what transformers unpacks", f"{fact.there}, as in the file", fact.here
@@ -117,14 +142,15 @@ def with_scores(config: PreTrainedConfig, file: GGUF) -> None:
             if not hasattr(text, key):
                 raise UsageError(f"{file.path}: {key}", f"none in a {config.model_type} of transformers", cap)
             setattr(text, key, float(cap))
-    if hasattr(text, "query_pre_attn_scalar"):
-        # llama.cpp scales by the width of a head, but in the models of 27B, which it knows by their number of layers.
-        large = text.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(file.architecture)
+    if file.architecture in LARGEST:
+        # No key has the scale: llama.cpp takes the width of a head, but in the model of 27B, which it knows by its layers.
+        large = text.num_hidden_layers == LARGEST[file.architecture]
         text.query_pre_attn_scalar = text.hidden_size // text.num_attention_heads if large else text.head_dim
-    read = {"granite", "granitemoe", "minicpm", "command-r", "cohere2"}
     for key in ("attention.scale", "logit_scale", "residual_scale", "embedding_scale"):
-        if (scale := file.own(key)) is not None and file.architecture not in read:
-            raise UsageError(f"{file.path}: {key}", f"none in a {file.architecture}", scale)
+        if (scale := file.own(key)) is not None:
+            raise UsageError(
+                f"{file.path}: {key}", f"none, as transformers does not read it for {file.architecture}", scale
+            )
 
 
 def with_scheme(config: PreTrainedConfig, file: GGUF) -> None:

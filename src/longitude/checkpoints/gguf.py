@@ -84,15 +84,16 @@ class GGUF:
             self.reader = GGUFReader(path)
         self.path = path
         self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
-        self.architecture = str(self._field("general.architecture"))
+        self.architecture = str(self.field("general.architecture"))
 
-    def _field(self, name: str) -> Any:
+    def field(self, name: str) -> Any:
+        """The value of a key; None where the file has none."""
         field = self.reader.get_field(name)
         return None if field is None else field.contents()
 
     def own(self, name: str) -> Any:
         """The value of a key of the file's architecture; None where it has none."""
-        return self._field(f"{self.architecture}.{name}")
+        return self.field(f"{self.architecture}.{name}")
 
     def facts(self) -> dict[str, Any]:
         """Properties of the file by name; None if the file has none."""

@@ -60,6 +60,7 @@ def check(
     from longitude.runs.progress import Progress
 
     model_or_part = checkpoint_of(model_or_part)
+    reference = None if reference is None else checkpoint_of(reference)
     target = part_of(model_or_part)
     of_models = {"--length": length, "--reference": reference, "--dtype": dtype, "--quick": quick}
     if against is not None:

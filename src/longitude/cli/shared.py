@@ -54,7 +54,7 @@ def _in_plain_signs(error: UnicodeError) -> tuple[str, int]:
 
 def checkpoint_of(name: str) -> str:
     """The folder of a checkpoint: that of a GGUF file is made by its first command. Other names stay as they are."""
-    if not name.endswith(".gguf"):
+    if not name.lower().endswith(".gguf"):
         return name
     from longitude.check.unpack import unpacked
 
