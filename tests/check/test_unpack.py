@@ -54,13 +54,13 @@ def test_a_scheme_rotates_as_in_the_file(keys, factors, scale, tmp_path):
 
 
 def test_a_file_is_unpacked_once_for_each_state(tmp_path):
-    said: list[str] = []
+    notes: list[str] = []
     write_gguf(file := tmp_path / "one.gguf")
-    first, second = (unpack.unpacked(str(file), said.append, tmp_path / "made") for _ in range(2))
-    assert first == second and len(said) == 1
+    first, second = (unpack.unpacked(str(file), notes.append, tmp_path / "made") for _ in range(2))
+    assert first == second and len(notes) == 1
     write_gguf(file, keys={"rope_freq_base": 1e4})
-    assert unpack.unpacked(str(file), said.append, tmp_path / "made") != first and len(said) == 2
-    assert unpack.unpacked("owner/name", said.append) == "owner/name" and len(said) == 2
+    assert unpack.unpacked(str(file), notes.append, tmp_path / "made") != first and len(notes) == 2
+    assert unpack.unpacked("owner/name", notes.append) == "owner/name" and len(notes) == 2
 
 
 def test_what_is_no_file_or_is_cut_off_is_refused(tmp_path):

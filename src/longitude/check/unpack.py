@@ -31,17 +31,17 @@ SPARE = 1.2
 LARGEST = {"gemma2": 46, "gemma3": 62}
 """Layers of the Gemma with 27 billion parameters, by architecture (llama.cpp, load_hparams of each model)."""
 
-Say = Callable[[str], Any]
+Note = Callable[[str], Any]
 
 
-def unpacked(name: str, say: Say = lambda _: None, inside: Path = FOLDER) -> str:
+def unpacked(name: str, note: Note = lambda _: None, inside: Path = FOLDER) -> str:
     """The folder of a checkpoint for the name of a GGUF file; any other name as it is.
 
     The folder is made once for each state of the file, under a lock.
 
     Args:
         name: What a command was given as its model.
-        say: Takes one sentence before the weights are unpacked.
+        note: Takes one sentence before the weights are unpacked.
         inside: Folder of these folders.
 
     Raises:
@@ -64,11 +64,11 @@ def unpacked(name: str, say: Say = lambda _: None, inside: Path = FOLDER) -> str
         ) from error
     with FileLock(inside / f".{folder.name}.lock"):
         if not folder.exists():
-            unpack(file, folder, say)
+            unpack(file, folder, note)
     return str(folder)
 
 
-def unpack(path: Path, folder: Path, say: Say = lambda _: None) -> None:
+def unpack(path: Path, folder: Path, note: Note = lambda _: None) -> None:
     """Write the checkpoint of a GGUF file: config, tokenizer and weights in float32.
 
     transformers unpacks the weights and reads the base of the rotation. The scheme comes from the file, as llama.cpp reads it.
@@ -77,7 +77,7 @@ def unpack(path: Path, folder: Path, say: Say = lambda _: None) -> None:
     Args:
         path: The GGUF file.
         folder: The new folder.
-        say: Takes one sentence before the weights are unpacked.
+        note: Takes one sentence before the weights are unpacked.
 
     Raises:
         ValueError: For a file that transformers does not read, one without a tokenizer or a context length, a scheme that
@@ -98,7 +98,7 @@ def unpack(path: Path, folder: Path, say: Say = lambda _: None) -> None:
         raise UsageError(
             f"{path}: unpacked into {folder}", f"{SPARE * weights / 1e9:.1f} GB on the disk", f"{free / 1e9:.1f} GB"
         )
-    say(f"unpacking {path} into {folder}, once")
+    note(f"unpacking {path} into {folder}, once")
     with TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         made = Path(temporary) / folder.name
         # transformers draws a bar that no setting turns off.
