@@ -45,10 +45,12 @@ class IndexedAttention(MultiHeadAttention):
 
         I_ij = sum_h w_ih relu(q_ih . k_j / sqrt(index_dim)),   w = W_w x / sqrt(index_heads),   q = W_q x,   k = norm(W_k x)
 
-    Use it to reproduce DeepSeek V3.2, GLM-5 or Mistral Large 4, or to study what few keys lose. The indexer has one key per
-    token and its own rotation. The choice is exact, and the same for all heads. Among equal scores, and many are exactly 0,
-    the earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal tokens have scores that
-    differ by rounding alone, so a whole pass and a cache may choose different ones of them.
+    Use it to study what attention to few keys loses, as in DeepSeek V3.2, GLM-5 or Mistral Large 4. Their q is W_q times
+    another vector: the latent of the queries in the first two, a norm of x in the last, which also scales q by the position.
+
+    The indexer has one key per token and its own rotation. The choice is exact, and the same for all heads. Among equal scores,
+    and many are exactly 0, the earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal
+    tokens have scores that differ by rounding alone, so a whole pass and a cache may choose different ones of them.
 
     The choice has no gradient, so a loss of the output trains everything but the indexer. The authors train it by the
     divergence of its scores from the weights of full attention; here its weights are loaded, or stay as they were drawn.
