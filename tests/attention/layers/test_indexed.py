@@ -116,6 +116,12 @@ def test_tokens_after_a_memory_choose_as_in_the_whole():
     close(own(x[:, 7:], memory=x[:, :7]), own(x)[:, 7:])
 
 
+@torch.no_grad()
+def test_layers_of_one_forward_choose_for_themselves():
+    layers, x, inputs = [layer(seed) for seed in (0, 1)], random(2, LENGTH, DIM), MixerInputs(lg.Causal())
+    close([own(x, inputs) for own in layers], [own(x) for own in layers])
+
+
 def test_its_cache_is_its_own():
     own, x = layer(), random(2, 3, DIM)
     cache = own.cache_layer()
