@@ -528,7 +528,7 @@ def test_laws_are_chosen_by_name():
 
 @pytest.mark.parametrize(("name", "recurrent"), [("rwkv4", True), ("mamba", True), ("gru", True), ("attention", False)])
 def test_which_of_our_models_have_states(name, recurrent):
-    config = LongitudeConfig(vocab_size=40, hidden_size=16, num_layers=1, num_heads=2, mixer=name)
+    config = LongitudeConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, mixer=name)
     assert subject_of(LongitudeForCausalLM(config)).recurrent == recurrent
 
 

@@ -63,6 +63,7 @@ test_mistakes = refused_calls(
         config("score_softcap", "-1.0", score_softcap=-1.0),
         called("'kv'", "'input'", short_conv="kv", mixer="latent"),
         (lambda: lg.LongitudeForMaskedLM(LongitudeConfig(short_conv=["kv"])), "short_conv", "'kv'", "encoder"),
+        *(config(option, **{option: 3}) for option in ("softcap", "qk_norm_eps", "conv_kernel", "k_top")),
         config("'encoding'", encodng="alibi"),
         config("'alibi'", "lg.list_encodings", encoding="alibbi"),
         config("'rope'", "'bse'", "'base'", encoding={"name": "rope", "bse": 1.0}),
@@ -277,3 +278,5 @@ def test_a_learned_table_is_scaled_as_the_embeddings_it_is_added_to():
 def test_convolutions_of_a_label_are_not_lost_beside_the_option():
     with refused(what="short_conv"):
         LongitudeConfig(encoding="nope+conv", short_conv=["output"])
+    config = LongitudeConfig(mixer={"name": "attention", "short_conv": "output"}, short_conv="output")
+    assert config.build_mixer(config.mixer).short_conv == ("output",)

@@ -139,7 +139,7 @@ def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
     monkeypatch.setattr(LongitudeCacheLayer, "crop", lambda layer, n: cropped.append(n) or crop(layer, n))
     assert torch.equal(generate(model, x, assistant_model=assistant), whole) and any(cropped)
     hybrids = [build("auto", mixers=["attention", other]) for other in ("mamba", "hierarchical")]
-    for stateful in (build("fox"), *hybrids):
+    for stateful in (build("fox"), build("none", short_conv=["kv"]), *hybrids):
         with refused("LongitudeForCausalLM"):
             generate(stateful, x, assistant_model=assistant)
         with refused("assistant_model", "LongitudeForCausalLM"):

@@ -79,26 +79,28 @@ ROPES = {
 }
 
 
+PADDED = (torch.arange(40) >= torch.tensor([[0], [9]])).long()
+
+
+@torch.no_grad()
+def decoded(model, x: torch.Tensor) -> torch.Tensor:
+    """Logits of the real tokens of rows padded on the left [2, 40], with a cache, in pieces and token by token."""
+    positions, cache, logits = (PADDED.cumsum(1) - 1).clamp(min=0), None, []
+    for step in (slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)):
+        given = {"attention_mask": PADDED[:, : step.stop], "position_ids": positions[:, step]}
+        out = model(x[:, step], **given, **named(cache), use_cache=True)
+        cache = cache_in(out)
+        logits.append(out.logits)
+    return torch.cat(logits, 1)[PADDED.bool()]
+
+
 @pytest.mark.parametrize("name", ROPES)
 @torch.no_grad()
 def test_llama_padded_and_cached(name, ids):
-    """Left-padded rows token by token, both with their caches: the logits of every real token."""
     theirs, x = llama({"rope_type": name} | ROPES[name]), ids(2, 40)
-    mine = ours(theirs)
-    mask = (torch.arange(40) >= torch.tensor([[0], [9]])).long()
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    found = []
-    for model in (theirs, mine):
-        cache, logits = None, []
-        for step in (slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)):
-            given = {"attention_mask": mask[:, : step.stop], "position_ids": positions[:, step]}
-            out = model(x[:, step], **given, **named(cache), use_cache=True)
-            cache = cache_in(out)
-            logits.append(out.logits)
-        found.append(torch.cat(logits, 1)[mask.bool()])
-    expected, got = found
-    same(got, expected)
-    same(mine(x, attention_mask=mask).logits[mask.bool()], expected)  # positions from the mask
+    mine, expected = ours(theirs), decoded(theirs, x)
+    same(decoded(mine, x), expected)
+    same(mine(x, attention_mask=PADDED).logits[PADDED.bool()], expected)  # positions from the mask
 
 
 @pytest.mark.parametrize("rotates", [[1, 0, 1], [0, 1, 1], [1, 1, 0]])

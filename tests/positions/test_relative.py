@@ -8,7 +8,7 @@ from transformers import XLNetConfig, XLNetModel
 
 import longitude as lg
 from longitude.testing import fill
-from tests.support import by_head, close, random, refused_calls
+from tests.support import by_head, close, heads, random, refused, refused_calls
 
 
 # ---- Shaw et al. 2018 ---------------------------------------------------------------------------------------------------
@@ -188,6 +188,45 @@ def test_inkling_is_the_attention_of_transformers(window, floor):
             strict=True,
         ):
             close(mine, other, 1e-5)
+
+
+def inkling(**options):
+    return fill(lg.encoding("inkling", dim=16, num_heads=4, d_rel=3, extent=6, **options).double(), std=0.4)
+
+
+def test_a_rate_without_its_floor_is_refused():
+    with refused(what="Inkling", got="0.2"):
+        inkling(log_scaling_alpha=0.2)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "table"])
+def test_inkling_by_hand_with_keys_on_both_sides_beside_shaw(backend):
+    """Later keys have no bias, and vectors of another encoding are read off the query alone."""
+    ours, shaw = inkling(), lg.Shaw(8, 3, values=False).double()
+    (q, k, v), context = heads(20), ours.context(random(2, 20, 16, seed=5))[0]
+    offset = torch.arange(20)[:, None] - torch.arange(20)
+    near = ((offset >= 0) & (offset < 6))[..., None]
+    keys = k.repeat_interleave(2, 1)[:, :, None] + shaw.key_table[(-offset).clamp(-3, 3) + 3]
+    scores = torch.einsum("bhid,bhijd->bhij", q, keys) / math.sqrt(8)
+    scores = scores + torch.einsum("bhin,ijn->bhij", context["mix"], ours.profiles.T[offset.clamp(0, 5)] * near)
+    got = lg.attend(q, k, v, encoding=[shaw, ours], context=context, mask=lg.NoMask(), backend=backend)
+    close(got, scores.softmax(-1) @ v.repeat_interleave(2, 1))
+
+
+def test_each_query_reads_its_own_mix():
+    """Where tables differ from query to query and from row to row, so that a call is cut into parts."""
+    rope = lg.Rotary(8, "half", scaling=lg.scaling.DynamicNTK(4.0, 8, follow="row"))
+    (q, k, v), encoding = heads(20), lg.Composed([rope, inkling()])
+    mix = encoding.context(random(2, 20, 16, seed=5))[0]["mix"]
+    places = torch.stack([torch.arange(20), torch.arange(20) * 2])
+    whole = lg.attend(q, k, v, encoding=encoding, context={"mix": mix}, q_positions=places, k_positions=places)
+    for i in range(20):
+        own, past = slice(i, i + 1), slice(0, i + 1)
+        one = lg.attend(
+            q[:, :, own], k[:, :, past], v[:, :, past], encoding=encoding, context={"mix": mix[:, :, past]},
+            q_positions=places[:, own], k_positions=places[:, past],
+        )  # fmt: skip
+        close(whole[:, :, own], one)
 
 
 def test_a_cache_keeps_no_mix_of_earlier_tokens():

@@ -38,8 +38,7 @@ def previous(
     """Previous token of each token, zeros at the start of a document; and the tail for the next call.
 
     tail: the tail returned by an earlier call; None at the beginning. reset: True for tokens that begin a document. valid:
-        False
-    for padding, which is skipped; its output is undefined.
+    False for padding, which is skipped; its output is undefined.
     """
     row = _Row(x, 2, tail, reset, valid)
     return row.restore(row.shifted(1)), row.tail()

@@ -35,7 +35,7 @@ from longitude.positions.coordinates import Positions
 # ---- whether they fit ------------------------------------------------------------------------------------------------
 def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
     """The encoding's parameters that require a gradient and may reach it through what is added to scores."""
-    # Of each member: compilers do not look into a module that the call itself has made, as that of a list is.
+    # Member by member: compilers do not look into a module that the call itself has made, as that of a list is.
     own = {id(p): p for member in encoding.each for p in member.parameters() if p.requires_grad}
     if not own:
         return []

@@ -142,9 +142,9 @@ def require_plain_keys(attentions: list[nn.Module], config: PreTrainedConfig) ->
 
 
 def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrainedConfig) -> None:
-    """UsageError where a layer without weights takes the model's own rotation and not the identity that replaces it.
+    """UsageError if a layer runs with the model's own rotation, but not with the identity that replaces it: cos 1, sin 0.
 
-    Nothing is said where it cannot be made or run by itself.
+    It runs on the meta device, which has no weights. A layer that cannot be made or run by itself is not judged.
     """
     own = deepcopy(config)
     own._attn_implementation = "eager"

@@ -95,7 +95,7 @@ class LongitudeConfig(PreTrainedConfig):
             "pre": a norm before each part of a block, and one more at the end; "post": after each residual sum; "both": as
             "pre", and one more of what each part adds, as in Gemma 3.
         rms_norm_eps (`float`, *optional*, defaults to 1e-06):
-            Added to the mean square in "rmsnorm".
+            Added to the mean square in "rmsnorm" and in the norms of `qk_norm`.
         layer_norm_eps (`float`, *optional*, defaults to 1e-05):
             Added to the variance in "layernorm".
         mlp_bias (`bool`, *optional*, defaults to `False`):
@@ -186,6 +186,10 @@ class LongitudeConfig(PreTrainedConfig):
         for name in kwargs:  # transformers keeps any key; one that nearly is ours is a slip
             if get_close_matches(name, own, n=1, cutoff=0.8):
                 raise unknown("option of LongitudeConfig", name, own, "")
+            if any(name in options_of(kind) for kind in MIXERS.values()):
+                key = f"{SHARED[name]}=... or " if name in SHARED else ""
+                remedy = f'give {key}mixer={{"name": ..., "{name}": ...}}'
+                raise UsageError("LongitudeConfig", "options of mixers in a mixer's spec", name, remedy)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         for name in ("encoding", "mixer"):
@@ -228,10 +232,10 @@ class LongitudeConfig(PreTrainedConfig):
         self.mixer, self.mixers = self._one_or_each(
             "mixer", "mixers", "attention", lambda spec, _: self.resolve_mixer(spec)
         )
-        for option in ("qk_norm", "output_gate", "score_softcap", "short_conv"):
+        for option in ("qk_norm", "output_gate", "softcap", "short_conv"):
             self._require_taken(option)
         for spec in self.layer_mixers():
-            if not {*self.short_conv} <= {*spec.get("short_conv", self.short_conv)}:
+            if not {*self.short_conv} <= {*conv_places(spec.get("short_conv", self.short_conv))}:
                 raise UsageError("short_conv", f"none beside a mixer with {spec['short_conv']}", self.short_conv)
         if self.mlp == "rwkv":
             for spec in self.layer_mixers():
@@ -271,10 +275,9 @@ class LongitudeConfig(PreTrainedConfig):
                 raise UsageError(option, f"none with {name}={text!r}, which sets it", repr(getattr(self, option)))
             setattr(self, option, value)
 
-    def _require_taken(self, key: str) -> None:
-        """UsageError where a config key is set and no layer's mixer has its option."""
-        (option,) = (option for option, name in SHARED.items() if name == key)
-        names = dict.fromkeys(spec["name"] for spec in self.layer_mixers())
+    def _require_taken(self, option: str) -> None:
+        """UsageError if the config key of a shared option is set and no layer's mixer has the option."""
+        key, names = SHARED[option], dict.fromkeys(spec["name"] for spec in self.layer_mixers())
         if getattr(self, key) and not any(option in options_of(MIXERS[name]) for name in names):
             able = ", ".join(name for name, kind in MIXERS.items() if option in options_of(kind))
             raise UsageError(key, f"a layer with one of the mixers {able}", ", ".join(names))

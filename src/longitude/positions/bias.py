@@ -310,7 +310,7 @@ class Fire(Encoding):
         self.num_heads, self.width, self.shared = num_heads, width, shared
         self.initial_c, self.threshold, self.eps = c, threshold, eps
         self.mlp = nn.Sequential(WideLinear(1, width), nn.ReLU(), WideLinear(width, num_heads))
-        # Of one number each, not of none: what shards parameters takes no 0-dimensional ones.
+        # [1], not []: what shards parameters takes no 0-dimensional ones.
         self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 

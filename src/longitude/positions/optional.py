@@ -19,7 +19,7 @@ Columns = dict[str, Tensor]
 
 
 class ReadsContent(Protocol):
-    """Encodings that compute columns from the tokens' content, as input to `terms`: FoX, PaTH."""
+    """Encodings that compute columns from the tokens' content, as input to `terms`: FoX, PaTH, Inkling."""
 
     carries: bool = False
     """Whether its context passes a state from token to token, so that a cache cannot be cropped."""

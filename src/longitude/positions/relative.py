@@ -146,7 +146,10 @@ class Inkling(Encoding):
         d_rel: number of profiles.
         extent: distances with a bias.
         log_scaling_n_floor: positions up to which nothing is multiplied; None: nothing is at all.
-        log_scaling_alpha: rate of the multiplication.
+        log_scaling_alpha: rate of the multiplication; None: 0.1.
+
+    Raises:
+        ValueError: log_scaling_alpha without log_scaling_n_floor.
 
     Source:
         Thinking Machines Lab 2026, https://huggingface.co/thinkingmachines/Inkling; transformers' InklingAttention.
@@ -164,13 +167,16 @@ class Inkling(Encoding):
         d_rel: int = 16,
         extent: int = 1024,
         log_scaling_n_floor: int | None = None,
-        log_scaling_alpha: float = 0.1,
+        log_scaling_alpha: float | None = None,
     ):
         super().__init__()
         check_sizes("Inkling", dim=dim, num_heads=num_heads, d_rel=d_rel, extent=extent)
-        check_positive("Inkling", log_scaling_alpha=log_scaling_alpha)
         if log_scaling_n_floor is not None:
             check_sizes("Inkling", log_scaling_n_floor=log_scaling_n_floor)
+        elif log_scaling_alpha is not None:
+            raise UsageError("Inkling", "no log_scaling_alpha without log_scaling_n_floor", log_scaling_alpha)
+        if log_scaling_alpha is not None:
+            check_positive("Inkling", log_scaling_alpha=log_scaling_alpha)
         self.dim, self.num_heads, self.d_rel, self.extent = dim, num_heads, d_rel, extent
         self.log_scaling_n_floor, self.log_scaling_alpha = log_scaling_n_floor, log_scaling_alpha
         self.relative = log_scaling_n_floor is None
@@ -191,12 +197,12 @@ class Inkling(Encoding):
             return self.profiles.T[offset.clamp(0, self.extent - 1)].masked_fill(outside[..., None], 0.0)
 
         vectors = OffsetVectors(at, reach=self.extent, mix=context["mix"])
-        floor = self.log_scaling_n_floor
+        floor, rate = self.log_scaling_n_floor, 0.1 if self.log_scaling_alpha is None else self.log_scaling_alpha
         if floor is None:
             return (vectors,)
 
         def factor(positions: Tensor) -> Tensor:
             count = positions.to(wide(positions.device)) + 1
-            return 1 + self.log_scaling_alpha * (count / floor).clamp(min=1).log()
+            return 1 + rate * (count / floor).clamp(min=1).log()
 
         return vectors, Temperature(factor, "positions")

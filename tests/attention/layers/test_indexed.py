@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude.attention.layers import indexed
 from longitude.attention.layers.base import checked_call
 from longitude.attention.layers.indexed import highest
 from longitude.attention.mixer import MixerInputs
@@ -42,8 +43,10 @@ def by_loops(own, x):
     return own.o_proj(torch.stack(out))
 
 
-def test_it_is_the_formula_key_by_key():
-    """In float64, with the gradients of all that is not the indexer, which has none."""
+@pytest.mark.parametrize("rows", [256, 11])
+def test_it_is_the_formula_key_by_key(rows, monkeypatch):
+    """In float64, in one block of queries and in several, with the gradients of all but the indexer, which has none."""
+    monkeypatch.setattr(indexed, "ROWS", rows)
     own, x = layer(index_rotation=None), random(1, LENGTH, DIM)
     got, want = own(x), by_loops(own, x[0])[None]
     close(got, want)
@@ -106,6 +109,17 @@ def test_with_keys_enough_it_is_full_attention():
     full.load_state_dict({name: p for name, p in own.state_dict().items() if "index" not in name})
     close(own(x, encoding=lg.ALiBi(4)), full(x, encoding=lg.ALiBi(4)))
     assert (layer()(x) - full(x)).abs().max() > 1e-3
+
+
+def test_tokens_after_a_memory_choose_as_in_the_whole():
+    own, x = layer(), random(2, LENGTH, DIM)
+    close(own(x[:, 7:], memory=x[:, :7]), own(x)[:, 7:])
+
+
+@torch.no_grad()
+def test_layers_of_one_forward_choose_for_themselves():
+    layers, x, inputs = [layer(seed) for seed in (0, 1)], random(2, LENGTH, DIM), MixerInputs(lg.Causal())
+    close([own(x, inputs) for own in layers], [own(x) for own in layers])
 
 
 def test_its_cache_is_its_own():

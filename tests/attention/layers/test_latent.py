@@ -134,6 +134,25 @@ def test_a_token_is_576_numbers():
     assert round(2 * 128 * 128 / 576, 1) == 56.9
 
 
+@pytest.mark.parametrize("route", ["expanded", "absorbed"])
+def test_parts_by_hand(route):
+    """Convolutions of input and output, a softcap, and a gate that reads what the projections read."""
+
+    def convolved(conv, x):
+        return x + conv.weight[:, 0, 1] * x + conv.weight[:, 0, 0] * torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+    parts = {"short_conv": ["input", "output"], "conv_kernel": 2, "softcap": 0.7, "output_gate": True}
+    layer, x = by(make("none", q_rank=None, rope_dim=0, **parts), route), tokens(2, 9)
+    y = convolved(layer.input_conv, x)
+    q = layer.q_proj(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    both = layer.kv_up(layer.kv_norm(layer.kv_down(y))).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    k, v = both.split([6, 5], -1)
+    scores = 0.7 * (q @ k.mT / 6**0.5 / 0.7).tanh()
+    weights = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf).softmax(-1)
+    out = (weights @ v).transpose(1, 2).flatten(2) * layer.gate_proj(y).sigmoid()
+    close(layer(x), convolved(layer.output_conv, layer.o_proj(out)))
+
+
 def test_the_scale_may_be_given():
     x = tokens(2, 9)
     close(make(scale=10**-0.5)(x), make()(x))

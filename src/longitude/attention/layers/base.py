@@ -177,7 +177,7 @@ class AttentionLayer(Mixer):
         return self.convolve("output", out, call, inputs) if self.short_conv else out
 
 
-def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
     """Apply a norm in the dtype of its weight and return the dtype of x: torch warns of narrower inputs, as under autocast."""
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
 

@@ -12,10 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longitude.attention.heads import split_heads
-from longitude.attention.layers.base import Call, require_past
+from longitude.attention.layers.base import Call, normed
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Mask
-from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.attention.mixer import register_mixer
 from longitude.attention.patterns import Pairs
 from longitude.derivatives import with_zero_gradients
 from longitude.errors import UsageError, check_sizes
@@ -35,7 +34,7 @@ ROWS = 256
 
 
 def highest(scores: Float[Tensor, "B L N"], allowed: Bool[Tensor, "#B L N"], k_top: int) -> Bool[Tensor, "B L N"]:
-    """The k_top allowed keys of the highest scores, or all where there are fewer. Of equal scores the lowest index is first."""
+    """The k_top allowed keys of the highest scores, or all if there are fewer; among equal scores the lowest index is first."""
     ranked = scores.masked_fill(~allowed, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked[..., :k_top], True) & allowed
 
@@ -46,10 +45,12 @@ class IndexedAttention(MultiHeadAttention):
 
         I_ij = sum_h w_ih relu(q_ih . k_j / sqrt(index_dim)),   w = W_w x / sqrt(index_heads),   q = W_q x,   k = norm(W_k x)
 
-    Use it to reproduce DeepSeek V3.2, GLM-5 or Mistral Large 4, or to study what few keys lose. The indexer has one key per
-    token and its own rotation. The choice is exact, and the same for all heads. Of equal scores, and many are exactly 0, the
-    earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal tokens have scores that differ
-    by rounding alone, so a whole pass and a cache may choose different ones of them.
+    Use it to study what attention to few keys loses, as in DeepSeek V3.2, GLM-5 or Mistral Large 4. Their q is W_q times
+    another vector: the latent of the queries in the first two, a norm of x in the last, which also scales q by the position.
+
+    The indexer has one key per token and its own rotation. The choice is exact, and the same for all heads. Among equal scores,
+    and many are exactly 0, the earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal
+    tokens have scores that differ by rounding alone, so a whole pass and a cache may choose different ones of them.
 
     The choice has no gradient, so a loss of the output trains everything but the indexer. The authors train it by the
     divergence of its scores from the weights of full attention; here its weights are loaded, or stay as they were drawn.
@@ -57,27 +58,20 @@ class IndexedAttention(MultiHeadAttention):
     indexer's keys.
 
     Args:
-        dim: width of x and of the output.
-        num_heads: heads of queries.
-        num_kv_heads: heads of keys and values; None: num_heads.
-        encoding: as in MultiHeadAttention; the indexer does not use it.
-        k_top: keys of a query.
-        index_heads: heads of the indexer; None: num_heads.
-        index_dim: width of a head of the indexer; None: head_dim.
-        index_rotation: layout of its rotation: "half" as in DeepSeek V3.2, "interleaved" as in GLM-5; None: it has no rotation.
-        index_base: base of that rotation; None: 10000.
-        index_rotary_dim: only the first index_rotary_dim numbers rotate; None: all.
-        head_dim: width of a head; None: dim / num_heads.
-        bias: whether the projections of queries, keys, values and output have biases.
-        dropout: dropout probability of the weights, in training.
-        scale: factor of the scores; None: head_dim^-1/2.
-        backend: as in attend.
+        dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
+        encoding: As in MultiHeadAttention; the indexer does not use it.
+        k_top: Keys of a query.
+        index_heads: Heads of the indexer; None: num_heads.
+        index_dim: Width of a head of the indexer; None: head_dim.
+        index_rotation: Layout of its rotation: "half" as in DeepSeek V3.2, "interleaved" as in GLM-5; None: it has no rotation.
+        index_base: Base of that rotation; None: 10000.
+        index_rotary_dim: Only the first index_rotary_dim numbers rotate; None: all.
 
     Raises:
-        ValueError: sizes that do not fit, and a base or width of a rotation that is None.
+        ValueError: As MultiHeadAttention, and for index_base or index_rotary_dim with index_rotation=None.
 
     Source:
-        DeepSeek-AI 2025, arXiv 2512.02556, https://arxiv.org/abs/2512.02556
+        DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
     """
 
     source = "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556"
@@ -132,13 +126,9 @@ class IndexedAttention(MultiHeadAttention):
 
         return IndexedCacheLayer()
 
-    def mask_of(self, inputs: MixerInputs) -> Mask:
-        require_past(type(self).__name__, inputs.mask)
-        return inputs.mask
-
     def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
         columns, carry = super().columns_of(x, call, encoding, carry)
-        key = self.index_norm(self.index_k(x.detach()).to(self.index_norm.weight.dtype)).to(x.dtype).detach()
+        key = normed(self.index_norm, self.index_k(x).to(x.dtype)).detach()
         return {**columns, "index_keys": self._rotated(key[:, None], call)}, carry
 
     def over_keys(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind, of_this_mode
 from longitude.attention.heads import head_sizes
-from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, require_past
 from longitude.attention.masks import Mask
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.errors import UsageError, check_flags, check_positive
@@ -117,7 +117,9 @@ class MultiHeadAttention(AttentionLayer):
             )
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
-        """The mask of a call, with what the layer itself adds."""
+        """The mask of a call, with what the layer itself adds; ValueError if it is not causal and the class is."""
+        if not type(self).bidirectional:  # with short_conv `convolve` raises, and its error names the option
+            require_past(type(self).__name__, inputs.mask)
         return inputs.mask
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:

@@ -1,4 +1,4 @@
-"""Stick-breaking attention: weights without a softmax, of which the nearest keys take their parts first."""
+"""Stick-breaking attention: weights without a softmax; the nearest keys take their parts first."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def stick_breaking(
     Products are sums of logarithms, in float32 or wider. Memory is a few blocks of [rows, Lk] scores.
 
     Args:
-        q: [B, H, Lq, D], the last Lq tokens of the keys.
-        k: [B, Hkv, Lk, D]; Hkv divides H.
-        v: [B, Hkv, Lk, Dv].
-        mask: visible keys, as in `attend`; a causal one. Keys that it hides leave the stick as it is.
-        scale: factor of q.k; None: D^-1/2.
-        attend_current: keys are j <= i, and l <= i: the token itself comes first.
+        q: Queries [B, H, Lq, D], the last Lq tokens of the keys.
+        k: Keys [B, Hkv, Lk, D]; Hkv divides H.
+        v: Values [B, Hkv, Lk, Dv].
+        mask: A causal mask, as in `attend`. Keys that it hides take nothing.
+        scale: Factor of q.k; None: D**-0.5.
+        attend_current: Whether a token also attends to itself, first: j <= i and l <= i.
 
     Returns:
-        The output [B, H, Lq, Dv], and what is left over [B, H, Lq], in the dtype of q.
+        The output [B, H, Lq, Dv] and the rest [B, H, Lq], in the dtype of q.
 
     Raises:
-        ValueError: what `attend` refuses, more queries than keys, or a mask that is not causal.
+        ValueError: As in `attend`, and for more queries than keys, or a mask that is not causal.
 
     Source:
-        Tan et al. 2024, arXiv 2410.17980, https://arxiv.org/abs/2410.17980
+        Tan et al. 2024, arXiv:2410.17980, https://arxiv.org/abs/2410.17980
     """
     require_heads(q, k, v)
     rows, keys = q.shape[2], k.shape[2]
@@ -86,7 +86,7 @@ def _of_block(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
     if not attend_current:
         allowed = allowed & (r.k_tokens() < r.q_tokens()[:, None])
     left = F.logsigmoid(-z).masked_fill(~allowed, 0.0)
-    # Of the keys after each: without the key itself, whose large logarithm a difference of sums would cancel badly.
+    # Sums over the keys after each, without the key itself: in a difference of sums its large logarithm would cancel badly.
     before = running_sum(F.pad(left[..., 1:], (0, 1)).flip(-1)).flip(-1)
     weights = (F.logsigmoid(z) + before).exp().masked_fill(~allowed, 0.0)
     weights = F.dropout(weights, r.dropout) if r.dropout else weights
@@ -103,21 +103,15 @@ class StickBreaking(MultiHeadAttention):
     code, so the first token of a document gets zeros. Its cache keeps keys and values.
 
     Args:
-        dim: width of x and of the output.
-        num_heads: heads of queries.
-        num_kv_heads: heads of keys and values; None: num_heads.
-        attend_current: a token also attends to itself, first.
-        remainder: what is left over of the weights goes to the token's own value, an option of the authors' models.
-        head_dim: width of a head; None: dim / num_heads.
-        bias: whether the projections have biases.
-        dropout: dropout probability of the weights, in training.
-        scale: factor of the scores; None: head_dim^-1/2.
+        dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale: As in MultiHeadAttention.
+        attend_current: Whether a token also attends to itself, first.
+        remainder: Whether the rest of the weights goes to the token's own value, an option of the authors' models.
 
     Raises:
-        ValueError: sizes that do not fit, and attend_current with remainder, which both give weight to the token itself.
+        ValueError: As MultiHeadAttention, and for attend_current with remainder, which both give weight to the token itself.
 
     Source:
-        Tan et al. 2024, arXiv 2410.17980, https://arxiv.org/abs/2410.17980
+        Tan et al. 2024, arXiv:2410.17980, https://arxiv.org/abs/2410.17980
     """
 
     source = "Tan et al. 2024, https://arxiv.org/abs/2410.17980"
@@ -142,10 +136,6 @@ class StickBreaking(MultiHeadAttention):
         if attend_current and remainder:
             raise UsageError("StickBreaking", "one of attend_current and remainder", "both", "leave one out")
         self.attend_current, self.remainder = attend_current, remainder
-
-    def mask_of(self, inputs: MixerInputs) -> Mask:
-        require_past(type(self).__name__, inputs.mask)
-        return inputs.mask
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
         """Mix tokens as MultiHeadAttention does, without weights and memory."""

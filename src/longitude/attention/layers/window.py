@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.documents import places_of
-from longitude.attention.layers.base import require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Mask, Window
 from longitude.attention.mixer import MixerInputs, register_mixer
@@ -87,9 +86,9 @@ class WindowAttention(MultiHeadAttention):
         return RollingCacheLayer((self.size - 1) * self.step)
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
-        """The mask with the window joined by &; ValueError for one that is not causal."""
-        require_past(type(self).__name__, inputs.mask)
-        return inputs.once((type(self), self.size, self.step), lambda: inputs.mask & self.joined_mask(inputs))
+        """The mask with the window joined by &."""
+        mask = super().mask_of(inputs)
+        return inputs.once((type(self), self.size, self.step), lambda: mask & self.joined_mask(inputs))
 
     def joined_mask(self, inputs: MixerInputs) -> Mask:
         """Mask that the layer joins to the mask of a call."""

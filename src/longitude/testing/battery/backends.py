@@ -46,7 +46,8 @@ def backends(
 ) -> None:
     """Every backend that accepts equals `reference` in float64, forward and every gradient.
 
-    Of queries, keys, values, of the tokens that context reads, and of each parameter. In float32 too, as near as float32 can be.
+    Gradients are those of queries, keys, values, the tokens that context reads, and each parameter. In float32 too, as near as
+    float32 can be.
     One that refuses raises a ValueError that names those that work. lengths: queries and keys; kinds: of masks; None: all.
     """
     for rows, keys in lengths:

@@ -89,7 +89,7 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
 def compiled_training(build: MixerExample) -> None:
     """Compiled forward and backward together, as training does, it gives the same output and gradients.
 
-    Of tokens and of every parameter; without documents, and a mixer with them, too, which keep NaN to themselves.
+    Gradients are those of tokens and of every parameter. A mixer is also called with documents, which keep NaN to themselves.
     """
     net = LayerStack(build, layers=1 if isinstance(build.encoding, Example) else 2).float()
     x = numbers(2, 21, DIM).float()
@@ -116,7 +116,7 @@ def compiled_training(build: MixerExample) -> None:
 def compiled_transforms(build: MixerExample) -> None:
     """torch.func.jvp and grad inside a graph (torch.compile(fullgraph=True)) give what they give outside of it.
 
-    Of an input with two documents: an operator that has no rule for tangents would be a constant there, and its tangent zero.
+    The input has two documents: an operator that has no rule for tangents would be a constant there, and its tangent zero.
     """
     net, length = LayerStack(build, layers=1).requires_grad_(False), 9
     require_one_table(net.encoding, length)

@@ -106,7 +106,7 @@ DIFFERENCES = 1e-5
 def gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> None:
     """Gradients in chunks = of the whole pass = central differences in float64; every parameter gets one.
 
-    Of inputs and parameters, along a random direction. What only chooses gets none.
+    Differences are taken along a random direction of the input and of each parameter. `Mixer.choosing` gets no gradient.
     """
     for (name, options), length in product(build.forms((16,), ("auto", "reference")).items(), lengths):
         if options.get("mode", "chunked") != "chunked" or options.get("route", "expanded") != "expanded":
