@@ -237,7 +237,10 @@ def tables_of_parts(run: Run) -> list[Lines]:
             [f"{each.smaller} to {each.larger}", str(each.length), f"{each.kept} of {each.pairs}"]
             for each in agreement(run)
         ]
-        found.append(("Pairs of encodings whose order holds at the next size", ["size", "at", "pairs"], lines))
+        title = (
+            "Pairs of encodings whose order holds at the next size. Without those that learned too little at either (*)"
+        )
+        found.append((title, ["size", "at", "pairs"], lines))
     return found
 
 
