@@ -61,9 +61,9 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
         yield ""
     for each in facts["plugins"]:
         names = ", ".join(f"{kind} {name}" for name, kind in each["registers"].items())
-        said = [f"plugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"]
-        said += [f"{name} cannot be built at toy size: {reason}" for name, reason in each["problems"].items()]
-        yield from (part for line in said for part in wrap(line, columns, subsequent_indent="  "))
+        lines = [f"plugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"]
+        lines += [f"{name} cannot be built at toy size: {reason}" for name, reason in each["problems"].items()]
+        yield from (part for line in lines for part in wrap(line, columns, subsequent_indent="  "))
     here = facts["machine"]
     yield f"here: longitude {here['longitude']}, torch {here['torch']}, transformers {here['transformers'] or 'not installed'}"
     yield f"{here['threads']} threads, CUDA {here['gpu'] or 'no'}, MPS {'yes' if here['mps'] else 'no'}"

@@ -183,7 +183,7 @@ class Endpoint:
         raise UsageError("--endpoint", expected, problem, others)
 
     def remedy(self, refused: Refused) -> str:
-        """What to do about a key or the name of a model that the server refuses; nothing for other reasons."""
+        """Advice on a key or the name of a model that the server refuses; empty for other reasons."""
         if refused.code in (401, 403):
             return f"set {KEY} to a key of this server"
         named = re.search(rf"(?<!\w){re.escape(self.model)}(?!\w)", str(refused).partition(": HTTP ")[2])
@@ -202,7 +202,7 @@ def as_documented(route: str) -> Iterator[None]:
 
 
 def without_thinking(text: str) -> str:
-    """What follows the thinking; nothing where it did not end."""
+    """The text after the thinking; empty if the thinking did not end."""
     _, mark, rest = text.rpartition(THOUGHT[1])
     return rest if mark else "" if text.lstrip().startswith(THOUGHT[0]) else text
 
