@@ -6,8 +6,8 @@ from scipy import stats
 
 from longitude.statistics.comparisons import compared, orders_kept
 from longitude.statistics.documents import Interval
-from longitude.statistics.estimates import HOLDS, UNCLEAR, Estimate, Sums, combined
-from longitude.statistics.seeds import t_interval
+from longitude.statistics.estimates import HOLDS, UNCLEAR, Estimate, Sums, combined, unpaired
+from longitude.statistics.seeds import t_interval, unpaired_difference
 
 OVER = np.ones((3, 4))
 
@@ -35,6 +35,35 @@ def test_a_difference_of_every_seed_is_called_so_only_where_other_documents_woul
 def test_nothing_holds_of_which_an_interval_is_missing():
     assert Estimate(1.0, 0.5, 1.5, "seeds and documents", 0.5, 1.5).below(2) == HOLDS
     assert Estimate(1.0, 0.5, 1.5, "seeds").below(2) == Estimate(1.0, None, None, None, 0.5, 1.5).below(2) == UNCLEAR
+
+
+def test_the_other_direction_has_every_number_negated_and_the_ends_turned():
+    found = Estimate(1.0, 0.5, 2.0, "seeds and documents", 0.6, 1.5, 0.01, (0.9, 1.1), 0.7, 1.8)
+    assert found.negative == Estimate(
+        -1.0, -2.0, -0.5, "seeds and documents", -1.5, -0.6, 0.01, (-0.9, -1.1), -1.8, -0.7
+    )
+    assert found.negative.negative == found
+    less = found.less(0.5)
+    numbers = (less.value, less.low, less.text_high, less.seed_low, *less.values)
+    assert numbers == pytest.approx((0.5, 0.0, 1.0, 0.2, 0.4, 0.6))
+    assert less.p is None, "that of no difference from 0 says nothing of another number"
+
+
+def test_unpaired_seeds_are_on_the_same_documents():
+    """Both intervals are about the same difference, in the same direction, whichever is first."""
+    a, b = np.array([[9.0, 5, 8, 6], [8.0, 6, 9, 7]]), np.array([[2.0, 1, 3, 2], [3.0, 1, 2, 2], [2.0, 2, 4, 1]])
+    of_a, of_b = Sums((0, 1), a, np.ones((2, 4))), Sums((5, 6, 7), b, np.ones((3, 4)))
+    found, turned = unpaired(of_a, of_b, "mean"), unpaired(of_b, of_a, "mean")
+    assert found is not None and turned is not None and found.value == pytest.approx(a.mean() - b.mean())
+    for low, high in ((found.text_low, found.text_high), (found.seed_low, found.seed_high), (found.low, found.high)):
+        assert low is not None and high is not None and 0 < low < found.value < high
+    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
+    _, freedom = unpaired_difference(a.mean(1), b.mean(1))
+    seeds, text = (
+        Interval(found.value, found.seed_low, found.seed_high),
+        Interval(found.value, found.text_low, found.text_high),
+    )
+    assert found.p == pytest.approx(combined(seeds, text, freedom + 1).p)
 
 
 def crossed(random, seeds, of_seeds, of_documents, of_both, documents=100):
