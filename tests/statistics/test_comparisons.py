@@ -1,13 +1,15 @@
 """Which of two labels is better, and when that is called so: over seeds and documents together."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from longitude.statistics.comparisons import compared, orders_kept
 from longitude.statistics.documents import Interval
-from longitude.statistics.estimates import HOLDS, UNCLEAR, Estimate, Sums, combined, unpaired
-from longitude.statistics.seeds import t_interval, unpaired_difference
+from longitude.statistics.estimates import HOLDS, UNCLEAR, Estimate, Sums, combined, difference, unpaired
+from longitude.statistics.seeds import benjamini_hochberg, holm, t_interval, unpaired_difference
 
 OVER = np.ones((3, 4))
 
@@ -24,6 +26,25 @@ def pair(by_document, less_is_better=True):
 def test_the_better_is_lower_or_higher_and_ahead_by_a_number_above_0():
     assert (pair([1, 2, 1, 2]).better, pair([1, 2, 1, 2], less_is_better=False).better) == ("a", "b")
     assert pair([1, 2, 1, 2]).value == pair([1, 2, 1, 2], less_is_better=False).value == 1.5
+
+
+def test_pairs_at_a_length_are_adjusted_together_by_holm_and_by_benjamini_and_hochberg():
+    random = np.random.default_rng(3)
+    shifts = {"a": 0.0, "b": 1.0, "c": 0.9, "d": 0.3}
+    sums = {
+        label: Sums((0, 1, 2), shift + random.normal(0, 0.25, (3, 8)), np.ones((3, 8)))
+        for label, shift in shifts.items()
+    }
+    found = compared(sums, 64, "mean", True)
+    raw = [difference(sums[a], sums[b], "mean").p for a, b in combinations(sums, 2)]
+    assert len(found) == 6 and [each.p for each in found] == pytest.approx(holm(raw))
+    assert [each.q for each in found] == pytest.approx(benjamini_hochberg(raw)) != pytest.approx(holm(raw))
+
+
+def test_one_seed_decides_nothing_however_sure_its_documents_are():
+    a = np.arange(40.0)[None]
+    [found] = compared({"a": Sums((0,), a, a * 0 + 1), "b": Sums((0,), a + 1, a * 0 + 1)}, 64, "mean", True)
+    assert found.over == "documents" and found.low > 0 and found.p < 0.05 and not found.decided
 
 
 def test_a_difference_of_every_seed_is_called_so_only_where_other_documents_would_not_change_it():
