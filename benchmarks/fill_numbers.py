@@ -61,7 +61,7 @@ PROCESSORS = {
     "AMD EPYC (family 25, model 1)": "AMD Zen 3, AVX2",
     "Intel(R) Xeon(R) Processor (family 6, model 207)": "Intel Emerald Rapids, AVX-512 and AMX",
 }
-"""What the results' own words for a processor mean; the first is of before families were recorded."""
+"""Names of processors in results -> readable names; the first is from before families were recorded."""
 
 
 def ending(name: str) -> str:

@@ -79,6 +79,8 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("study --match flops", ["'flops'"]),
         ("study --steps many", ["--steps", "'many'"]),
         ("study --steps", ["'--steps'"]),
+        ("study --train-lengths", ["--train-lengths"]),
+        ("study --train_lengths --seeds 0", ["--train-lengths"]),
         ("study --data no/such/text", ["--data", "no/such/text"]),
         ("study --device tpu", ["'tpu'"]),
         ("study rope", ["rope"]),

@@ -105,12 +105,12 @@ class Judged(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Of all statements together."""
+        """Verdict on all statements together."""
         return self._verdict(self.outcomes)
 
     @property
     def verdict_larger(self) -> str:
-        """Of those on models of the next size."""
+        """Verdict on the statements about models of the next size."""
         return self._verdict(self.larger)
 
     @staticmethod

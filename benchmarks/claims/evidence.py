@@ -13,9 +13,9 @@ from longitude.study.criterion import Criterion
 from longitude.study.results import ROWS, Run, is_kept, question_of, read_run
 
 RESULTS = Path(__file__).parents[1] / "results"
-"""Of the benches, in a checkout of the repository."""
+"""Folder of the committed results of the benches."""
 KEPT = RESULTS / "claims"
-"""Of the studies of the series, there."""
+"""Folder of the kept studies of the series."""
 
 
 class NotRun(Exception):
@@ -23,7 +23,7 @@ class NotRun(Exception):
 
 
 class Measured(NamedTuple):
-    """What a statement reads: a label of a study at a length.
+    """A label of a study at a length, as a statement reads it.
 
     Attributes:
         study: A name of the series.
@@ -67,7 +67,7 @@ class Evidence:
         return self.criterion(study).run
 
     def _criterion(self, study: str) -> Criterion:
-        """What judges a study. ValueError where it was run by other options than its preset has."""
+        """Criterion of a study. ValueError if it was run with other options than those of its preset."""
         path, config = self.root / study, self.expected(study)
         saved = question_of(path)
         if saved is None:
@@ -91,7 +91,7 @@ class Evidence:
         return read_json(path)
 
     def sums(self, of: Measured) -> Sums:
-        """What the metric of a label at a length is computed from, of all its seeds. NotRun where one is missing."""
+        """Sums from which the metric of a label at a length is computed, for all seeds. NotRun if one is missing."""
         criterion = self.criterion(of.study)
         run = criterion.run
         seeds, status = {*run.config.seeds}, {trial.seed: trial.status for trial in run.of(of.label)}

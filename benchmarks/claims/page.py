@@ -21,7 +21,7 @@ from longitude.study.results import Run
 from longitude.study.tables import as_markdown, p_words, training
 
 LINES = 7
-"""Of a chart, at most."""
+"""Maximum number of lines in a chart."""
 SHOWN = (
     "task", "encodings", "data", "train_length", "positions", "test_lengths", "methods", "stride", "steps", "batch_size",
     "learning_rates", "layers", "hidden", "heads", "documents", "seeds",

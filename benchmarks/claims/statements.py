@@ -7,7 +7,6 @@ counted, or were timed on one machine, and no interval says what another would t
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, Measured, NotRun
@@ -18,7 +17,6 @@ from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, chang
 from longitude.study.answers import AnswerCriterion, share
 from longitude.study.criterion import Effective
 from longitude.study.losses import TOLERANCE
-from longitude.study.tables import training
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -180,25 +178,6 @@ def _effective(evidence: Evidence, of: Measured) -> Effective:
 
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
-def costs_less(
-    a: Measured, b: Measured, what: Literal["parameters", "flops_per_token", "train_seconds"], at_most: float = 1.0
-) -> Statement:
-    """What the training of a's label takes, over that of b's, is below a ratio; their lengths play no part."""
-    noun = {"parameters": "parameters", "flops_per_token": "FLOPs per token", "train_seconds": "seconds of training"}[
-        what
-    ]
-
-    def judge(evidence: Evidence) -> Outcome:
-        ours, theirs = (training(evidence.run(each.study))[what].get(each.label) for each in (a, b))
-        if ours is None or theirs is None:
-            raise NotRun(f"rows of {a.label} or {b.label} do not have their {noun}")
-        remark = "mean over seeds on one machine: not tested" if what == "train_seconds" else "counted"
-        return _untested(ours / theirs, (0, at_most), f"{ours / theirs:.2f}", remark)
-
-    of = "" if at_most == 1 else f"{at_most:g} times "
-    return Statement(f"{a.label} takes fewer {noun} than {of}{b.label}", (a, b), judge)
-
-
 def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> Statement:
     """The time of a token at the longest context of `make bench-decode`, over that at a short one, is within bounds."""
     bounds = f"less than {below:g}" if above == 0 else f"more than {above:g}"

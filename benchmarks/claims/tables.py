@@ -11,7 +11,7 @@ from longitude.statistics.seeds import benjamini_hochberg
 from longitude.study.report import STYLES, folding
 
 COLOURS = {CONFIRMED: "green", REFUTED: "red", UNDECIDED: "yellow", NOT_RUN: "dim"}
-"""Of verdicts, on the terminal."""
+"""Terminal colours of verdicts."""
 
 
 def table(judged: Sequence[Judged]) -> Table:
@@ -57,7 +57,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
 
 
 def false_discovery(judged: Sequence[Judged]) -> list[float | None]:
-    """Of each statement in order, its p-value adjusted by Benjamini and Hochberg over all of them; None: it is no difference."""
+    """p-values of all statements in order, adjusted together by Benjamini and Hochberg; None for a statement without one."""
     found = [outcome.estimate and outcome.estimate.p for each in judged for _, outcome, _ in _lines(each)]
     adjusted = iter(benjamini_hochberg([p for p in found if p is not None]))
     return [None if p is None else next(adjusted) for p in found]

@@ -69,6 +69,7 @@ def test_broken_files(spoil, words, save, refused) -> None:
         (["--to", 10**12, "--method", "yarn"], "whole numbers"),
         (["--to", 2**24, "--method", "yarn"], "keys and values of one sequence"),
         ([*TO, "yarm"], "did you mean 'yarn'"),
+        ([*TO, "ALL"], "'all'"),
         (TO[:2], "--method"),
         (["--method", "yarn"], "--to"),
         ([], "--to"),

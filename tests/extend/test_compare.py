@@ -155,7 +155,18 @@ def test_plan_writes_nothing(checkpoint, command, tmp_path, monkeypatch) -> None
     [part] = json.loads(printed)
     assert code == 0 and not list(tmp_path.iterdir()) and files(checkpoint("llama")) == before
     assert part["length"] == TO and part["tokens"] % (TO * (1 + len(COMPARED))) == 0
-    assert part["seconds"] == pytest.approx(part["flops"] / 1e9) and part["seconds"] <= 6
+    assert part["seconds"] == pytest.approx(part["flops"] / 1e9) and part["seconds"] <= 6 and not part["reason"]
+
+
+def test_plan_says_what_the_command_refuses(checkpoint, fast, command, text, monkeypatch) -> None:
+    """With the minutes that it names, in the same words."""
+    monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 2e6)
+    given = [checkpoint("llama"), *ALL, "--text", text, "--cost-minutes", 0.01]
+    code, printed, _ = command(*given, "--plan", "--json")
+    _, _, error = command(*given)
+    refusal = error.strip().rpartition("\n")[2].removeprefix("longitude: ")
+    assert code == 0 and refusal in json.loads(printed)[0]["reason"]
+    assert "--cost-minutes" in refusal and "--cost-minutes" in command(*given, "--plan")[1]
 
 
 def test_a_method_that_does_not_fit_is_a_row(checkpoint, longer, compared, text) -> None:

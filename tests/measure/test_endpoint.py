@@ -5,11 +5,13 @@ import json
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from http.client import IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Barrier, Lock, Thread
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -35,6 +37,7 @@ class Model:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.lock, self.asked = Lock(), Counter()
         self.fails: list[int] = []
+        self.refuses: tuple[int, str] | None = None
         self.dies_after, self.echoes, self.text_alone, self.thinks = 10**9, True, False, ""
 
     def ids(self, prompt) -> list[int]:
@@ -81,6 +84,8 @@ def served(model: Model):
                 code, answer = 200, {}
                 if model.fails:
                     code = model.fails.pop(0)
+                elif model.refuses:
+                    code, answer = model.refuses[0], {"error": {"message": model.refuses[1]}}
                 elif self.path.removeprefix("/v1") not in (
                     "/completions",
                     "/chat/completions",
@@ -225,6 +230,7 @@ def test_one_unit_that_fails_is_recorded(folder, measured, monkeypatch) -> None:
         given = ["--endpoint", url, "--model", "m", "--tokenizer", folder, "--methods", "non-overlapping"]
         code, rows, error = measured(*given, tasks=["perplexity"])
     assert code == 1 and {row["length"] for row in rows} == {320, 512} and "550" in error
+    assert "Refused" not in error, "a class of ours tells a user nothing"
 
 
 def test_a_server_without_logprobs_answers_questions(folder, measured) -> None:
@@ -236,6 +242,45 @@ def test_a_server_without_logprobs_answers_questions(folder, measured) -> None:
         assert code == 2 and "log-probabilities" in error
         code, rows, _ = measured(*given, tasks=["passkey"])
         assert code == 0 and {row["task"] for row in rows} == {"passkey"}
+
+
+@pytest.mark.parametrize(
+    ("refuses", "remedy"),
+    [
+        ((401, "no such key"), module.KEY),
+        ((403, "no such key"), module.KEY),
+        ((404, "the model `served/llama` does not exist"), "--model"),
+        ((404, "no such route"), "--tasks"),
+        ((400, "echo and logprobs exclude each other"), "--tasks"),
+    ],
+)
+def test_a_remedy_is_of_what_is_refused(refuses, remedy, folder) -> None:
+    """Other tasks need the right key and model as well; without a tokenizer the server's answer is shown, too."""
+    model, tokenizer = Model(folder), byte_tokenizer()
+    model.refuses = refuses
+    with served(model) as url:
+        server = Endpoint(address(url), "served/llama")
+        with pytest.raises(UsageError) as asked:
+            server.checked([1, 2, 3], None, tokenizer, asks=False)
+        with pytest.raises(UsageError) as counted:
+            module.ServerTokenizer(server)("text")
+    assert asked.value.remedy.count(remedy) == 1 and (remedy == "--tasks") == ("--tasks" in asked.value.remedy)
+    assert (counted.value.remedy == asked.value.remedy) == (remedy != "--tasks") and "--tokenizer" in str(counted.value)
+    for error in (asked.value, counted.value):
+        assert all(str(each) in error.got for each in refuses)
+
+
+@pytest.mark.parametrize(
+    "problem", [URLError(ConnectionRefusedError(111, "Connection refused")), IncompleteRead(b"", 9)]
+)
+def test_why_there_is_no_answer_is_in_words(problem, monkeypatch) -> None:
+    def fail(*_, **__):
+        raise problem
+
+    monkeypatch.setattr(module, "urlopen", fail)
+    with pytest.raises(module.Unreachable) as error:
+        Endpoint("http://a:1/v1", "m").post("http://a:1/v1/completions")
+    assert not any(sign in str(error.value) for sign in "<>[](){}") and str(error.value).count(": ") == 1
 
 
 def test_a_server_of_text_and_without_a_tokenizer(folder, measured, tmp_path) -> None:

@@ -1,13 +1,15 @@
 """Which of two labels is better, and when that is called so: over seeds and documents together."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from longitude.statistics.comparisons import compared, orders_kept
 from longitude.statistics.documents import Interval
-from longitude.statistics.estimates import HOLDS, UNCLEAR, Estimate, Sums, combined
-from longitude.statistics.seeds import t_interval
+from longitude.statistics.estimates import HOLDS, UNCLEAR, Estimate, Sums, combined, difference, unpaired
+from longitude.statistics.seeds import benjamini_hochberg, holm, t_interval, unpaired_difference
 
 OVER = np.ones((3, 4))
 
@@ -26,6 +28,25 @@ def test_the_better_is_lower_or_higher_and_ahead_by_a_number_above_0():
     assert pair([1, 2, 1, 2]).value == pair([1, 2, 1, 2], less_is_better=False).value == 1.5
 
 
+def test_pairs_at_a_length_are_adjusted_together_by_holm_and_by_benjamini_and_hochberg():
+    random = np.random.default_rng(3)
+    shifts = {"a": 0.0, "b": 1.0, "c": 0.9, "d": 0.3}
+    sums = {
+        label: Sums((0, 1, 2), shift + random.normal(0, 0.25, (3, 8)), np.ones((3, 8)))
+        for label, shift in shifts.items()
+    }
+    found = compared(sums, 64, "mean", True)
+    raw = [difference(sums[a], sums[b], "mean").p for a, b in combinations(sums, 2)]
+    assert len(found) == 6 and [each.p for each in found] == pytest.approx(holm(raw))
+    assert [each.q for each in found] == pytest.approx(benjamini_hochberg(raw)) != pytest.approx(holm(raw))
+
+
+def test_one_seed_decides_nothing_however_sure_its_documents_are():
+    a = np.arange(40.0)[None]
+    [found] = compared({"a": Sums((0,), a, a * 0 + 1), "b": Sums((0,), a + 1, a * 0 + 1)}, 64, "mean", True)
+    assert found.over == "documents" and found.low > 0 and found.p < 0.05 and not found.decided
+
+
 def test_a_difference_of_every_seed_is_called_so_only_where_other_documents_would_not_change_it():
     assert pair([1, 2, 1, 2]).decided
     few = pair([9, -4, -4, 1])  # every seed has the same difference, which one document makes
@@ -35,6 +56,35 @@ def test_a_difference_of_every_seed_is_called_so_only_where_other_documents_woul
 def test_nothing_holds_of_which_an_interval_is_missing():
     assert Estimate(1.0, 0.5, 1.5, "seeds and documents", 0.5, 1.5).below(2) == HOLDS
     assert Estimate(1.0, 0.5, 1.5, "seeds").below(2) == Estimate(1.0, None, None, None, 0.5, 1.5).below(2) == UNCLEAR
+
+
+def test_the_other_direction_has_every_number_negated_and_the_ends_turned():
+    found = Estimate(1.0, 0.5, 2.0, "seeds and documents", 0.6, 1.5, 0.01, (0.9, 1.1), 0.7, 1.8)
+    assert found.negative == Estimate(
+        -1.0, -2.0, -0.5, "seeds and documents", -1.5, -0.6, 0.01, (-0.9, -1.1), -1.8, -0.7
+    )
+    assert found.negative.negative == found
+    less = found.less(0.5)
+    numbers = (less.value, less.low, less.text_high, less.seed_low, *less.values)
+    assert numbers == pytest.approx((0.5, 0.0, 1.0, 0.2, 0.4, 0.6))
+    assert less.p is None, "that of no difference from 0 says nothing of another number"
+
+
+def test_unpaired_seeds_are_on_the_same_documents():
+    """Both intervals are about the same difference, in the same direction, whichever is first."""
+    a, b = np.array([[9.0, 5, 8, 6], [8.0, 6, 9, 7]]), np.array([[2.0, 1, 3, 2], [3.0, 1, 2, 2], [2.0, 2, 4, 1]])
+    of_a, of_b = Sums((0, 1), a, np.ones((2, 4))), Sums((5, 6, 7), b, np.ones((3, 4)))
+    found, turned = unpaired(of_a, of_b, "mean"), unpaired(of_b, of_a, "mean")
+    assert found is not None and turned is not None and found.value == pytest.approx(a.mean() - b.mean())
+    for low, high in ((found.text_low, found.text_high), (found.seed_low, found.seed_high), (found.low, found.high)):
+        assert low is not None and high is not None and 0 < low < found.value < high
+    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
+    _, freedom = unpaired_difference(a.mean(1), b.mean(1))
+    seeds, text = (
+        Interval(found.value, found.seed_low, found.seed_high),
+        Interval(found.value, found.text_low, found.text_high),
+    )
+    assert found.p == pytest.approx(combined(seeds, text, freedom + 1).p)
 
 
 def crossed(random, seeds, of_seeds, of_documents, of_both, documents=100):

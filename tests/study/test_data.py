@@ -1,5 +1,6 @@
 """Text in, documents and windows out: split by document, the same order for every model, no byte crossing over."""
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -113,6 +114,27 @@ def test_a_side_has_at_most_its_share_and_at_least_half_of_it():
     assert split_by == "files" and 0.1 <= shares["validation"] <= 0.2 and 0.05 <= shares["selection"] <= 0.1
 
 
+def by_hash(names) -> list[str]:
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+
+
+def test_what_is_held_out_is_first_by_the_hashes_of_names():
+    """Names that are alike, as those of one author or year, are then on all sides."""
+    names = [f"{i:02}.py" for i in range(80)]
+    found, _ = sides_of(Text("", [(name, words(100, i)) for i, name in enumerate(names)]))
+    held = {side: [name for name, _ in documents] for side, documents in found.items()}
+    assert held["validation"] + held["selection"] == by_hash(names)[:24] and len(held["validation"]) == 16
+
+
+def test_packages_that_fill_less_than_half_of_a_share_are_split_by_file():
+    """Three of 6% each are for measuring, and one of 3% is all that is left for selection; 5% are not."""
+    first, second, third, last = by_hash("abcd")
+    for files, split_by in ((3, "files"), (5, "packages")):
+        sizes = {first: 6, second: 6, third: 6, last: files, "large": 82 - files}
+        names = [f"{package}/{i}.py" for package, count in sizes.items() for i in range(count)]
+        assert sides_of(Text("", [(name, words(100, i)) for i, name in enumerate(names)]))[1] == split_by
+
+
 def test_few_files_are_cut_and_measured_in_blocks(tmp_path):
     data = prepare(config(folder(tmp_path, [10_000, 6_000]), documents=100))
     of, found = data.description, sides(data)
@@ -127,6 +149,14 @@ def test_few_files_are_cut_and_measured_in_blocks(tmp_path):
     whole = words(10_000)[8000:] + b"\n" + words(6_000, 1000)[4800:]
     assert all(part in whole for part in found["validation"].split(b"|"))
     assert found["training"] == words(10_000)[:7000] + b"|" + words(6_000, 1000)[:4200]
+
+
+def test_files_are_cut_between_characters():
+    content = "é—".encode() * 201
+    found, split_by = sides_of(Text("", [("a", content)]))
+    parts = [part for side in ("training", "selection", "validation") for _, part in found[side]]
+    assert split_by == "blocks" and b"".join(parts) == content and "".join(part.decode() for part in parts)
+    assert [len(part) for part in parts] == pytest.approx([703, 101, 201], abs=3)
 
 
 def test_documents_that_are_too_short_are_joined_on_their_side():

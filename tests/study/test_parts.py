@@ -11,14 +11,14 @@ from longitude.errors import UsageError
 from longitude.measure import read_rows
 from longitude.runs.store import Store
 from longitude.statistics.estimates import Estimate, Sums, level
-from longitude.study import analysis, parts
+from longitude.study import analysis, parts, report
 from longitude.study.analysis import analyse
 from longitude.study.config import StudyConfig
 from longitude.study.parts import Ceiling, agreement, by_size, ceilings
 from longitude.study.plan import checked, plan
 from longitude.study.presets import of_preset
 from longitude.study.results import keep, read_run
-from longitude.study.tables import every_finding, markdown, tables_of_parts
+from longitude.study.tables import every_finding, latex, markdown, tables_of_parts
 from tests.study.conftest import NUMBERS, TINY, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -170,7 +170,8 @@ def test_the_guard_of_a_ceiling_is_at_its_own_training_length(finished, monkeypa
     assert {length for length, _ in asked} == {32}
 
 
-def test_orders_are_compared_between_neighboring_sizes(finished):
+def test_orders_are_compared_between_neighboring_sizes(finished, monkeypatch):
+    monkeypatch.setattr(analysis.LossCriterion, "learned_too_little", lambda *_: False)
     read = read_run(finished)
     assert [*by_size(read)] == ["16 x 1", "32 x 1"] and {part.train_length for part in by_size(read).values()} == {16}
     found = agreement(read)
@@ -179,11 +180,34 @@ def test_orders_are_compared_between_neighboring_sizes(finished):
     ]
     for each in found:
         values = [
-            {label: level(parts.CRITERIA["losses"](part).sums(label, each.length, "non-overlapping"), "bits_per_byte").value
+            {label: level(parts.CRITERIA["losses"](part).sums(label, each.length, "non-overlapping"), "bits_per_byte").value or 0
              for label in read.labels} for part in by_size(read).values()
         ]  # fmt: skip
         assert each.kept == all((small[a] < small[b]) == (large[a] < large[b]) for small, large in [values]
                                 for a, b in combinations(read.labels, 2))  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_what_learned_too_little_at_either_size_is_in_no_pair(width, finished, monkeypatch):
+    monkeypatch.setattr(
+        analysis.LossCriterion,
+        "learned_too_little",
+        lambda criterion, label: label == "rope" and criterion.run.config.width == width,
+    )
+    assert [each.pairs for each in agreement(read_run(finished))] == [0, 0, 0]
+
+
+def test_every_output_says_which_models_its_values_are_of(finished):
+    """The terminal above the table, the page in its header, Markdown and LaTeX; a study of one size and length does not."""
+    found, first = analyse(finished), "16 wide, 1 layer, trained at 16 bytes"
+    assert first in str(report.table(found).title) and first in report.summary_lines(found).replace("\n         ", " ")
+    page = report.write_report(found).read_text()
+    assert first in page[page.index("<header>") : page.index("<h1>")]
+    assert first in markdown(found) and first in latex(found)
+    for part in found.run.others:
+        assert "models" not in analysis.conclude(analyse(part)).lines and "wide" not in str(
+            report.table(analyse(part)).title
+        )
 
 
 def test_tables_have_every_part(finished):

@@ -79,6 +79,8 @@ sampled = partial(tiny, positions="randomized")
         (["--stride"], reverse(stride=2)),
         (["--encodings", "FoX", "future"], reverse(encodings=("fox",))),
         (["--encodings", "'mamba'"], of_task("masked", encodings=("mamba",))),
+        (["--block", "qwen3", "--encodings", "mamba", "qk_norm"], tiny(encodings=("mamba",), block="qwen3")),
+        (["--block", "inkling", "--encodings", "rope"], of_task("masked", encodings=("rope",), block="inkling")),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(words, config, tmp_path):

@@ -25,7 +25,8 @@ from longitude.runs.memory import Memory
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
-PROTOCOL = "Time here: as busy as now. One H100: bfloat16 at 40% of 989 TFLOP/s."
+HERE, ON_H100 = "Time here: as busy as now.", "One H100: bfloat16 at 40% of 989 TFLOP/s."
+"""Protocols of the times of a table of costs, on this machine and on one H100."""
 TRAINING = 3
 """Cost of a training step in forward passes."""
 LARGEST = 250_000_000
@@ -49,7 +50,7 @@ class Cost:
         memory: Peak memory.
         seconds: Seconds on this machine under its current load.
         h100_seconds: Seconds on one H100 in bfloat16 at 40% of its peak rate.
-        reason: Reason why there is no time.
+        reason: Reason why there is no time, or why the command refuses.
     """
 
     model: str

@@ -161,7 +161,7 @@ def fault_of(config: Mapping[str, Any] | Any) -> str | None:
 
 
 def heads_apart(keys: Mapping[str, Any]) -> str | None:
-    """What is wrong with heads of queries that cannot share the heads of keys evenly."""
+    """The fault of heads of queries that cannot share the heads of keys evenly; None if they can."""
     heads, shared = keys.get("num_attention_heads"), keys.get("num_key_value_heads")
     if type(heads) is int and type(shared) is int and shared > 0 and heads % shared:
         return f"expected num_attention_heads to be a multiple of num_key_value_heads, got {heads} and {shared}"

@@ -20,9 +20,9 @@ class ExtendOptions:
 
     Args:
         to: The new length in tokens.
-        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, longrope2, llama3, drope, base or another registered scheme;
-            a learned table is stretched with linear. With all, nothing is written: all methods that need no training and no
-            search are compared on MODEL, by position.
+        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, longrope2, llama3, drope, base, all or another registered
+            scheme; a learned table is stretched with linear. With all, nothing is written: all methods that need no training
+            and no search are compared on MODEL, by position.
         factor: Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072.
         base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
         original: The trained length, where the configuration does not hold it; needed to extend what is extended already.
@@ -171,7 +171,8 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
         bar.update("reading the checkpoint", 0)
         chosen = compare.candidates(model, config.to, config.factor, config.original, config.allow_pickle)
         if config.plan:
-            return print_costs(compare.costs(chosen, minutes), json)
+            [cost] = compare.costs(chosen, minutes)
+            return print_costs([cost], json, *filter(None, [cost.reason]))
         with working(place_of(model, config)) as store:
             how: dict[str, Any] = {"text": config.text, "minutes": minutes}
             found = compare.compare(chosen, store, **how, on_progress=bar.update, on_note=bar.note)

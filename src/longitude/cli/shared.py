@@ -73,7 +73,7 @@ def waiting(message: str) -> Iterator[None]:
 
 def print_costs(found: Sequence[Any], json: bool, *lines: str) -> int:
     """Costs of `longitude.checkpoints.costs` as one table for every --plan, a column for what any of them has."""
-    from longitude.checkpoints.costs import PROTOCOL
+    from longitude.checkpoints.costs import HERE, ON_H100
     from longitude.report.table import show, table
 
     if json:
@@ -95,7 +95,8 @@ def print_costs(found: Sequence[Any], json: bool, *lines: str) -> int:
     made = table(*shown, words=2)
     for cells in zip(*shown.values(), strict=True):
         made.add_row(*(cell or "" for cell in cells))
-    show(*[made] * bool(found), *lines, f"\n{PROTOCOL}")
+    protocol = " ".join([HERE, *[ON_H100] * ("one H100" in shown)])
+    show(*[made] * bool(found), *lines, f"\n{protocol}")
     return DONE
 
 

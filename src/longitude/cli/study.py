@@ -12,6 +12,7 @@ import tyro
 
 from longitude.cli.report import show
 from longitude.cli.shared import FAILURES, waiting
+from longitude.errors import UsageError
 from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
@@ -30,6 +31,8 @@ EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --
 def defaults(arguments: list[str]) -> dict[str, Any]:
     """Defaults of `study`: those of the preset or task that the arguments name, or what was asked last in their --out."""
     given = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+    if re.search(r"--train[-_]lengths( --|$)", " ".join(arguments)):  # an empty list would be taken as not given
+        raise UsageError("--train-lengths", "a training length, and others", "none", "give lengths, or leave it out")
     found = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
     if given & {"--help", "--preset", "--task"} or "-h" in arguments or "--out" not in given:
         return found
@@ -114,6 +117,7 @@ def study(
 def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     """Print the estimated costs of the study."""
     from longitude.cli.shared import print_costs
+    from longitude.report.wording import count
     from longitude.runs.progress import Progress
     from longitude.study.costs import costs, wall_seconds
 
@@ -131,4 +135,4 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
             [replace(cost, model=f"{cost.model}, {part.config.size}") for cost in own]
             for part, own in zip(planned.parts, each, strict=True)
         ]
-    return print_costs([cost for part in each for cost in part], json, f"\n{trials} models of these, {whole}")
+    return print_costs([cost for part in each for cost in part], json, f"\n{count(trials, 'model')} of these, {whole}")

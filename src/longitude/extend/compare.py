@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from longitude.extend.short_contexts import (
     MINUTES,
     CostMeasurement,
     Progress,
+    Sample,
     Sums,
     inputs_of,
     sample_within,
@@ -207,10 +208,25 @@ def candidates(
 
 
 def costs(chosen: Candidates, minutes: float = MINUTES) -> list[Cost]:
-    """The cost of a comparison, by timing a few layers of the model."""
+    """The cost of a comparison, by timing a few layers of the model; its reason is why `compare` would refuse."""
     source, length, models = chosen.source, chosen.length, len(chosen.fitting)
     sample = sample_within(source, length, minutes, models, shortest=length)
-    return [reading("measuring", source, length, models * sample.tokens, sample.seconds)]
+    cost, refused = (
+        reading("measuring", source, length, models * sample.tokens, sample.seconds),
+        too_slow(chosen, sample, minutes),
+    )
+    return [cost if refused is None else replace(cost, reason=f"without --plan this is refused: {refused}")]
+
+
+def too_slow(chosen: Candidates, sample: Sample, minutes: float) -> UsageError | None:
+    """The error for a comparison that takes longer than `minutes`, with the minutes that are enough; None if it does not."""
+    if sample.seconds is None or sample.seconds <= 60 * minutes:
+        return None
+    needed = math.ceil(sample.seconds / 6) / 10
+    what = (
+        f"{FEWEST} windows of {chosen.length} tokens by {len(chosen.fitting)} methods take about {needed} minutes here"
+    )
+    return UsageError("--cost-minutes", f"{needed} or more", f"{minutes:g}", f"{what}; or give a shorter --to")
 
 
 def compare(
@@ -242,10 +258,8 @@ def compare(
     on_progress("timing a few layers", 0, 0)
     length, configs = chosen.length, chosen.fitting
     sample = cost.sample(length, minutes, models=len(configs), shortest=length)
-    if sample.seconds is not None and sample.seconds > 60 * minutes:
-        needed = math.ceil(sample.seconds / 6) / 10
-        what = f"{FEWEST} windows of {length} tokens by {len(configs)} methods take about {needed} minutes here"
-        raise UsageError("--cost-minutes", f"{needed} or more", f"{minutes:g}", f"{what}; or give a shorter --to")
+    if refused := too_slow(chosen, sample, minutes):
+        raise refused
     cost.require_memory(length)
     takes = "" if sample.seconds is None else f", about {sample.seconds:.0f} s"
     most = sample.tokens // length

@@ -88,7 +88,7 @@ def _seconds(source: Source, length: int) -> float:
 
 
 def reading(part: str, source: Source, length: int, tokens: int, seconds: float | None) -> Cost:
-    """The cost of reading so many tokens in windows of `length`."""
+    """The cost of evaluating this number of tokens in windows of `length`; seconds: of all of it, if known."""
     windows = max(1, round(tokens / length))
     flops = windows * forward_flops(source.skeleton).of(length)
     return _cost(part, source, length, windows, flops, memory_within(source, length), seconds)

@@ -86,7 +86,10 @@ def method_of(name: str) -> Method:
         method = METHODS[name]
         return method if make is None else replace(method, scheme=make)
     if scheme is None or make is None:
-        raise unknown("method", name, METHODS, f"--method takes one of: {', '.join(METHODS)}.")
+        names = [*METHODS, *["all"] * (name != "all")]  # of the command line, where it compares others
+        raise unknown(
+            "method", name, names, "`longitude extend --method all` compares those without search and training."
+        )
     return Method((scheme.__doc__ or "").partition("\n")[0], make)
 
 

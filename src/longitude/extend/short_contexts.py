@@ -126,7 +126,7 @@ def memory_within(source: Source, length: int) -> Memory:
 
 
 def inputs_of(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
-    """What a model, rotating as by a configuration, puts into the name of a unit."""
+    """Inputs of a unit for a model that rotates as by a configuration."""
     digest = sha256(config.to_json_string().encode()).hexdigest()
     return {"weights": digest_of_weights(checkpoint.model), "config": digest, "device": checkpoint.model.device.type}
 

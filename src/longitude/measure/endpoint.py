@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
@@ -38,7 +39,11 @@ SUCH = "an OpenAI-compatible server, such as http://localhost:8000/v1"
 
 
 class Refused(RuntimeError):
-    """The server answers, and not with what was asked for."""
+    """The server answers, and not with what was asked for. code: of HTTP, where that says so."""
+
+    def __init__(self, problem: str, code: int | None = None):
+        super().__init__(problem)
+        self.code = code
 
 
 class Unreachable(RuntimeError):
@@ -76,8 +81,7 @@ class Endpoint:
         body = json.dumps({"model": self.model, **content}).encode()
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
-        kind: type[RuntimeError] = Unreachable
-        problem = ""
+        problem: Refused | Unreachable | None = None
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(PAUSE * 2 ** (attempt - 1))
@@ -85,14 +89,15 @@ class Endpoint:
                 with urlopen(Request(where, body, headers), timeout=TIMEOUT) as answer:
                     return json.loads(answer.read())
             except HTTPError as error:
-                kind, problem = Refused, f"HTTP {error.code}, {_one_line(error.read())}"
+                problem = Refused(f"{where}: HTTP {error.code}, {_one_line(error.read()) or error.reason}", error.code)
                 if error.code not in AGAIN:
                     break
             except (OSError, HTTPException) as error:
-                kind, problem = Unreachable, one_line_of(error)
+                problem = Unreachable(f"{where}: {_cause(error)}")
             except ValueError:
                 raise Refused(f"{where}: expected JSON, got another answer") from None
-        raise kind(f"{where}: {problem}")
+        assert problem is not None
+        raise problem
 
     def choice(self, route: str, **content: Any) -> Any:
         """The first of the server's choices."""
@@ -159,7 +164,6 @@ class Endpoint:
         UsageError unless it gives losses of `ids`, where there are any, and answers a question, if it `asks`.
         """
         expected = SUCH + ", whose completions with echo give log-probabilities of a prompt" * (ids is not None)
-        remedy = "--tasks other than perplexity do without log-probabilities" if ids is not None else ""
         hello: Any = SimpleNamespace(ids=encode(tokenizer, "Hello"), text="Hello", new_tokens=1)
         problem = ""
         for server in (self, replace(self, text=True)):
@@ -173,7 +177,19 @@ class Endpoint:
                 raise UsageError("--endpoint", SUCH, str(error)) from None
             except Refused as error:
                 problem = str(error)
-        raise UsageError("--endpoint", expected, problem, remedy)
+                if remedy := self.remedy(error):  # prompts as text have the same answer
+                    raise UsageError("--endpoint", SUCH, problem, remedy) from None
+        others = "--tasks other than perplexity do without log-probabilities" if ids is not None else ""
+        raise UsageError("--endpoint", expected, problem, others)
+
+    def remedy(self, refused: Refused) -> str:
+        """Advice on a key or the name of a model that the server refuses; empty for other reasons."""
+        if refused.code in (401, 403):
+            return f"set {KEY} to a key of this server"
+        named = re.search(rf"(?<!\w){re.escape(self.model)}(?!\w)", str(refused).partition(": HTTP ")[2])
+        if refused.code == 404 and named:  # else the server has no such route
+            return f"give --model a name that {self.url}/models lists"
+        return ""
 
 
 @contextmanager
@@ -186,7 +202,7 @@ def as_documented(route: str) -> Iterator[None]:
 
 
 def without_thinking(text: str) -> str:
-    """What follows the thinking; nothing where it did not end."""
+    """The text after the thinking; empty if the thinking did not end."""
     _, mark, rest = text.rpartition(THOUGHT[1])
     return rest if mark else "" if text.lstrip().startswith(THOUGHT[0]) else text
 
@@ -228,17 +244,22 @@ class ServerTokenizer:
         return self._field("detokenize", ("prompt", "content"), tokens=[*ids])
 
     def _field(self, route: str, names: tuple[str, ...], **content: Any) -> Any:
+        remedy, where = "", f"{self.root}/{route}"
         try:
-            answer = self.server.post(f"{self.root}/{route}", **content)
+            answer = self.server.post(where, **content)
+            problem = f"{where}: {_one_line(json.dumps(answer).encode())}"
         except Refused as error:
-            answer = {"error": str(error)}
+            answer, problem, remedy = None, str(error), self.server.remedy(error)
         except Unreachable as error:
             raise UsageError("--endpoint", SUCH, str(error)) from None
         if found := [answer[name] for name in names if isinstance(answer, dict) and name in answer]:
             return found[0]
         routes = f"or a server that counts tokens ({self.root}/tokenize and detokenize)"
         raise UsageError(
-            "--endpoint", f"--tokenizer FOLDER, {routes}", "neither", "lengths are in tokens: name the model's folder"
+            "--endpoint",
+            f"--tokenizer FOLDER, {routes}",
+            problem,
+            remedy or "lengths are in tokens: name the model's folder with --tokenizer",
         )
 
 
@@ -248,6 +269,14 @@ def address(url: str) -> str:
         raise UsageError("--endpoint", SUCH, url)
     url = url.rstrip("/")
     return url if url.endswith("/v1") else f"{url}/v1"
+
+
+def _cause(error: BaseException) -> str:
+    """Why there is no answer, without the class and number that urllib and sockets write around it."""
+    cause = getattr(error, "reason", error)
+    if isinstance(cause, IncompleteRead):
+        return "the answer was cut off"
+    return getattr(cause, "strerror", None) or (one_line_of(cause) if isinstance(cause, BaseException) else str(cause))
 
 
 def _one_line(content: bytes) -> str:

@@ -14,7 +14,7 @@ from longitude.checkpoints.load import Checkpoint, load, one_line_of
 from longitude.errors import UsageError
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, as_json
-from longitude.measure.endpoint import SUCH, ServerReader, Unreachable
+from longitude.measure.endpoint import SUCH, Refused, ServerReader, Unreachable
 from longitude.measure.key_tokens import TASK as LONGPPL, find_key_text, selected
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Part, Subject
@@ -230,7 +230,10 @@ class Run:
         except Unreachable as error:  # so would the next unit be
             raise UsageError("--endpoint", SUCH, str(error), "the same command continues") from None
         except Exception as error:
-            reason = f"{type(error).__name__}: {one_line_of(error)}"
+            kind = (
+                "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            )  # a server's answer is no error of ours
+            reason = kind + one_line_of(error)
             self.fail(f"{label}: {part.task} at {part.length} failed, {reason}", unit)
         self.watcher.update(what, done + 1)
 

@@ -76,8 +76,7 @@ class Reader:
     """Reader of windows in a single forward pass, with all its logits in memory.
 
     bos: a token that replaces the first token of every window, so that windows keep their width and every target is scored
-        once.
-    The first target of a window is predicted from this token only, the others from it and the earlier text of the window.
+    once. The first target of a window is predicted from this token only, the others from it and the earlier text of the window.
     """
 
     size: int | None = None

@@ -64,7 +64,7 @@ class Estimate(NamedTuple):
         text_high: Its upper end.
         p: Two-sided p-value of a difference, over what the interval is over.
         values: One per seed.
-        seed_low: Lower end of the 95 % t-interval over the seeds, on the text as it is; None with one.
+        seed_low: Lower end of the 95% t-interval over the seeds, on the text as it is; None with one.
         seed_high: Its upper end.
     """
 
@@ -136,7 +136,7 @@ def combined(seeds: Interval | Difference, text: Interval | Difference, count: f
     """Interval over seeds and documents: the errors of both are independent, so their squares add.
 
     Each end is as far from the value as the root of both squared distances, so the interval is never inside one of the two. In
-    simulations of crossed effects it covers 95 % and more (two to five seeds, 100 documents), where Satterthwaite's covers 87 %
+    simulations of crossed effects it covers 95% and more (two to five seeds, 100 documents), where Satterthwaite's covers 87%
     with two seeds whose spread is three times that of the text.
 
     Args:

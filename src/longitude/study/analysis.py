@@ -78,17 +78,19 @@ def analyse(run: Run | Path | str) -> Analysis:
 
 # ---- the three lines -------------------------------------------------------------------------------------------------
 class Conclusion(NamedTuple):
-    """Conclusion of a study, in three lines of fixed form, which may be empty.
+    """Conclusion of a study, in lines of fixed form, which may be empty.
 
     Attributes:
         result: Labels that hold at the longest length, and labels that do not.
         best: Difference between the best label and the next.
         caution: Limits of the conclusion.
+        models: Size and training length that it is about, of a study with several.
     """
 
     result: str
     best: str = ""
     caution: str = ""
+    models: str = ""
 
     @property
     def lines(self) -> dict[str, str]:
@@ -100,12 +102,14 @@ def conclude(analysis: Analysis) -> Conclusion:
     """The three lines of a study. They claim nothing that the intervals do not carry: see the `Criterion` of its task."""
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
-        return Conclusion("Losses were measured by position only", caution=_joined(undone(run, criterion.called)))
+        return Conclusion(
+            "Losses were measured by position only", "", _joined(undone(run, criterion.called)), run.which
+        )
     found = [each for each in analysis.main if each.value is not None]
     last = [each for each in ranked(analysis) if each.value is not None]
     if not last:
         where = f" at {run.lengths[-1]} {run.task.unit}" if found else ""
-        return Conclusion(f"No encoding was measured{where}", caution=_joined(undone(run, criterion.called)))
+        return Conclusion(f"No encoding was measured{where}", "", _joined(undone(run, criterion.called)), run.which)
     sign = 1 if criterion.less_is_better else -1
     first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
@@ -120,7 +124,8 @@ def conclude(analysis: Analysis) -> Conclusion:
         *edges(run.choices),
         *_scope(criterion, last),
     ]
-    return Conclusion(criterion.result(last), "".join(map(criterion.best, pairs[:1])), _joined(cautions))
+    best = "".join(map(criterion.best, pairs[:1]))
+    return Conclusion(criterion.result(last), best, _joined(cautions), run.which)
 
 
 def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:

@@ -7,6 +7,7 @@ from longitude.statistics.comparisons import SIGNIFICANT, orders_kept
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, level, unpaired
 from longitude.statistics.seeds import holm
 from longitude.study.analysis import CRITERIA
+from longitude.study.criterion import Criterion
 from longitude.study.results import Run
 
 
@@ -70,7 +71,7 @@ class Kept(NamedTuple):
         larger: The next larger size.
         length: The tested length.
         kept: Number of pairs in the same order by their means.
-        pairs: Number of pairs that were measured at both.
+        pairs: Number of pairs that were measured at both, of labels that learned enough at both.
     """
 
     smaller: str
@@ -92,13 +93,14 @@ def by_size(run: Run) -> dict[str, Run]:
 def agreement(run: Run) -> list[Kept]:
     """Orders of labels at each size that hold at the next, at every tested length, by the first method."""
 
-    def values(part: Run, length: int) -> dict[str, float]:
-        criterion = CRITERIA[run.task.kind](part)
-        sums = {label: criterion.sums(label, length, run.methods[0]) for label in run.labels}
+    def values(criterion: Criterion, length: int) -> dict[str, float]:
+        labels = [label for label in run.labels if not criterion.learned_too_little(label)]
+        sums = {label: criterion.sums(label, length, run.methods[0]) for label in labels}
         return {label: float(level(each, criterion.metric).value or 0) for label, each in sums.items() if each}
 
+    criteria = {size: CRITERIA[run.task.kind](part) for size, part in by_size(run).items()}
     return [
         Kept(smaller, larger, length, *orders_kept(values(a, length), values(b, length)))
-        for (smaller, a), (larger, b) in pairwise(by_size(run).items())
+        for (smaller, a), (larger, b) in pairwise(criteria.items())
         for length in run.lengths
     ]

@@ -16,6 +16,7 @@ from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import require_space
 from longitude.runs.store import Store
+from longitude.study.blocks import block_options
 from longitude.study.config import (
     BYTE,
     GENERATED,
@@ -76,7 +77,8 @@ def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
             with torch.no_grad():
                 task.try_out(model, config)
         except ValueError as error:
-            raise ValueError(f"--encodings {label}: {error}") from error
+            brought = getattr(error, "what", None) in block_options(config)  # an option that no label names
+            raise ValueError(f"{f'--block {config.block}, ' * brought}--encodings {label}: {error}") from error
     models = {
         label: [each for i, each in enumerate(layers) if each not in layers[:i]] for label, layers in built.items()
     }

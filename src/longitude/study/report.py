@@ -127,7 +127,8 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     needed = sum(max(map(len, column)) for column in zip(heads, *rows(True), strict=True))
     gap = 2 if needed + 2 * (len(heads) - 1) <= width else 1
     halves = needed + gap * (len(heads) - 1) <= width
-    title = f"{criterion.title()} {_over(analysis, halves)}"
+    which = f"This table, Result and Caution: {run.which}.\n" if run.which else ""
+    title = f"{which}{criterion.title()} {_over(analysis, halves)}"
     made = folding(*heads, title=title, padding=(0, gap - 1 if halves else 1, 0, 0))
     made.columns[0].min_width = min(16, max(map(len, labels)))
     for label, row in zip(labels, rows(halves), strict=True):

@@ -12,6 +12,7 @@ import pandas as pd
 
 from longitude import plugins
 from longitude.measure.rows import Row, from_frame, read_rows, to_frame
+from longitude.report.wording import count
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.store import QUESTION, Store
 from longitude.statistics.estimates import Sums
@@ -96,6 +97,12 @@ class Run:
     def parts(self) -> list["Run"]:
         """This one and the others."""
         return [self, *self.others]
+
+    @property
+    def which(self) -> str:
+        """Size and training length of these models; empty if the study has no others."""
+        size = f"{self.config.width} wide, {count(self.config.depth, 'layer')}"
+        return f"{size}, trained at {self.train_length} {self.task.unit}" if self.others else ""
 
     @property
     def task(self) -> Task:

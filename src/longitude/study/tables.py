@@ -50,9 +50,9 @@ def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
     frame = pd.DataFrame(every, columns=pd.Index(Finding._fields), dtype=object)
     for name in (LOSS, CONTEXT):
         frame[name] = frame[name].map(LEARNED.get).astype(object)
-    reached = {(each.method, each.label): analysis.effective(each.label, each.method) for each in every}
+    effective = {(each.method, each.label): analysis.effective(each.label, each.method) for each in every}
     for name in Effective._fields:
-        of_row = [getattr(reached[each.method, each.label], name) for each in every]
+        of_row = [getattr(effective[each.method, each.label], name) for each in every]
         frame[f"effective_length_{name}".removesuffix("_value")] = pd.Series(of_row, dtype=object)
     for name, values in training(analysis.run).items():
         frame[name] = pd.Series([values[each.label] for each in every], dtype=object)
@@ -237,7 +237,10 @@ def tables_of_parts(run: Run) -> list[Lines]:
             [f"{each.smaller} to {each.larger}", str(each.length), f"{each.kept} of {each.pairs}"]
             for each in agreement(run)
         ]
-        found.append(("Pairs of encodings whose order holds at the next size", ["size", "at", "pairs"], lines))
+        title = (
+            "Pairs of encodings whose order holds at the next size. Without those that learned too little at either (*)"
+        )
+        found.append((title, ["size", "at", "pairs"], lines))
     return found
 
 

@@ -17,9 +17,8 @@ class Question:
     """A question before its prompt is filled to a length.
 
     text: function that returns the whole prompt with `size` units of filler (letters, words, lines, ...), deterministically.
-    smallest: minimum number of units. ask: end of the prompt. begin: last words of the prompt, which start the answer and in a
-        chat
-    follow the template. needles: texts that it must contain once each. answers: texts that a right answer contains.
+    smallest: minimum number of units. ask: end of the prompt. begin: last words of the prompt, which start the answer and
+    follow the template in a chat. needles: texts that it must contain once each. answers: texts that a right answer contains.
     whole_answer: a complete right answer, with which tokens are counted.
     """
 

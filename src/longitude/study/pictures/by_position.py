@@ -17,7 +17,7 @@ FIRST = 16
 """Positions below are not drawn: with so little context every model is bad, and the axis would show little else."""
 
 BREAKS = 0.1
-"""How much higher the loss is where a model is said to break, in a title."""
+"""Relative rise of the loss from which on a model counts as breaking."""
 
 
 @PICTURES.register("by-position")
