@@ -79,9 +79,9 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
         assert abs(first - F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item()) > 1e-4
 
 
-@pytest.mark.parametrize("task", ["text", "recall", "reverse"])
+@pytest.mark.parametrize("task", ["text", "recall", "flip-flop", "reverse"])
 def test_a_step_in_parts_is_the_step(task, data, tmp_path):
-    """Also where the Trainer counts the targets of a step, as it does those of encoder-decoders."""
+    """Also where parts have different numbers of targets (flip-flop), and where the Trainer counts them (encoder-decoders)."""
     config = replace(TINY, encodings=("rope",), steps=3, batch_size=4)
     if task != "text":
         config = replace(of_task(task), encodings=("rope",), steps=3, batch_size=4, **SHAPE)

@@ -253,7 +253,7 @@ def train(
         disable_tqdm=True,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one device: never split over several GPUs
-    trainer = Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
+    trainer = StepTrainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     steps.remove()
@@ -292,6 +292,19 @@ def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
         more = f" and {others} other{'s' * (others > 1)}" if others else ""
         reasons.append(f"had no gradient in training for {never[0]}{more}")
     return " and ".join(reasons) or None
+
+
+class StepTrainer(Trainer):
+    """Trainer whose steps in parts are those in one, whatever targets each part has.
+
+    transformers counts the targets of a step in `labels` alone; without a count every part has the same share of the mean.
+    """
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if count is None and self.args.gradient_accumulation_steps > 1:
+            count = torch.tensor(sum(int((each["shift_labels"] != IGNORED).sum()) for each in samples), device=device)
+        return samples, count
 
 
 class Steps(TrainerCallback):
