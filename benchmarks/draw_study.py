@@ -29,7 +29,7 @@ def study() -> dict[str, Any]:
 def floor(found: dict[str, Any]) -> tuple[str, float]:
     """The best n-grams, and what they reach."""
     order, bits = min(found["study"]["ngrams"].items(), key=lambda each: each[1])
-    return f"{ngrams_named(int(order))} of the same text", bits
+    return ngrams_named(int(order)), bits
 
 
 def words(found: dict[str, Any]) -> str:

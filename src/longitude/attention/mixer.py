@@ -190,10 +190,10 @@ class Mixer(nn.Module):
         """The reason why it does not take an encoding; None where it does."""
         kind = type(encoding)
         if kind.terms is not Encoding.terms and not self.scores:
-            return f"{kind.__name__} adds to scores, and {type(self).__name__} has none"
+            return f"{kind.__name__} adds to scores, and {type(self).__name__} takes no biases"
         rotates = kind.queries is not Encoding.queries or kind.keys is not Encoding.keys
         if rotates and not self.rotates:
-            return f"{kind.__name__} rotates queries and keys, and {type(self).__name__} has none"
+            return f"{kind.__name__} rotates queries and keys, and {type(self).__name__} takes no rotations"
         if getattr(encoding, "widens", 1) > 1 and not self.widens:
             return f"{kind.__name__} makes queries and keys wider, and {type(self).__name__} keeps their width"
         return None

@@ -23,7 +23,7 @@ def conv_places(places: str | Sequence[str]) -> tuple[str, ...]:
     named = [places] if isinstance(places, str) else [*places]
     for place in named:
         if place not in PLACES:
-            raise unknown("place of short_conv", place, PLACES, f"it may be at {', '.join(PLACES)}.")
+            raise unknown("place of short_conv", place, PLACES, "docs/models.md has what each is for.")
     if {"qkv", "kv"} <= {*named} or len({*named}) < len(named):
         raise UsageError("short_conv", "each place once, and 'qkv' or 'kv'", repr(named))
     return tuple(place for place in PLACES if place in named)

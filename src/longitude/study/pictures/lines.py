@@ -150,7 +150,7 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: 
         heights = apart([point["value"] + above for point in here], gap)
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
         ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
-    text = of_labels(ends).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=170)
+    text = of_labels(ends).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=240)
     return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour)
 
 
