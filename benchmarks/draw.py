@@ -8,10 +8,11 @@ python benchmarks/draw.py --check        # exit code 1 where one has other numbe
 import sys
 
 from draw_choice import CHOICE
+from draw_cost import COST
 from draw_study import STUDY
 from draw_verdicts import VERDICTS
 
-PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE)}
+PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, COST)}
 
 
 def main(asked: list[str]) -> int:

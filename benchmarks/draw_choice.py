@@ -29,7 +29,7 @@ WIDTH, LINE, INDENT = 400, 18, 22
 LETTERS = 44
 """In a line of a leaf."""
 STYLE = """
-.themed .line { fill: none; stroke: var(--edge); stroke-width: 1.5; } .themed .small { font-size: 13px; }
+.themed .line { fill: none; stroke: var(--edge); stroke-width: 1.5; }
 .themed .leaf rect { fill: var(--paper); stroke: var(--edge); } .themed .leaf:hover rect { stroke: var(--sea); }"""
 
 

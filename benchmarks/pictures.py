@@ -1,12 +1,13 @@
 """A picture of the docs, drawn from committed results, with its numbers in words: light and dark, in two files or in one."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from fill_numbers import ROOT
-from longitude.report.figure import DARK, EDGE, FONT, GREY, GRID, INK, PAPER, described, save
+from longitude.report.figure import COLOURS, DARK, EDGE, FONT, GREY, GRID, INK, PAPER, described, save
 
 
 class Picture(NamedTuple):
@@ -53,7 +54,7 @@ class Picture(NamedTuple):
 
 
 # ---- drawn by hand -----------------------------------------------------------------------------------------------------
-NAMES = {"ink": INK, "grey": GREY, "grid": GRID, "edge": EDGE, "paper": PAPER, "sea": "#0072b2", "lost": "#a33f00"}
+NAMES = {"ink": INK, "grey": GREY, "grid": GRID, "edge": EDGE, "paper": PAPER, "sea": COLOURS[0], "lost": "#a33f00"}
 LIGHTER = {**DARK, "#a33f00": "#ffab78"}
 VARIABLES = {
     dark: " ".join(f"--{name}: {LIGHTER[colour] if dark else colour};" for name, colour in NAMES.items())
@@ -64,6 +65,7 @@ STYLE = f""".themed {{ {VARIABLES[False]} font-family: {FONT}; font-size: 14px; 
 html[data-theme="light"] .themed {{ {VARIABLES[False]} }}
 html[data-theme="dark"] .themed {{ {VARIABLES[True]} }}
 .themed .quiet {{ fill: var(--grey); }} .themed .strong {{ font-weight: 600; }} .themed .middle {{ text-anchor: middle; }}
+.themed .end {{ text-anchor: end; }} .themed .small {{ font-size: 13px; }} .themed .title {{ font-size: 15px; font-weight: 600; }}
 .themed a:hover text, .themed a:focus text {{ text-decoration: underline; }}"""
 """As a file it follows the reader's colour scheme; within a page of the site, its theme."""
 
@@ -81,3 +83,9 @@ def words_at(x: float, y: float, text: str, classes: str = "", **more: Any) -> s
     """A line of text."""
     extra = "".join(f' {name}="{value}"' for name, value in more.items())
     return f'<text x="{x:g}" y="{y:g}" class="{classes}"{extra}>{escape(text)}</text>'
+
+
+def titled(text: str, letters: int = 46) -> tuple[list[str], int]:
+    """The lines of a title, which states the finding, and where they end."""
+    lines = textwrap.wrap(text, letters)
+    return [words_at(0, 18 + 20 * i, line, "title") for i, line in enumerate(lines)], 20 * len(lines) + 6
