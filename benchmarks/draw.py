@@ -9,10 +9,11 @@ import sys
 
 from draw_choice import CHOICE
 from draw_cost import COST
+from draw_keeps import KEEPS
 from draw_study import STUDY
 from draw_verdicts import VERDICTS
 
-PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, COST)}
+PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, COST, KEEPS)}
 
 
 def main(asked: list[str]) -> int:

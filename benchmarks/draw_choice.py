@@ -49,10 +49,7 @@ def rules() -> dict[str, list[Rule]]:
 
 
 def words(found: dict[str, list[Rule]]) -> str:
-    parts = [
-        f"{answer} " + " ".join(f"{each.case}: {each.take}." for each in group)
-        for answer, group in found.items()
-    ]
+    parts = [f"{answer} " + " ".join(f"{each.case}: {each.take}." for each in group) for answer, group in found.items()]
     return " ".join([QUESTION, *parts])
 
 

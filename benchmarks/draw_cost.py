@@ -109,8 +109,12 @@ def chart(cost: Cost) -> str:
         line = f'x1="{_x(tick):.1f}" x2="{_x(tick):.1f}" y1="{top + 30}" y2="{y}"'
         parts.append(f'<line class="{"one" if tick == 1 else "rule"}" {line}/>')
         parts.append(words_at(_x(tick), y + 16, f"{tick:g}", "quiet small middle"))
-    parts.append(words_at(WIDTH, y + 34, "times as long as the baseline (log scale), lower is better", "quiet small end"))
-    parts.append(words_at(WIDTH, y + 52, "Each row: the case in which the other library comes closest.", "quiet small end"))
+    parts.append(
+        words_at(WIDTH, y + 34, "times as long as the baseline (log scale), lower is better", "quiet small end")
+    )
+    parts.append(
+        words_at(WIDTH, y + 52, "Each row: the case in which the other library comes closest.", "quiet small end")
+    )
     parts.append(words_at(WIDTH, y + 70, cost.about, "quiet small end"))
     return drawing(WIDTH, y + 78, [*parts, *rows], STYLE)
 

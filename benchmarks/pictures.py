@@ -54,8 +54,17 @@ class Picture(NamedTuple):
 
 
 # ---- drawn by hand -----------------------------------------------------------------------------------------------------
-NAMES = {"ink": INK, "grey": GREY, "grid": GRID, "edge": EDGE, "paper": PAPER, "sea": COLOURS[0], "lost": "#a33f00"}
-LIGHTER = {**DARK, "#a33f00": "#ffab78"}
+NAMES = {
+    "ink": INK,
+    "grey": GREY,
+    "grid": GRID,
+    "edge": EDGE,
+    "paper": PAPER,
+    "sea": COLOURS[0],
+    "lost": "#a33f00",
+    "holds": "#00694c",
+}
+LIGHTER = {**DARK, "#a33f00": "#ffab78", "#00694c": "#66dcb5"}
 VARIABLES = {
     dark: " ".join(f"--{name}: {LIGHTER[colour] if dark else colour};" for name, colour in NAMES.items())
     for dark in (False, True)
