@@ -11,9 +11,10 @@ from draw_choice import CHOICE
 from draw_cost import COST
 from draw_keeps import KEEPS
 from draw_study import STUDY
+from draw_terminal import TERMINAL
 from draw_verdicts import VERDICTS
 
-PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, COST, KEEPS)}
+PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, COST, KEEPS, TERMINAL)}
 
 
 def main(asked: list[str]) -> int:

@@ -52,9 +52,8 @@ def words(result: dict[str, Any]) -> str:
     rows = []
     for row in result["rows"]:
         bits, score = ends(row)
-        rows.append(
-            f"{name(row)}: {bits[0]:.2f} and {bits[1]:.2f} bits per byte, {percent(score[0])} and {percent(score[1])} of the answers"
-        )
+        answers = f"{percent(score[0])} and {percent(score[1])} of the answers"
+        rows.append(f"{name(row)}: {bits[0]:.2f} and {bits[1]:.2f} bits per byte, {answers}")
     return f"{finding(result)}. At {first} and at {last} tokens, trained at {first}: {'; '.join(rows)}."
 
 

@@ -76,6 +76,11 @@ def dark_pictures(app: Any, doctree: Any) -> None:
         if BOTH in light:
             image.replace_self(nodes.raw("", TO_PAGE.sub(r'href="\1.html\2', light), format="html"))
             continue
+        if "@keyframes" in light:  # a recording, dark on every page
+            image.replace_self(
+                [nodes.raw("", WIDE, format="html"), image.deepcopy(), nodes.raw("", "</span>", format="html")]
+            )
+            continue
         dark = path.with_suffix(".dark.svg")
         text = recoloured(light)
         if not dark.exists() or dark.read_text(encoding="utf-8") != text:

@@ -19,7 +19,7 @@ SECTIONS = {
     "start": ["README", "install"],
     "concepts": ["concepts/*"],
     "choose": [],
-    "encodings": ["encodings/*"],
+    "encodings": ["gallery", "encodings/*"],
     "mixers": ["mixers/*", "hierarchical", "latent"],
     "guides": [
         "guides/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
@@ -44,6 +44,7 @@ SHORT = {
     "CONTRIBUTING": "Contributing",
 }
 """What the bar at the top calls them, where their title is long."""
+GALLERY = "The [gallery](/gallery.md) shows all of them side by side, to sort.\n"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
 """A whole link; or the target of a picture, or of a link to a heading."""
 PICTURE = re.compile(r"<picture>.*?<img src=\"([^\"]+)\" alt=\"([^\"]+)\">\s*</picture>", re.DOTALL)
@@ -158,6 +159,7 @@ def stage(source: Path) -> None:
     for kind in ("encodings", "mixers"):
         head, cut, rest = texts[f"{kind}.md"].partition("\n## ")  # later tables are of other things
         texts[f"{kind}.md"] = indexed(head, kind) + cut + rest
+    texts["encodings.md"] = texts["encodings.md"].replace("\n|", f"\n{GALLERY}\n|", 1)
     texts = {name: to_topic(text) for name, text in texts.items()}
     made = {*texts, *(place.as_posix() for place in places.values() if place.suffix == ".ipynb")}
     names = {name.rpartition(".")[0] for name in made}
