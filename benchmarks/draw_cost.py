@@ -76,7 +76,7 @@ def finding(cost: Cost) -> str:
     times = [task.other / task.ours for task in cost.tasks if task.other > 1.1 * task.ours]
     alike = [task.name for task in cost.tasks if task.other <= 1.1 * task.ours]
     rest = f"; {' and '.join(alike)} takes as long in both" if alike else ""
-    return f"The best other library takes {min(times):.0f} to {max(times):.0f} times as long for position{rest}"
+    return f"For position, the best other library takes {min(times):.0f} to {max(times):.0f} times as long as Longitude{rest}"
 
 
 def words(cost: Cost) -> str:

@@ -79,7 +79,7 @@ def _square(each: Square, x: float, y: float) -> str:
 
 def _legend(counts: dict[str, int], y: float) -> Iterator[str]:
     for i, (kind, count) in enumerate(counts.items()):
-        x, at = i // 2 * 230, y + i % 2 * 26
+        x, at = i // 2 * 180, y + i % 2 * 26
         yield _box(kind, x, at, 22)
         yield words_at(x + 11, at + 16, KINDS[kind][0], "middle strong", style=f"fill: {KINDS[kind][2]}")
         yield words_at(x + 30, at + 16, f"{kind}: {count}")

@@ -75,7 +75,7 @@ html[data-theme="light"] .themed {{ {VARIABLES[False]} }}
 html[data-theme="dark"] .themed {{ {VARIABLES[True]} }}
 .themed .quiet {{ fill: var(--grey); }} .themed .strong {{ font-weight: 600; }} .themed .middle {{ text-anchor: middle; }}
 .themed .end {{ text-anchor: end; }} .themed .small {{ font-size: 13px; }} .themed .title {{ font-size: 15px; font-weight: 600; }}
-.themed a:hover text, .themed a:focus text {{ text-decoration: underline; }}"""
+.themed a {{ text-decoration: none; }} .themed a:hover text, .themed a:focus text {{ text-decoration: underline; }}"""
 """As a file it follows the reader's colour scheme; within a page of the site, its theme."""
 
 

@@ -1,6 +1,7 @@
 """The gallery: a row for every registered encoding, with a small picture of what it does with distance, to sort."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -55,6 +56,7 @@ def page(drawn: dict[str, list[Drawing]]) -> str:
     )
     script = resources.files("longitude.report").joinpath("sort.js").read_text(encoding="utf-8")
     rows = [row(name, drawings) for name, drawings in drawn.items()]
+    rows.sort(key=lambda row: math.inf if row.change is None else row.change)
     return environment.get_template("gallery.md.j2").render(rows=rows, script=script, factor=FACTOR)
 
 
@@ -106,9 +108,8 @@ def _verdict(row: dict[str, Any]) -> tuple[str, float | None]:
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 def thumbnail(name: str, drawings: list[Drawing]) -> str:
-    """The first curve over a distance, else the first curve, on linear axes; lines fade from the first to the last."""
-    curves = [each for each in drawings if isinstance(each, Lines)]
-    curves.sort(key=lambda each: not ("offset" in each.x or "between" in each.x))
+    """The first curve over a distance or a position, on linear axes; lines fade from the first to the last."""
+    curves = [each for each in drawings if isinstance(each, Lines) and each.x not in ("rotary pair", "head")]
     if not curves:
         return ""
     chosen = curves[0]
@@ -117,16 +118,16 @@ def thumbnail(name: str, drawings: list[Drawing]) -> str:
     paths = []
     for i, (x, y) in enumerate(lines):
         across = MARGIN + (x - x.min()) / (np.ptp(x) or 1) * (WIDTH - 2 * MARGIN)
-        down = MARGIN + (high - y) / ((high - low) or 1) * (HEIGHT - 2 * MARGIN)
+        down = MARGIN + (high - y) / (high - low) * (HEIGHT - 2 * MARGIN) if low < high else y * 0 + HEIGHT / 2
         fade = 1 - 0.75 * i / max(1, len(lines) - 1)
         points = "L".join(f"{a:.1f} {b:.1f}" for a, b in _thinned(across, down))
         paths.append(f'<path d="M{points}" opacity="{fade:.2f}"/>')
     axis = f"{chosen.y}: {number(low)} to {number(high)}" if low < high else f"{chosen.y}: {number(low)}"
+    axis += "" if "offset" in chosen.x else f", by {chosen.x}"
     words = f"{name}: {chosen.title.lower()}; {axis}"
     return (
         f'<svg class="thumb" role="img" aria-label="{words}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        f'height="{HEIGHT}"><title>{words}</title>{"".join(paths)}</svg><br><small>{axis}<br>{chosen.x} to '
-        f"{max(float(x.max()) for x, _ in lines):.0f}</small>"
+        f'height="{HEIGHT}"><title>{words}</title>{"".join(paths)}</svg><br><small>{axis}</small>'
     )
 
 
