@@ -122,7 +122,8 @@ def thumbnail(name: str, drawings: list[Drawing]) -> str:
         fade = 1 - 0.75 * i / max(1, len(lines) - 1)
         points = "L".join(f"{a:.1f} {b:.1f}" for a, b in _thinned(across, down))
         paths.append(f'<path d="M{points}" opacity="{fade:.2f}"/>')
-    axis = f"{chosen.y}: {number(low)} to {number(high)}" if low < high else f"{chosen.y}: {number(low)}"
+    ends = f"{number(low)} to {number(high)}" if low < high else number(low)
+    axis = f"{chosen.y}: {ends.replace('-', '−')}"
     axis += "" if "offset" in chosen.x else f", by {chosen.x}"
     words = f"{name}: {chosen.title.lower()}; {axis}"
     return (

@@ -72,14 +72,16 @@ def dark_pictures(app: Any, doctree: Any) -> None:
         if not image["uri"].endswith(".svg"):
             continue
         path = Path(app.env.relfn2path(image["uri"], app.env.docname)[1])
+        app.env.note_dependency(str(path))  # drawn again: the page is read again
         light = path.read_text(encoding="utf-8")
         if BOTH in light:
             image.replace_self(nodes.raw("", TO_PAGE.sub(r'href="\1.html\2', light), format="html"))
             continue
-        if "@keyframes" in light:  # a recording, dark on every page
-            image.replace_self(
-                [nodes.raw("", WIDE, format="html"), image.deepcopy(), nodes.raw("", "</span>", format="html")]
-            )
+        wide = [nodes.raw("", WIDE, format="html"), image, nodes.raw("", "</span>", format="html")]
+        place = image.parent.index(image)
+        if "@keyframes" in light:  # a recording, the same on every page
+            image["classes"].append("dark-light")
+            image.parent[place : place + 1] = wide
             continue
         dark = path.with_suffix(".dark.svg")
         text = recoloured(light)
@@ -89,13 +91,8 @@ def dark_pictures(app: Any, doctree: Any) -> None:
         twin["uri"] = image["uri"].removesuffix(".svg") + ".dark.svg"
         for each, when in ((image, "only-light"), (twin, "only-dark")):
             each["classes"] = [*each.get("classes", []), when]
-        place = image.parent.index(image)
-        image.parent[place : place + 1] = [
-            nodes.raw("", WIDE, format="html"),
-            image,
-            twin,
-            nodes.raw("", "</span>", format="html"),
-        ]
+        wide.insert(2, twin)
+        image.parent[place : place + 1] = wide
 
 
 def recoloured(svg: str) -> str:
