@@ -269,6 +269,7 @@ def test_blocks_are_those_of_their_families(block):
     assert recipe(config)["block"] == block and "block" not in recipe(tiny())
 
 
+@pytest.mark.slow
 def test_a_study_in_a_block_ends_with_a_report(tmp_path, numbers):
     config = tiny(encodings=("rope", "nope+conv"), block="qwen3")
     found, _ = run(config, tmp_path)
