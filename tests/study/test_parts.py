@@ -28,7 +28,7 @@ AXES = replace(
     hidden=(16, 32),
     test_lengths=(16, 32, 48),
     seeds=(0, 1),
-    encodings=("none", "rope"),
+    encodings=("nope", "rope"),
     steps=3,
 )
 
@@ -116,7 +116,7 @@ def test_a_ceiling_is_the_value_of_the_label_trained_there(finished):
     whole = rows[rows["position_from"].isna() & (rows["length"] == 32)].dropna(subset=["value"])
     found = ceilings(read)
     assert [(each.label, each.size) for each in found] == [
-        (x, y) for y in ("16 x 1", "32 x 1") for x in ("none", "rope")
+        (x, y) for y in ("16 x 1", "32 x 1") for x in ("nope", "rope")
     ]
     for each, most in zip(found, (0, 0, 1, 1), strict=True):
         own = whole[whole["label"] == each.label]
