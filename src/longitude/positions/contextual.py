@@ -120,6 +120,10 @@ class FoX(Encoding):
         return (Drift(context["forgotten"], scaled=self.scale_gate),)
 
 
+MAX_LENGTH = 2**24
+"""Tokens of a sequence in a compiled graph."""
+
+
 def running_sum(x: Tensor) -> Tensor:
     """x.cumsum(-1), on CUDA too where deterministic algorithms are asked for, for which torch has none."""
     if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
@@ -129,13 +133,19 @@ def running_sum(x: Tensor) -> Tensor:
 
 def sum_by_doubling(x: Tensor, documents: Tensor | None = None) -> Tensor:
     """Cumulative sum by doubling, over 2, 4, 8, ... tokens, separately in each document, so that gradients stay separate."""
-    step = 1
-    while step < x.shape[-1]:
-        before = x[..., :-step]
+    length = x.shape[-1]
+    if torch.compiler.is_compiling():
+        # A graph for every length must not count its steps: it has all that the longest sequence needs.
+        torch._check(length <= MAX_LENGTH)
+        steps: list[Any] = [torch.sym_min(2**n, length) for n in range(MAX_LENGTH.bit_length() - 1)]
+    else:
+        steps = [2**n for n in range((length - 1).bit_length())]
+    for step in steps:
+        before = F.pad(x, (step, 0))[..., :length]
         if documents is not None:
-            before = before.where(documents[..., :-step] == documents[..., step:], 0.0)
-        x = x + F.pad(before, (step, 0))
-        step *= 2
+            same = F.pad(documents, (step, 0))[..., :length] == documents
+            before = before.where(same, 0.0)
+        x = x + before
     return x
 
 
