@@ -308,7 +308,7 @@ def _save(model: Any, source: Source, out: Path, lora: bool) -> None:
         if ".safetensors" not in path.name:
             path.unlink()
     for path in source.folder.iterdir():
-        if path.is_file() and ".safetensors" not in path.name:
+        if path.is_file() and ".safetensors" not in path.name and path.name != "serve.md":
             shutil.copyfile(path, out / path.name)
     require_shards(out)
     require_fit(str(source.folder), out, source.skeleton)

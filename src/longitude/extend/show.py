@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from longitude.checkpoints.keys import ABSENT
+from longitude.extend import serve
 from longitude.extend.compare import UNCHANGED, Comparison
 from longitude.extend.convert import Parity
 from longitude.extend.fine_tune import Training
@@ -171,6 +172,9 @@ def as_json(
         rows = [[None if each is ABSENT else each for each in row] for row in plan.difference()]
         result["difference"] = [dict(zip(("key", "before", "after"), row, strict=True)) for row in rows]
         result |= {"notes": plan.notes, "left_out": left_out(plan.source)}
+        if out is not None and plan.layers is not None:
+            lines = serve.of_folder(plan, out) + (serve.of_original(plan) if training is None else [])
+            result["serve"] = {"lines": [vars(line) for line in lines], "notes": serve.notes(plan)}
         result["search"] = plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")}
     if training is not None:
         result["tuned"] = {
