@@ -102,6 +102,19 @@ def cost_parts(costs: Sequence[Cost]) -> Iterator[Any]:
         f"{last.text}: {last.documents} documents, {last.tokens} tokens, windows that do not overlap; intervals of 95% over "
         f"documents. Perplexity on short texts does not show whether things are found in long ones: longitude measure does."
     )
+    yield from (f"{cost.length} tokens: {verdict(cost)}." for cost in costs if compared)
+
+
+def verdict(cost: Cost) -> str:
+    """Whether short texts got worse, by the interval of the paired difference."""
+    change, before = cost.difference, cost.before.value
+    if change is None or change.value is None or not before:
+        return "no verdict, as losses are not finite"
+    if change.low is None or change.high is None:
+        return "no verdict, as one document has no interval"
+    word = "worse" if change.low > 0 else "better" if change.high < 0 else "no difference shown"
+    low, value, high = (100 * each / before for each in (change.low, change.value, change.high))
+    return f"{word}, {value:+.1f}% bits per byte ({low:+.1f}% to {high:+.1f}%, paired over {cost.documents} documents)"
 
 
 def comparison_parts(found: Comparison) -> Iterator[Any]:
@@ -191,6 +204,7 @@ def as_json(
             "original": cost.before._asdict(),
             "extended": cost.after and cost.after._asdict(),
             "difference": cost.difference and cost.difference._asdict(),
+            "verdict": None if cost.after is None else verdict(cost),
             **{name: getattr(cost, name) for name in ("documents", "tokens", "text")},
         }
         for cost in costs
