@@ -159,14 +159,15 @@ class Comparison:
             return f"No method is recommended: {why}."
         best, second = list(self.beyond)[:2]
         nats, tokens = self.beyond[best]
-        rests = f"paired over {len(nats)} windows with {int(tokens.sum()):,} tokens there"
+        windows = f"{len(nats)} window{'s' * (len(nats) != 1)}"
+        rests = f"paired over {windows} with {int(tokens.sum()):,} tokens there"
         ratio = self.against_best[second]
         between = "" if ratio.low is None else f"95% interval {ratio.low:.3f} to {ratio.high:.3f}, "
         lowest = f"the lowest perplexity {where}, {_exp(nats.sum() / tokens.sum()):.4g}"
         times = f"{second} has {ratio.value:.3f} times that ({between}{rests})"
         if self.windows < FEWEST:
-            few = f"{self.windows} of the {FEWEST} windows that an interval takes; more --cost-minutes read them"
-            return f"Undecided, by {few}: {best} has {lowest}, and {times}."
+            few = f"an interval needs {FEWEST} windows or more (give more --cost-minutes)"
+            return f"Undecided, because {few}: {best} has {lowest}, and {times}."
         if self.undecided:
             names = f"{', '.join(self.undecided[:-1])} and {self.undecided[-1]}"
             return f"Undecided between {names}: {best} has {lowest}, and {times}."
