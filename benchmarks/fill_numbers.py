@@ -1,4 +1,4 @@
-"""Numbers in README.md and docs/*.md come from the results committed here: fill the blocks between their markers.
+"""Numbers in README.md and docs come from the results committed here: fill the blocks between their markers.
 
     python benchmarks/fill_numbers.py                    # fill every block
     python benchmarks/fill_numbers.py --check            # name the blocks that differ; exit code 1 where one does
@@ -348,7 +348,7 @@ def real_methods(found: dict[str, Any]) -> str:
     heads = [f"{each['position_from']:,} to {each['position_to'] - 1:,}" for each in result["best"]]
     rows = []
     for row in result["rows"]:
-        cells = [f"{each['perplexity']:.4g}" for each in row["losses"]]
+        cells = [f"{each['perplexity']:.2f}" for each in row["losses"]]
         best = [each["method"] == row["method"] for each in result["best"]]
         marked = [f"**{cell}**" if first else cell for cell, first in zip(cells, best, strict=bool(cells))]
         rows += [[f"`{row['method']}`", *marked]] if cells else []
@@ -399,7 +399,7 @@ def real_times(found: dict[str, Any]) -> str:
         for each in found.values()
         if isinstance(each, dict)
     ]
-    return f"{markdown(['command', 'seconds', 'processor seconds', 'load'], rows)}\n\n{made(found)}"
+    return f"{markdown(['command', 'seconds', 'processor seconds', 'load average'], rows)}\n\n{made(found)}"
 
 
 def made(found: dict[str, Any]) -> str:
@@ -438,7 +438,7 @@ def blocks(text: str) -> dict[str, str]:
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def differing(paths: list[Path]) -> list[str]:
