@@ -25,7 +25,7 @@ from longitude.checkpoints.gguf import HALVES, NEIGHBOURS
 from longitude.checkpoints.keys import ropes_of
 from longitude.extend.methods import is_unrotated
 from longitude.extend.plan import ExtendPlan
-from longitude.positions.config_keys import BASES, SCHEMAS
+from longitude.positions.config_keys import BASES, SCHEMAS, SHARES
 from longitude.positions.hugging_face import ORIGINAL, RopeConfig
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, LongRoPE, NTKByParts
 
@@ -42,6 +42,8 @@ FLAGS = {
     "rope.scaling.yarn_beta_slow": "--yarn-beta-slow",
 }
 """Keys of a GGUF file, after the architecture -> flags of llama.cpp. Others are given with --override-kv."""
+DOUBLES = (*BASES, *SHARES, *SCHEMAS[1:], ORIGINAL)
+"""Older keys of what rope_parameters has."""
 COMPARE = "`longitude check FOLDER --against FILE` says whether the converter wrote all of it"
 
 
@@ -65,7 +67,7 @@ def overrides(plan: ExtendPlan) -> dict[str, Any]:
     before, after = plan.source.inner, plan.inner
     changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
     if SCHEMAS[0] in changed:
-        changed = {key: value for key, value in changed.items() if key not in (*BASES, *SCHEMAS[1:], ORIGINAL)}
+        changed = {key: value for key, value in changed.items() if key not in DOUBLES}
     return changed if plan.source.inner is plan.source.json else {"text_config": changed}
 
 
