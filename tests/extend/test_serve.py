@@ -122,7 +122,7 @@ def test_trained_weights_are_served_from_their_folder(checkpoint, command, text,
     assert {name: len(each) for name, each in served(tuned).items() if name != "python"} == {
         "vllm": 1, "sglang": 1, "llama-server": 1, "transformers": 1
     }  # fmt: skip
-    assert str(tuned) in served(tuned)["vllm"][0]
+    assert served(tuned)["vllm"][0][2] == "."
     code, _, error = command(tuned, *training, "--out", again)
     assert code == 0, error
     assert not (again / FILE).exists()

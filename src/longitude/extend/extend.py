@@ -163,7 +163,7 @@ def _written(plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | 
             if train is not None:
                 extension.training = train(aside, out)
             if plan.layers is not None:
-                words = page(plan, str(out), train is not None)
+                words = page(plan, train is not None)
                 ((aside if train is None else out) / FILE).write_text(words, encoding="utf-8")
             costs = [] if cost is None else cost.compare(aside if train is None else out)
             if train is None:

@@ -112,7 +112,8 @@ def architecture(model_type: str) -> str | None:
 
 def of_folder(plan: ExtendPlan, folder: str) -> list[Line]:
     """Commands for the new folder."""
-    name, file, length = shlex.quote(folder), shlex.quote(f"{folder}.gguf"), plan.length
+    file = "model.gguf" if folder == "." else f"{folder}.gguf"
+    name, file, length = shlex.quote(folder), shlex.quote(file), plan.length
     convert = f"python convert_hf_to_gguf.py {name} --outfile {file}"
     lines = [
         Line("vLLM", f"vllm serve {name} --max-model-len {length}"),
@@ -186,10 +187,13 @@ def notes(plan: ExtendPlan) -> list[str]:
     return found
 
 
-def page(plan: ExtendPlan, folder: str, trained: bool) -> str:
-    """What `serve.md` says."""
-    parts = ["# How to serve this checkpoint", f"Nothing but the length of {plan.length} tokens has to be given:"]
-    parts.append(_listed(of_folder(plan, folder)))
+def page(plan: ExtendPlan, trained: bool) -> str:
+    """What `serve.md` says, wherever its folder is moved."""
+    parts = [
+        "# How to serve this checkpoint",
+        f"In this folder, nothing but the length of {plan.length} tokens has to be given:",
+    ]
+    parts.append(_listed(of_folder(plan, ".")))
     if not trained:
         parts += ["The original weights rotate in the same way with these options, without this folder:"]
         parts.append(_listed(of_original(plan)))
