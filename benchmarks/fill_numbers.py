@@ -1,4 +1,4 @@
-"""Numbers in README.md and docs/*.md come from the results committed here: fill the blocks between their markers.
+"""Numbers in README.md and docs come from the results committed here: fill the blocks between their markers.
 
     python benchmarks/fill_numbers.py                    # fill every block
     python benchmarks/fill_numbers.py --check            # name the blocks that differ; exit code 1 where one does
@@ -15,6 +15,7 @@ decode          a generated token with each mixer: results/DATE-decode.json (`ma
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
 extending       schemes of extension over three seeds: results/DATE-extending.json (benchmarks/extending.py)
 retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
+real-*          a real model, whole: results/DATE-real.json (examples/real_checkpoint.py --out)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
 gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios, gpu-times: its ratios and milliseconds
@@ -50,6 +51,7 @@ FILES = {
     "bench-mixers": "-mixers",
     "gpu-ratios": "-gpu",
     "gpu-times": "-gpu",
+    **dict.fromkeys(("real-methods", "real-answers", "real-training", "real-times"), "-real"),
 }
 """Block -> how the name of its file ends, where that is not the block's own name."""
 WIDTH = 100
@@ -340,7 +342,73 @@ def at_a_glance(found: dict[str, Any]) -> str:
     return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
 
 
+def real_methods(found: dict[str, Any]) -> str:
+    """Perplexity of a real model by position, of each method that fits it; the lowest of a column in bold."""
+    result = found["methods"]["result"]
+    heads = [f"{each['position_from']:,} to {each['position_to'] - 1:,}" for each in result["best"]]
+    rows = []
+    for row in result["rows"]:
+        cells = [f"{each['perplexity']:.2f}" for each in row["losses"]]
+        best = [each["method"] == row["method"] for each in result["best"]]
+        marked = [f"**{cell}**" if first else cell for cell, first in zip(cells, best, strict=bool(cells))]
+        rows += [[f"`{row['method']}`", *marked]] if cells else []
+    windows = f"{result['windows']} window{'s' * (result['windows'] != 1)}"
+    words = f"{windows} of {result['length']:,} tokens, the same for all methods."
+    return f"{markdown(['method', *heads], rows)}\n\n{words} {made(found)}"
+
+
+def real_answers(found: dict[str, Any]) -> str:
+    """Every question that a real model was asked, with its answer."""
+    rows = [
+        [
+            each["model"],
+            f"{each['length']:,}",
+            each["expected"][0],
+            f"`{each['generated'].strip()}`",
+            f"{each['score']:g}",
+        ]
+        for each in found["answers"]
+    ]
+    return f"{markdown(['model', 'tokens', 'expected', 'generated', 'score'], rows)}\n\n{made(found)}"
+
+
+def real_training(found: dict[str, Any]) -> str:
+    """Losses of the steps, and bits per byte on short texts before and after: extended, and trained."""
+    tuned = found["training"]["result"]["tuned"]
+    rows = []
+    for name, step in {"extended": "extend", "extended and trained": "training"}.items():
+        [cost] = found[step]["result"]["cost"]
+        change = "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**cost["difference"])
+        numbers = [f"{cost[which]['value']:.3f}" for which in ("original", "extended")]
+        rows.append([name, *numbers, change, f"{cost['tokens']:,} in windows of {cost['length']:,}"])
+    table = markdown(["bits per byte", "original", "new", "difference", "tokens"], rows)
+    steps = f"{len(tuned['losses'])} steps, {tuned['tokens']:,} tokens at {tuned['tokens_per_second']:.1f} per second"
+    loss = f"{tuned['losses'][0]:.2f} nats per token at the first step, {tuned['losses'][-1]:.2f} at the last"
+    return f"{steps}: {loss}.\n\n{table}\n\nDifferences are paired, with intervals of 95%. {made(found)}"
+
+
+def real_times(found: dict[str, Any]) -> str:
+    """Seconds of every command."""
+    rows = [
+        [
+            f"`{each['command'].replace('longitude ', '', 1)}`",
+            f"{each['seconds']:.0f}",
+            f"{each['processor_seconds']:.0f}",
+            f"{each['load']:.0f}",
+        ]
+        for each in found.values()
+        if isinstance(each, dict)
+    ]
+    return f"{markdown(['command', 'seconds', 'processor seconds', 'load average'], rows)}\n\n{made(found)}"
+
+
+def made(found: dict[str, Any]) -> str:
+    """What a real model was run on, and when."""
+    return f"{found['model']}, {found['cores']} cores shared with other work, {found['made']}."
+
+
 KINDS: dict[str, Callable[[Any], str]] = {
+    "real-methods": real_methods, "real-answers": real_answers, "real-training": real_training, "real-times": real_times,
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
     "properties": properties, **dict.fromkeys(("study-glance", "study", "study-modern", "study-mixers"), at_a_glance),
     "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
@@ -370,7 +438,7 @@ def blocks(text: str) -> dict[str, str]:
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def differing(paths: list[Path]) -> list[str]:

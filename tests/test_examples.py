@@ -14,6 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
+import fill_numbers
+from tests.extend.conftest import saved
 from tests.support import close
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_tiny_checkpoint.py"
@@ -189,3 +191,29 @@ def test_a_training_loop_of_ones_own(encoding: str, monkeypatch: pytest.MonkeyPa
     chance = 1 / 8
     assert found.keys() == {24, 96} and 0 <= found[96] <= 1
     assert found[24] > (0.9 if encoding in ("rope", "t5") else 1.5 * chance)
+
+
+# ---- a real checkpoint, whole --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_a_checkpoint_goes_the_whole_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    """Every step has a result and a time; called again it runs nothing; the page's blocks are made of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    saved("llama", tmp_path / "model")
+    (tmp_path / "notes.txt").write_text("".join(f"Day {n}: wind {n * n % 97}.\n" for n in range(2000)))
+    sizes = ["--to", "256", "--lengths", "512", "--trials", "1", "--window", "64", "--minutes", "9"]
+    script = EXAMPLE.with_name("real_checkpoint.py")
+    monkeypatch.setattr(sys, "argv", [str(script), "model", "notes.txt", *sizes, "--out", "real.json"])
+    main = runpy.run_path(str(script))["main"]
+    main()
+    found, printed = json.loads((tmp_path / "real.json").read_text()), capsys.readouterr().out
+    steps = ["check", "methods", "extend", "retrieval", "training"]
+    assert [name for name in found if name in steps] == steps
+    assert all(found[name]["processor_seconds"] > 0 and found[name]["command"] in printed for name in steps)
+    assert {each["model"] for each in found["answers"]} == {"model", "extended"}
+    assert len(found["training"]["result"]["tuned"]["losses"]) == 20
+    monkeypatch.setattr("subprocess.run", None)
+    main()
+    assert json.loads((tmp_path / "real.json").read_text()) == found and capsys.readouterr().out == printed
+    for block in ("methods", "answers", "training", "times"):
+        assert fill_numbers.KINDS[f"real-{block}"](found).startswith("| ") or block == "training"

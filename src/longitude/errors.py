@@ -85,8 +85,8 @@ def _release(found: str) -> tuple[int, ...]:
 
 def nearest(name: object, valid: Iterable[str]) -> str | None:
     """The valid name that is most like the given one, if any is."""
-    by_lower = {each.lower(): each for each in valid}
-    near = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    by_lower = {each.lower().lstrip("-"): each for each in valid}  # dashes are alike in all options
+    near = get_close_matches(str(name).lower().lstrip("-"), by_lower, n=1)
     return by_lower[near[0]] if near else None
 
 

@@ -206,6 +206,18 @@ class Stale:
         return tuple(t.to(x.dtype) for t in self.kept[positions.shape[1]])
 
 
+def tables_unseen() -> Any:
+    """A rotary module of another name, whose tables count positions themselves."""
+
+    class Turns(type(llama().model.rotary_emb)):
+        def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+            return super().forward(x, torch.arange(x.shape[1])[None])
+
+    model = changed(llama())
+    model.model.rotary_emb.__class__ = Turns
+    return model
+
+
 def with_frequencies(change: Callable[[Any], Tensor], model: Any) -> Any:
     tables = model.model.rotary_emb
     tables.inv_freq = change(tables).float()
@@ -381,6 +393,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no query sees itself": (partial(copied, NotItself), "attention_outputs", "its own token"),
     "positions in int16": (partial(with_tables, short), "far_positions", "wrapped"),
     "angles in bfloat16": (partial(with_tables, coarse), "far_positions", "rounded"),
+    "tables that nobody sees count themselves": (tables_unseen, "given_positions", "counted in the model"),
     "tables of the first call": (lambda: with_tables(Stale()), "given_positions", "change nothing"),
     "exponents over hidden_size": (lambda: with_frequencies(of_hidden_size, llama()), "rotary_frequencies", "hidden_size = 32"),
     "YaRN's ramp reversed": (lambda: with_frequencies(reversed_ramp, llama(YARN)),

@@ -14,6 +14,8 @@ NUMBER = re.compile(r"(?<![\w.:/-])[+−]?\d[\d,]*(?:\.\d+%?|%)(?![\w.]*\d)")
 LINK = re.compile(r"\]\(([^)#:]*\.md)?(?:#([\w-]+))?\)")
 PLAIN = re.compile(r"```.*?```|`[^`]*`|\[\d{4}\.\d{5}\]\([^)]*\)|95 ?%", re.DOTALL)
 """Code, numbers of papers, and the word for an interval: nothing that was measured."""
+FILLED = re.compile(r"<!-- numbers:.*?<!-- end -->", re.DOTALL)
+"""What is made from results, as another test sees to."""
 
 
 def evidence(page: Path, anchor: str) -> str:
@@ -39,7 +41,7 @@ def unfounded(text: str, page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_measured_numbers_are_those_of_the_linked_page(page: Path) -> None:
-    assert unfounded(page.read_text(encoding="utf-8"), page) == []
+    assert unfounded(FILLED.sub("", page.read_text(encoding="utf-8")), page) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -30,7 +30,7 @@ KNOWN: dict[str, int] = {
     "checking": 10,
     "claims": 9,
     "decisions": 244,
-    "extending": 16,
+    "extending": 14,
     "families": 2,
     "find-a-position-bug": 1,
     "gpu": 4,

@@ -45,20 +45,6 @@ def test_transformers_reads_it(pair):
     close(logits(read, 4 * LENGTH), logits(plain, 4 * LENGTH), 1e-5)
 
 
-@pytest.mark.parametrize("pair", ["ntk"], indirect=True)
-def test_the_page_makes_a_folder_of_it(pair, monkeypatch):
-    """Its lines on the model; the file has no tokenizer."""
-    folder, file = pair
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text().partition("## From a GGUF file")[2]
-    lines = [line for line in page.split("```")[1].splitlines()[1:] if "AutoTokenizer.from" not in line]
-    file.rename(file.with_name("model.gguf"))
-    monkeypatch.chdir(file.parent)
-    (file.parent / "model").rename(file.parent / "source")
-    exec("\n".join(lines))
-    made, plain = (AutoModelForCausalLM.from_pretrained(each).eval() for each in ("model", folder))
-    close(logits(made, 4 * LENGTH), logits(plain, 4 * LENGTH), 1e-5)
-
-
 @pytest.mark.parametrize("pair", METHODS, indirect=True)
 def test_llama_cpp_has_the_same_logits(pair):
     """The engine itself, where somebody has built it: pip install llama-cpp-python."""

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from longitude.errors import UsageError
 from longitude.extend import compare as module, short_contexts
 from longitude.extend.compare import COMPARED, UNCHANGED, Candidates, Comparison, Profile, candidates
-from longitude.extend.short_contexts import Sums
+from longitude.extend.short_contexts import FEWEST, Sums
 from longitude.measure.documents import documents_of
 from longitude.measure.sources import read_text
 from longitude.measure.text import losses_by_length
@@ -125,6 +125,18 @@ def test_undecided_is_what_pairs_do_not_tell_apart() -> None:
     assert none.undecided == [] and none.command is None and none.recommendation.startswith("No method")
     lost = made_up(better | {"ntk": [np.nan] * 12})
     assert "ntk" not in lost.beyond and lost.perplexities["ntk"][-1].value is None and lost.best[-1] == "yarn"
+
+
+def test_few_windows_have_values_and_no_interval() -> None:
+    """However alike they are: what windows differ by is not known of two."""
+    for windows in (1, FEWEST - 1, FEWEST):
+        found = made_up({UNCHANGED: [2.0] * windows, "yarn": [1.0] * windows, "linear": [3.0] * windows})
+        assert [*found.beyond] == ["yarn", UNCHANGED, "linear"] and found.perplexities["yarn"][
+            -1
+        ].value == pytest.approx(np.e)
+        lows = [found.perplexities["yarn"][-1].low, found.against_best["linear"].low]
+        assert [low is None for low in lows] == [windows < FEWEST] * 2
+        assert found.undecided == ([*found.beyond] if windows < FEWEST else [])
 
 
 def test_a_killed_comparison_continues(checkpoint, fast, command, text, tmp_path, monkeypatch) -> None:

@@ -15,9 +15,12 @@ from longitude.checkpoints.keys import with_ropes
 from longitude.checkpoints.positions import rotary_of, table_of
 from longitude.checkpoints.source import open_source
 from longitude.extend.methods import METHODS
+from longitude.extend.short_contexts import Cost
+from longitude.extend.show import verdict
 from longitude.positions.absolute import Learned
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import Scaling, plain
+from longitude.statistics.documents import Interval
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
 OFFSETS = {"gpt2": 0, "opt": 2, "bert": 0, "roberta": 2}
@@ -184,6 +187,7 @@ def test_other_files_are_copied_and_piped_output_takes_no_name_for_markup(save, 
     (source / "optimizer.pt").write_bytes(b"no")
     out, printed = write(source, *by("yarn"), out="a[bold]c")
     before, after = files(source), files(out)
+    after.pop("serve.md")
     assert before.keys() - after.keys() == {"optimizer.pt"} and "Not copied: optimizer.pt." in printed
     assert {name for name in after if after[name] != before[name]} == {"config.json", "tokenizer_config.json"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -426,3 +430,20 @@ def test_a_key_that_no_class_can_be_built_with_is_named(rope, key, checkpoint, t
     changed = json.loads((folder / "config.json").read_text()) | {"rope_parameters": {"rope_theta": 1e4, **rope}}
     (folder / "config.json").write_text(json.dumps(changed))
     assert key in refused(folder, *by("yarn"))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ((0.1, 0.05, 0.15), "worse"),
+        ((-0.1, -0.15, -0.05), "better"),
+        ((0.1, -0.05, 0.25), "no difference"),
+        ((0.1, None, None), "no verdict"),
+        ((None, None, None), "no verdict"),
+    ],
+)
+def test_short_texts_get_a_verdict_by_the_paired_interval(change, word) -> None:
+    """Which excludes zero or not, whatever the intervals of both models are; in percent of the original."""
+    cost = Cost(64, Interval(2.0, 1.0, 3.0), Interval(2.1, 1.1, 3.1), Interval(*change), 5, 320, "text")
+    assert verdict(cost).startswith(word)
+    assert ("5.0%" in verdict(cost)) == (word in ("worse", "better", "no difference"))

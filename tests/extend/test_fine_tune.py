@@ -168,8 +168,9 @@ class Interrupted(Exception):
 def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) -> None:
     """In the middle of its third save: the second is whole, and with it the training ends as one that nothing stopped."""
     monkeypatch.setattr(sys.modules[Keep.__module__], "SAVED", 0.0)
-    options = {"steps": 6, "positions": "skipped", "lora": lora}
-    want, whole = tune(out=tmp_path / "whole", **options)
+    options, notes = {"steps": 6, "positions": "skipped", "lora": lora}, []
+    want, whole = tune(out=tmp_path / "whole", **options, on_note=notes.append)
+    assert [f"{step} of 6" in note for step, note in enumerate(notes, start=1)] == [True] * 6
     keep = Keep.on_save
 
     def interrupted(self, args, state, control, **given):

@@ -21,6 +21,7 @@ from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.agreement import which_layers
 from longitude.checkpoints.config import border_of, positions_of_layers
+from longitude.checkpoints.positions import is_rotary
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.composed import compose
 from longitude.positions.hugging_face import as_mapping
@@ -170,6 +171,8 @@ def layer_rotations(subject: Subject) -> Measurement:
     layout = min(far, key=lambda layout: len(far[layout]))
     wrong = far[layout]
     worst, cause = max(errors[layout].values()), ""
+    if wrong and not any(map(is_rotary, subject.model.modules())):
+        raise NotShown("no module shows rotary tables, so queries and keys before the rotation are not known")
     if wrong:
         layers = list(dict.fromkeys(index for index, _ in wrong))
         kinds = " and ".join(

@@ -237,22 +237,30 @@ def given_positions(subject: Subject) -> Measurement:
     if (reason := unread(subject.config)) is not None:
         raise DoesNotApply(reason)
     tokens, steps = subject.tokens(8), torch.arange(8, device=subject.device)[None]
-    own = tables_of(subject, tokens)
-    if not own and table_of(subject.model) is None:
-        raise NotShown("it shows no tables of positions")
+    own, learned = tables_of(subject, tokens), table_of(subject.model) is not None
+    if unseen := not own and not learned:
+        ropes(subject.config)  # raises where it declares no rotation: nothing is known of its positions
     if (end := last_position(subject.model)) is not None and end <= 16:
         raise DoesNotApply(f"its positions end at {end}")
     ignored = []
     for way, at in {"that begin later": steps + LATER, "with gaps between them": 2 * steps}.items():
+        if unseen and way == "that begin later":
+            continue  # a rotation is relative: logits stay
         if own:
             got = tables_of(subject, tokens, position_ids=at)
             same = all(torch.equal(got[layer].sin, own[layer].sin) for layer in own.keys() & got.keys())
         else:
-            same = torch.equal(subject.logits(tokens, position_ids=at), subject.logits(tokens))
+            # without a mask, transformers takes gaps for borders between documents
+            mask = {"attention_mask": torch.ones_like(tokens)} if "attention_mask" in subject.takes else {}
+            same = torch.equal(subject.logits(tokens, position_ids=at, **mask), subject.logits(tokens, **mask))
         ignored += [way] if same else []
     cause = f"position_ids {' and '.join(ignored)} change nothing: "
     if all(torch.equal(table.sin, table.sin[:1].expand_as(table.sin)) for table in own.values()) if own else False:
         cause += "its tables are the same at every position"
+    elif unseen:
+        cause += (
+            "forward takes them, and positions are counted in the model, or it does not rotate as config.json declares"
+        )
     else:
         cause += (
             "forward takes them, and positions are counted in the model; rows padded on the left, packed documents and chunks "

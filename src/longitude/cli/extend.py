@@ -50,6 +50,8 @@ class ExtendOptions:
         dry_run: Print what would change, and write nothing.
         plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
             config.json and a few layers that are run here.
+        gguf: Also write this file, a copy of MODEL, which must be a .gguf file, with the new positions. For linear, ntk,
+            ntk-by-parts, yarn and base.
         allow_pickle: Take weights that are saved as a pickle, which can run code as it is read; they are written as
             safetensors.
     """
@@ -76,6 +78,7 @@ class ExtendOptions:
     sequence_parallel: bool = False
     dry_run: bool = False
     plan: bool = False
+    gguf: Path | None = None
     allow_pickle: bool = False
 
     def check(self) -> None:
@@ -97,11 +100,19 @@ class ExtendOptions:
         if self.to is not None and self.method is None:
             raise ValueError("expected --method with --to, got none; `longitude extend --help` lists the methods")
         if self.method == ALL:
-            refused = ("fine_tune", "base", "no_measure", "budget", "dry_run")
+            refused = ("fine_tune", "base", "no_measure", "budget", "dry_run", "gguf")
             for name in (name for name in refused if getattr(self, name) != getattr(type(self), name)):
                 raise UsageError(
                     "--method all", "no option but those of measuring", f"--{name.replace('_', '-')}", COMPARES
                 )
+        if self.gguf is not None:
+            self._require("--to, the new length", self.to, ("gguf",))
+            if self.fine_tune is not None or self.dry_run:
+                raise UsageError(
+                    "--gguf", "the weights of MODEL, extended", "--fine-tune or --dry-run", "leave one of them out"
+                )
+            if self.gguf.exists():
+                raise UsageError("--gguf", "a file that does not exist yet", str(self.gguf), "name another")
         if self.fine_tune is not None:
             check_sizes("--fine-tune", **{"--steps": self.steps or 0, "--batch": self.batch})
 
@@ -115,7 +126,7 @@ GROUPS = {
     "scheme": "to method factor base original convert_layout budget seed",
     "cost": "text cost_minutes no_measure",
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing sequence_parallel",
-    "execution": "dry_run plan allow_pickle",
+    "execution": "dry_run plan gguf allow_pickle",
 }
 EXAMPLES = """  longitude extend models/llama --to 1024 --method all
   longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn"""
@@ -141,7 +152,11 @@ def extend(
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
     if config.method == ALL and out is not None:
         raise UsageError("--method all", "no --out", f"--out {out}", COMPARES)
-    model = checkpoint_of(model)
+    if config.gguf is not None and not model.lower().endswith(".gguf"):
+        raise UsageError(
+            "--gguf", "a .gguf file as MODEL", model, "examples/write_gguf.py writes one of a Llama's folder"
+        )
+    file, model = Path(model), checkpoint_of(model)
     if config.method == ALL:
         return _compare(model, config, json)
     if config.plan:
@@ -154,7 +169,7 @@ def extend(
 
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
-        return _extend(model, config, out, json, bar)
+        return _extend(model, file, config, out, json, bar)
 
 
 def _compare(model: str, config: ExtendOptions, json: bool) -> int:
@@ -183,7 +198,7 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
     return DONE
 
 
-def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
+def _extend(model: str, file: Path, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
     from longitude.extend import convert, extend, fine_tune, show
     from longitude.extend.units import staged
     from longitude.report.table import show as display
@@ -208,6 +223,10 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
         options |= {"on_progress": bar.update, "on_note": bar.note, "minutes": config.cost_minutes}
         return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, **options)
 
+    def planned(plan: Any) -> None:
+        _copy(plan, file, config.gguf, None)
+        display(*([] if json else show.plan_parts(plan)))
+
     result: dict[str, Any] = {}
     if config.convert_layout is not None:
         result["parity"] = convert(model, config.convert_layout, written, **given)
@@ -223,29 +242,50 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
             text=text,
             minutes=config.cost_minutes,
             train=None if config.fine_tune is None else train,
-            on_plan=lambda plan: None if json else display(*show.plan_parts(plan)),
+            on_plan=planned,
             on_progress=bar.update,
             on_note=bar.note,
             **given | {name: getattr(config, name) for name in names},
         )
         result = {name: getattr(extension, name) for name in ("plan", "training", "costs")}
         written = written if extension.written else None
-    if not is_first_process():
-        return DONE
+        if written is not None:
+            _copy(extension.plan, file, config.gguf, written)
+    if is_first_process():
+        _print(result, written, config, json)
+    return DONE
+
+
+def _print(result: dict[str, Any], written: Path | None, config: ExtendOptions, json: bool) -> None:
+    """What was done: a conversion, an extension, a training, its cost, and how the new checkpoint is served."""
+    from longitude.extend import serve, show
+    from longitude.report.table import show as display
+
     if json:
         print_json(show.as_json(**result, out=None if written is None else str(written)))
-        return DONE
+        return
     if "parity" in result:
         display(show.parity_line(result["parity"], config.convert_layout or ""))
-    if result.get("training") is not None:
-        display(show.training_line(result["training"]))
+    trained = result.get("training")
+    if trained is not None:
+        display(show.training_line(trained))
     if written is not None:
-        display(f"\nwritten: {written}")
+        also = f" and {config.gguf}" if config.gguf is not None else ""
+        display(f"\nwritten: {written}{also}", *serve.terminal(result.get("plan"), str(written), trained is not None))
     elif config.dry_run:
         display("\nnothing was written (--dry-run)")
     if result.get("costs"):
         display(*show.cost_parts(result["costs"]))
-    return DONE
+
+
+def _copy(plan: Any, file: Path, out: Path | None, folder: Path | None) -> None:
+    """Write the GGUF file that --gguf names; with no folder yet, only refuse what cannot be written."""
+    from longitude.extend.gguf_copy import require_keys, write_copy
+
+    if out is not None and folder is None:
+        require_keys(plan, file)
+    elif out is not None and folder is not None:
+        write_copy(plan, file, out, folder)
 
 
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:

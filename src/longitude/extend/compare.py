@@ -101,9 +101,13 @@ class Comparison:
     def perplexities(self) -> dict[str, list[Interval]]:
         """Method -> perplexity per token in each bucket, with 95% intervals over windows."""
         return {
-            name: [interval(*_per_token(sums), metric="perplexity") for sums in profile.buckets]
+            name: [self._told(interval(*_per_token(sums), metric="perplexity")) for sums in profile.buckets]
             for name, profile in self.profiles.items()
         }
+
+    def _told(self, found: Interval) -> Interval:
+        """An interval, or its value alone: resampled windows are no interval where they are few."""
+        return found if self.windows >= FEWEST else Interval(found.value, None, None)
 
     @property
     def best(self) -> list[str | None]:
@@ -136,7 +140,8 @@ class Comparison:
     def against_best(self) -> dict[str, Interval]:
         """Method -> how many times the perplexity of the best it has beyond the trained length, paired over windows."""
         names = [*self.beyond]
-        found = {name: paired_difference(self.beyond[name], self.beyond[names[0]], metric="mean") for name in names[1:]}
+        pairs = {name: (self.beyond[name], self.beyond[names[0]]) for name in names[1:]}
+        found = {name: self._told(paired_difference(*pair, metric="mean")) for name, pair in pairs.items()}
         return {name: Interval(*(None if x is None else _exp(x) for x in each)) for name, each in found.items()}
 
     @property
@@ -154,11 +159,15 @@ class Comparison:
             return f"No method is recommended: {why}."
         best, second = list(self.beyond)[:2]
         nats, tokens = self.beyond[best]
-        rests = f"paired over {len(nats)} windows with {int(tokens.sum()):,} tokens there"
+        windows = f"{len(nats)} window{'s' * (len(nats) != 1)}"
+        rests = f"paired over {windows} with {int(tokens.sum()):,} tokens there"
         ratio = self.against_best[second]
         between = "" if ratio.low is None else f"95% interval {ratio.low:.3f} to {ratio.high:.3f}, "
         lowest = f"the lowest perplexity {where}, {_exp(nats.sum() / tokens.sum()):.4g}"
         times = f"{second} has {ratio.value:.3f} times that ({between}{rests})"
+        if self.windows < FEWEST:
+            few = f"an interval needs {FEWEST} windows or more (give more --cost-minutes)"
+            return f"Undecided, because {few}: {best} has {lowest}, and {times}."
         if self.undecided:
             names = f"{', '.join(self.undecided[:-1])} and {self.undecided[-1]}"
             return f"Undecided between {names}: {best} has {lowest}, and {times}."
@@ -210,7 +219,7 @@ def candidates(
 def costs(chosen: Candidates, minutes: float = MINUTES) -> list[Cost]:
     """The cost of a comparison, by timing a few layers of the model; its reason is why `compare` would refuse."""
     source, length, models = chosen.source, chosen.length, len(chosen.fitting)
-    sample = sample_within(source, length, minutes, models, shortest=length)
+    sample = sample_within(source, length, minutes, models, shortest=length, fewest=1)
     cost, refused = (
         reading("measuring", source, length, models * sample.tokens, sample.seconds),
         too_slow(chosen, sample, minutes),
@@ -219,14 +228,13 @@ def costs(chosen: Candidates, minutes: float = MINUTES) -> list[Cost]:
 
 
 def too_slow(chosen: Candidates, sample: Sample, minutes: float) -> UsageError | None:
-    """The error for a comparison that takes longer than `minutes`, with the minutes that are enough; None if it does not."""
+    """The error where one window takes longer than `minutes`, with the minutes that are enough; None if it does not."""
     if sample.seconds is None or sample.seconds <= 60 * minutes:
         return None
-    needed = math.ceil(sample.seconds / 6) / 10
-    what = (
-        f"{FEWEST} windows of {chosen.length} tokens by {len(chosen.fitting)} methods take about {needed} minutes here"
-    )
-    return UsageError("--cost-minutes", f"{needed} or more", f"{minutes:g}", f"{what}; or give a shorter --to")
+    needed, several = (math.ceil(n * sample.seconds / 6) / 10 for n in (1, FEWEST))
+    what = f"one window of {chosen.length} tokens by {len(chosen.fitting)} methods takes about {needed} minutes here"
+    enough = f"{FEWEST}, from which intervals are made, {several}"
+    return UsageError("--cost-minutes", f"{needed} or more", f"{minutes:g}", f"{what}, and {enough}")
 
 
 def compare(
@@ -257,7 +265,7 @@ def compare(
     cost = CostMeasurement(chosen.source, text, store, on_progress, minutes, on_note)
     on_progress("timing a few layers", 0, 0)
     length, configs = chosen.length, chosen.fitting
-    sample = cost.sample(length, minutes, models=len(configs), shortest=length)
+    sample = cost.sample(length, minutes, models=len(configs), shortest=length, fewest=1)
     if refused := too_slow(chosen, sample, minutes):
         raise refused
     cost.require_memory(length)

@@ -18,6 +18,7 @@ from longitude.extend.factors import rotary_pairs
 from longitude.extend.methods import ROTATED_VALUES
 from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
+from longitude.extend.serve import FILE, page
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement, Progress
 from longitude.extend.spaces import longrope, longrope2
 from longitude.extend.units import staged, working
@@ -161,6 +162,9 @@ def _written(plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | 
             )
             if train is not None:
                 extension.training = train(aside, out)
+            if plan.layers is not None:
+                words = page(plan, train is not None)
+                ((aside if train is None else out) / FILE).write_text(words, encoding="utf-8")
             costs = [] if cost is None else cost.compare(aside if train is None else out)
             if train is None:
                 place(aside, out)

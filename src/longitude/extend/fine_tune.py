@@ -123,7 +123,7 @@ def fine_tune(
         cost_text: Text for comparing both checkpoints; None: no comparison.
         minutes: Approximate time of the comparison.
         on_progress: Called as on_progress(description with the perplexity, steps done, total steps).
-        on_note: Called with a sentence on the cost of the comparison, and on tensors that are not trained.
+        on_note: Called with a sentence on the cost of the comparison, on tensors that are not trained, and on each save.
 
     Returns:
         The losses, and how much was trained.
@@ -181,7 +181,9 @@ def fine_tune(
             newest = _newest(state, model)
             windows = Windows(stream, length, steps * batch * arguments.world_size // shared, seed, rule)
             kind = SequenceParallelTrainer if sequence_parallel else Trainer
-            trainer = kind(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep()])
+            trainer = kind(
+                model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep(on_note)]
+            )
             trainer.remove_callback(PrinterCallback)
             begun = time.perf_counter()
             with quiet():  # of bars while shards are written, and logs that Steps has
@@ -308,7 +310,7 @@ def _save(model: Any, source: Source, out: Path, lora: bool) -> None:
         if ".safetensors" not in path.name:
             path.unlink()
     for path in source.folder.iterdir():
-        if path.is_file() and ".safetensors" not in path.name:
+        if path.is_file() and ".safetensors" not in path.name and path.name != "serve.md":
             shutil.copyfile(path, out / path.name)
     require_shards(out)
     require_fit(str(source.folder), out, source.skeleton)
@@ -338,7 +340,8 @@ class Steps(TrainerCallback):
 class Keep(TrainerCallback):
     """Saves by time. What the Trainer saved gets its name once it is on the disk, and then the older one is removed."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_note: Callable[[str], None]):
+        self.on_note = on_note
         self.saved = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -358,6 +361,7 @@ class Keep(TrainerCallback):
         place(saved, whole)
         for older in _whole(parent)[:-1]:
             shutil.rmtree(older)
+        self.on_note(f"training: step {state.global_step} of {state.max_steps} is saved")
 
 
 def _whole(folder: Path) -> list[Path]:

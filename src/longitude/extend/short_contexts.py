@@ -101,21 +101,23 @@ class Sums:
         return np.array(self.nats, dtype=float), np.array(self.bytes)
 
 
-def sample_within(source: Source, length: int, minutes: float, models: int = 2, shortest: int = SHORTEST) -> Sample:
-    """Windows of `length` tokens, or shorter ones where FEWEST of these take the models longer than `minutes`."""
+def sample_within(
+    source: Source, length: int, minutes: float, models: int = 2, shortest: int = SHORTEST, fewest: int = FEWEST
+) -> Sample:
+    """Windows of `length` tokens, or shorter ones where `fewest` of these take the models longer than `minutes`."""
     try:
         flops = forward_flops(source.skeleton)
         rate = flops_per_second(source.skeleton, min(length, TIMED), dtype=source.dtype, times=2)
     except ValueError:
         length = min(length, max(shortest, TIMED))
-        return Sample(length, FEWEST * length, None)
+        return Sample(length, fewest * length, None)
 
     def seconds(width: int) -> float:
         return models * flops.of(width) / rate
 
-    while length > shortest and FEWEST * seconds(length) > 60 * minutes:
+    while length > shortest and fewest * seconds(length) > 60 * minutes:
         length //= 2
-    windows = max(FEWEST, min(TOKENS // length, int(60 * minutes / seconds(length))))
+    windows = max(fewest, min(TOKENS // length, int(60 * minutes / seconds(length))))
     return Sample(length, windows * length, windows * seconds(length))
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from longitude.checkpoints.keys import ABSENT
+from longitude.extend import serve
 from longitude.extend.compare import UNCHANGED, Comparison
 from longitude.extend.convert import Parity
 from longitude.extend.fine_tune import Training
@@ -101,6 +102,19 @@ def cost_parts(costs: Sequence[Cost]) -> Iterator[Any]:
         f"{last.text}: {last.documents} documents, {last.tokens} tokens, windows that do not overlap; intervals of 95% over "
         f"documents. Perplexity on short texts does not show whether things are found in long ones: longitude measure does."
     )
+    yield from (f"{cost.length} tokens: {verdict(cost)}." for cost in costs if compared)
+
+
+def verdict(cost: Cost) -> str:
+    """Whether short texts got worse, by the interval of the paired difference."""
+    change, before = cost.difference, cost.before.value
+    if change is None or change.value is None or not before:
+        return "no verdict, as losses are not finite"
+    if change.low is None or change.high is None:
+        return "no verdict, as one document has no interval"
+    word = "worse" if change.low > 0 else "better" if change.high < 0 else "no difference shown"
+    low, value, high = (100 * each / before for each in (change.low, change.value, change.high))
+    return f"{word}, {value:+.1f}% bits per byte ({low:+.1f}% to {high:+.1f}%, paired over {cost.documents} documents)"
 
 
 def comparison_parts(found: Comparison) -> Iterator[Any]:
@@ -171,6 +185,9 @@ def as_json(
         rows = [[None if each is ABSENT else each for each in row] for row in plan.difference()]
         result["difference"] = [dict(zip(("key", "before", "after"), row, strict=True)) for row in rows]
         result |= {"notes": plan.notes, "left_out": left_out(plan.source)}
+        if out is not None and plan.layers is not None:
+            lines = serve.of_folder(plan, out) + (serve.of_original(plan) if training is None else [])
+            result["serve"] = {"lines": [vars(line) for line in lines], "notes": serve.notes(plan)}
         result["search"] = plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")}
     if training is not None:
         result["tuned"] = {
@@ -187,6 +204,7 @@ def as_json(
             "original": cost.before._asdict(),
             "extended": cost.after and cost.after._asdict(),
             "difference": cost.difference and cost.difference._asdict(),
+            "verdict": None if cost.after is None else verdict(cost),
             **{name: getattr(cost, name) for name in ("documents", "tokens", "text")},
         }
         for cost in costs

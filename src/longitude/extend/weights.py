@@ -19,7 +19,8 @@ from longitude.runs.files import atomic, new_folder, read_json, require_space, w
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")
 """Ends of files that are copied: tokenizer, generation config, chat templates, the card."""
 NAMED = ("LICENSE", "NOTICE", "USE_POLICY", "README")
-LEFT = ("trainer_state.json", "config.json", "pytorch_model.bin.index.json")
+LEFT = ("trainer_state.json", "config.json", "pytorch_model.bin.index.json", "serve.md")
+"""Files that say nothing true of another checkpoint, or are written anew."""
 
 
 def write_checkpoint(

@@ -1,0 +1,159 @@
+"""`serve.md`: the options of each engine give what the new folder has, by transformers and by llama.cpp's own formula."""
+
+import json
+import math
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from longitude.checkpoints.gguf import GGUF, HALVES, NEIGHBOURS
+from longitude.extend.serve import FILE
+from tests.check.building import write_gguf
+from tests.extend.conftest import LENGTH, config, loaded, logits
+from tests.support import close
+
+TO = 4 * LENGTH
+KINDS = ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow), "gemma3_text"]
+METHODS = ["linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"]
+
+
+def served(folder: Path) -> dict[str, list[list[str]]]:
+    """Program -> the words of each of its commands in the file."""
+    found: dict[str, list[list[str]]] = {}
+    for line in re.findall(r"```sh\n(.*)\n```", (folder / FILE).read_text()):
+        for words in map(shlex.split, line.split(" && ")):
+            found.setdefault("sglang" if words[0] == "python" and "sglang" in words[2] else words[0], []).append(words)
+    return found
+
+
+def after(words: list[str], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer) -> None:
+    """Of vLLM and SGLang, and plain transformers with them has the logits of the new folder."""
+    folder = longer(kind, "--to", TO, "--method", method, "--no-measure")
+    commands, new = served(folder), config(folder)
+    for program, options, length in (
+        ("vllm", "--hf-overrides", "--max-model-len"),
+        ("sglang", "--json-model-override-args", "--context-length"),
+    ):
+        own, original = commands[program]
+        assert options not in own and after(own, length) == after(original, length) == str(TO)
+        keys = json.loads(after(original, options))
+        assert keys.pop("rope_parameters") == new["rope_parameters"]
+        assert keys == ({} if method == "dynamic" else {"max_position_embeddings": TO})
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint(kind), **json.loads(after(commands["vllm"][1], "--hf-overrides"))
+    ).eval()
+    close(logits(model, TO), logits(loaded(folder), TO), 1e-6)
+
+
+def by_llama_cpp(words: list[str], base: float, dim: int, architecture: str) -> tuple[torch.Tensor, float]:
+    """Radians a position of each pair and the factor of cos and sin, as llama_context and rope_yarn compute them from flags.
+
+    Of a file that says nothing of scaling. Source: src/llama-context.cpp and ggml/src/ggml-cpu/ops.cpp of llama.cpp.
+    """
+    given = {name: value for name, value in pairwise(words) if name.startswith("--")}
+    overridden = [value.split("=") for name, value in pairwise(words) if name == "--override-kv"]
+    keys = {key.removeprefix(f"{architecture}."): value.split(":") for key, value in overridden}
+    assert keys.pop("context_length") == ["int", str(TO)] and after(words, "-c") == str(TO)
+    base = float(given.get("--rope-freq-base", base))
+    extrapolated = torch.tensor([base ** (-2 * i / dim) for i in range(dim // 2)], dtype=torch.float64)
+    freq_scale = 1 / float(given.get("--rope-scale", 1))
+    if given.get("--rope-scaling") != "yarn":
+        assert keys == {}
+        return freq_scale * extrapolated, 1.0
+    fast, slow = float(given.get("--yarn-beta-fast", 32)), float(given.get("--yarn-beta-slow", 1))
+    original = int(given["--yarn-orig-ctx"])
+
+    def corrected(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(0, math.floor(corrected(fast))), min(dim - 1, math.ceil(corrected(slow)))
+    ramp = 1 - ((torch.arange(dim // 2) - low) / max(0.001, high - low)).clamp(0, 1)
+    factor = float(keys.pop("rope.scaling.attn_factor", ["float", "1"])[1])
+    assert keys == {}
+    return freq_scale * extrapolated * (1 - ramp) + extrapolated * ramp, factor * (1 - 0.1 * math.log(freq_scale))
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "ntk-by-parts", "yarn", "base"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+def test_flags_of_llama_cpp_rotate_as_the_new_folder(kind, method, checkpoint, longer) -> None:
+    """Frequencies and factor that transformers computes for the folder."""
+    more = ["--base", 5e5] if method == "base" else []
+    folder = longer(kind, "--to", TO, "--method", method, "--no-measure", *more)
+    _, words = served(folder)["llama-server"]
+    before, model = config(checkpoint(kind))["rope_parameters"], loaded(folder)
+    rotary = next(each for each in model.modules() if hasattr(each, "inv_freq"))
+    architecture = kind.replace("_", "")
+    assert architecture in (*HALVES, *NEIGHBOURS)
+    inverse, factor = by_llama_cpp(words, before["rope_theta"], 2 * len(rotary.inv_freq), architecture)
+    close(rotary.inv_freq.double(), inverse, 1e-6)
+    assert rotary.attention_scaling == pytest.approx(factor, rel=1e-6)
+
+
+def test_what_an_engine_cannot_is_no_command(longer) -> None:
+    """Factors that only a tensor holds, a scheme that follows the length, a table without an end, several kinds of layers."""
+
+    def programs(kind: str, method: str) -> dict[str, int]:
+        found = served(longer(kind, "--to", TO, "--method", method, "--no-measure"))
+        return {name: len(found.get(name, [])) for name in ("vllm", "sglang", "llama-server", "transformers")}
+
+    every = {"vllm": 2, "sglang": 2, "llama-server": 2, "transformers": 1}
+    assert programs("llama", "yarn") == every
+    assert programs("llama", "llama3") == programs("gemma3_text", "yarn") == every | {"llama-server": 1}
+    assert programs("llama", "dynamic") == every | {"llama-server": 0}
+    assert programs("llama", "drope") == every | {"vllm": 0, "sglang": 0}
+
+
+def test_trained_weights_are_served_from_their_folder(checkpoint, command, text, tmp_path) -> None:
+    """Options for the original weights would serve those; and a further training keeps no older commands."""
+    tuned, again = tmp_path / "tuned", tmp_path / "again"
+    training = ["--fine-tune", text, "--steps", 1, "--window", LENGTH, "--no-measure"]
+    assert command(checkpoint("llama"), "--to", TO, "--method", "yarn", *training, "--out", tuned)[0] == 0
+    assert {name: len(each) for name, each in served(tuned).items() if name != "python"} == {
+        "vllm": 1, "sglang": 1, "llama-server": 1, "transformers": 1
+    }  # fmt: skip
+    assert served(tuned)["vllm"][0][2] == "."
+    code, _, error = command(tuned, *training, "--out", again)
+    assert code == 0, error
+    assert not (again / FILE).exists()
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "ntk-by-parts", "yarn", "base"])
+def test_a_copy_of_a_gguf_file_has_the_new_positions(method, tmp_path, command, monkeypatch) -> None:
+    """Those of the folder beside it; weights and all other keys stay, bit for bit."""
+    write_gguf(tmp_path / "one.gguf")
+    monkeypatch.chdir(tmp_path)
+    given = ["--to", TO, "--method", method, *(["--base", 5e5] if method == "base" else []), "--no-measure"]
+    code, printed, error = command("one.gguf", *given, "--out", "longer", "--gguf", "longer.gguf")
+    assert code == 0 and "longer.gguf" in printed, error
+    before, after = GGUF(tmp_path / "one.gguf"), GGUF(tmp_path / "longer.gguf")
+    [rotary] = [each for each in loaded(tmp_path / "longer").modules() if hasattr(each, "inv_freq")]
+    [divided] = after.frequencies().values()
+    close(divided.inverse, rotary.inv_freq.double(), 1e-6)
+    assert rotary.attention_scaling == pytest.approx(after.facts()["attention factor"], rel=1e-6)
+    assert after.facts()["declared length"] == TO
+    tensors = [{each.name: each.data.tobytes() for each in file.reader.tensors} for file in (before, after)]
+    assert tensors[0] == tensors[1]
+    kept = {name: field.contents() for name, field in before.reader.fields.items() if not name.startswith("GGUF.")}
+    changed = {name for name, value in kept.items() if after.field(name) != value}
+    assert changed <= {f"llama.{key}" for key in ("context_length", "rope.freq_base")}
+    assert not list(tmp_path.glob(".*.gguf"))
+
+
+@pytest.mark.parametrize("more", [["--method", "llama3"], ["--method", "dynamic"], ["--method", "yarn", "--dry-run"]])
+def test_a_copy_that_llama_cpp_would_read_otherwise_is_refused(more, tmp_path, command, monkeypatch) -> None:
+    write_gguf(tmp_path / "one.gguf")
+    monkeypatch.chdir(tmp_path)
+    given = ["one.gguf", "--to", TO, *more, "--no-measure", "--out", "longer", "--gguf"]
+    assert command(*given, "longer.gguf")[0] == 2 == command(tmp_path, *given[1:], "longer.gguf")[0]
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} <= {"one.gguf", "runs"}
