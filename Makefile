@@ -111,7 +111,7 @@ properties: $(VENV)/study.stamp ## the four properties of every encoding, measur
 
 numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into README.md, its pictures and docs; ARGS="--keep study runs/study" adds one
 	$(BIN)/python benchmarks/fill_numbers.py $(ARGS)
-	$(BIN)/python benchmarks/draw_study.py
+	$(BIN)/python benchmarks/draw.py
 
 claims: $(VENV)/study.stamp ## make docs/claims.md and its charts from benchmarks/results/claims; ARGS=--check compares
 	PYTHONPATH=benchmarks $(BIN)/python docs/make_claims.py $(ARGS)

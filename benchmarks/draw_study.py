@@ -1,11 +1,6 @@
-"""The picture of README.md: docs/study.svg and docs/study-dark.svg, drawn from the newest study committed here.
-
-python benchmarks/draw_study.py            # write both
-python benchmarks/draw_study.py --check    # exit code 1 where one has other numbers than the result
-"""
+"""The picture of README.md: docs/study.svg and docs/study-dark.svg, drawn from the newest study committed here."""
 
 import json
-import sys
 from typing import Any
 
 import altair as alt
@@ -92,6 +87,3 @@ def chart(found: dict[str, Any]) -> Any:
 STUDY = Picture(
     "study", "ALiBi and the T5 bias keep their loss past the training length, the others do not", study, chart, words
 )
-
-if __name__ == "__main__":
-    sys.exit(STUDY.main())

@@ -11,6 +11,7 @@ from pathlib import Path
 from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
 from claims.page import Chart, charts, page
+from draw_verdicts import VERDICTS
 from longitude.report.figure import save
 
 PAGE = Path(__file__).with_name("claims.md")
@@ -60,6 +61,7 @@ def main() -> int:
     result = made()
     if "--check" not in sys.argv[1:]:
         write(*result)
+        VERDICTS.write()
         return 0
     found = differing(*result)
     print("\n".join(found) or "docs/claims.md is what the results say")

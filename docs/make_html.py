@@ -11,6 +11,8 @@ from longitude.report.figure import DARK
 
 WIDE = '<span class="picture" tabindex="0" role="group" aria-label="Picture">'
 """Around a picture, which scrolls where the page is narrower than its lettering allows."""
+BOTH = 'class="themed"'
+TO_PAGE = re.compile(r'href="([\w/-]+)\.md(#[\w-]+)?')
 NAME = re.compile(r"lg((?:\.\w+)+)")
 
 
@@ -65,26 +67,32 @@ def name_corners(app: Any, doctree: Any) -> None:
 
 # ---- pictures ----------------------------------------------------------------------------------------------------------
 def dark_pictures(app: Any, doctree: Any) -> None:
-    """Each SVG in two colourings, of which the theme shows one."""
+    """Each SVG in two colourings, of which the theme shows one; one that has both itself stands in the page, with its links."""
     for image in [*doctree.findall(nodes.image)]:
         if not image["uri"].endswith(".svg"):
             continue
         path = Path(app.env.relfn2path(image["uri"], app.env.docname)[1])
+        app.env.note_dependency(str(path))  # drawn again: the page is read again
+        light = path.read_text(encoding="utf-8")
+        if BOTH in light:
+            image.replace_self(nodes.raw("", TO_PAGE.sub(r'href="\1.html\2', light), format="html"))
+            continue
+        wide = [nodes.raw("", WIDE, format="html"), image, nodes.raw("", "</span>", format="html")]
+        place = image.parent.index(image)
+        if "@keyframes" in light:  # a recording, the same on every page
+            image["classes"].append("dark-light")
+            image.parent[place : place + 1] = wide
+            continue
         dark = path.with_suffix(".dark.svg")
-        text = recoloured(path.read_text(encoding="utf-8"))
+        text = recoloured(light)
         if not dark.exists() or dark.read_text(encoding="utf-8") != text:
             dark.write_text(text, encoding="utf-8")
         twin = image.deepcopy()
         twin["uri"] = image["uri"].removesuffix(".svg") + ".dark.svg"
         for each, when in ((image, "only-light"), (twin, "only-dark")):
             each["classes"] = [*each.get("classes", []), when]
-        place = image.parent.index(image)
-        image.parent[place : place + 1] = [
-            nodes.raw("", WIDE, format="html"),
-            image,
-            twin,
-            nodes.raw("", "</span>", format="html"),
-        ]
+        wide.insert(2, twin)
+        image.parent[place : place + 1] = wide
 
 
 def recoloured(svg: str) -> str:

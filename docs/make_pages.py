@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+import make_gallery
 import make_laws
 from claims.base import list_claims
 from fill_numbers import newest, property_cells
@@ -50,6 +50,7 @@ def pages(source: Path) -> Iterator[tuple[str, str]]:
         for name in registry:
             text = template.render(**about(kind, name, registry[name], source))
             yield f"{kind}s/{name}", re.sub(r"\n{3,}", "\n\n", text)
+    yield "gallery", make_gallery.page({name: shown(label_of(name, ENCODINGS[name])).drawings for name in ENCODINGS})
 
 
 def plain(text: str) -> str:
@@ -105,9 +106,7 @@ def chips(name: str, kind: str) -> list[str]:
         )
         return [] if of is None else [f"cache: {of['growth']}"]
     row = next((row for row in results("properties")["rows"] if row["encoding"] == name), None)
-    built = example(name)
-    learned = sum(each.numel() for each in built.parameters()) if isinstance(built, torch.nn.Module) else 0
-    words = ["learned parameters" if learned else "no parameters"]
+    words = ["learned parameters" if example(name)().learned else "no parameters"]
     if row is not None:
         words.insert(0, {True: "relative", False: "not relative", None: ""}[row["relative"]])
         short, long = results("properties")["protocol"]["study"]["configuration"]["test_lengths"]
@@ -130,6 +129,7 @@ def label_of(name: str, factory: Any) -> str:
     return f"{name}:{options}" if options else name
 
 
+@cache
 def shown(label: str) -> Subject:
     """As `longitude show` has it; in words alone what cannot be built without options that nobody knows."""
     try:

@@ -19,7 +19,7 @@ SECTIONS = {
     "start": ["README", "install"],
     "concepts": ["concepts/*"],
     "choose": [],
-    "encodings": ["encodings/*"],
+    "encodings": ["gallery", "encodings/*"],
     "mixers": ["mixers/*", "hierarchical", "latent"],
     "guides": [
         "guides/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
@@ -44,6 +44,7 @@ SHORT = {
     "CONTRIBUTING": "Contributing",
 }
 """What the bar at the top calls them, where their title is long."""
+GALLERY = "The [gallery](/gallery.md) shows all of them side by side, to sort.\n"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
 """A whole link; or the target of a picture, or of a link to a heading."""
 PICTURE = re.compile(r"<picture>.*?<img src=\"([^\"]+)\" alt=\"([^\"]+)\">\s*</picture>", re.DOTALL)
@@ -55,6 +56,7 @@ def pages() -> dict[Path, Path]:
     files = [each for each in DOCS.rglob("*") if each.suffix in (".md", ".svg", ".png")]
     elsewhere = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
     elsewhere += [*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "benchmarks" / "results").glob("*.svg")]
+    elsewhere += [ROOT / "src" / "longitude" / "explore" / "where.svg"]
     return {each: each.relative_to(DOCS) for each in files if not each.relative_to(DOCS).parts[0].startswith("_")} | {
         each: each.relative_to(ROOT) for each in elsewhere
     }
@@ -86,7 +88,7 @@ def indexed(text: str, kind: str) -> str:
 
 
 CLAIM = re.compile(r"^## (\d+)\w* .*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-TO_CLAIM = re.compile(r"\(/claims\.md#(\d+|study)([\w-]*)\)")
+TO_CLAIM = re.compile(r"(?<=[(\"])(/?)claims\.md#(\d+|study)(?=[\w-]*[)\"])")
 
 
 def by_topic(text: str) -> dict[str, str]:
@@ -107,8 +109,8 @@ def to_topic(text: str) -> str:
     """Links into the page of claims, as links to the pages of their topics."""
 
     def moved(found: re.Match[str]) -> str:
-        page = "studies" if found[1] == "study" else f"{int(found[1]):02}"
-        return f"(/claims/{page}.md#{found[1]}{found[2]})"
+        page = "studies" if found[2] == "study" else f"{int(found[2]):02}"
+        return f"{found[1]}claims/{page}.md#{found[2]}"
 
     return TO_CLAIM.sub(moved, text)
 
@@ -147,6 +149,8 @@ def stage(source: Path) -> None:
     for path, place in places.items():
         if path.suffix == ".md":
             texts[place.as_posix()] = linked(path.read_text(encoding="utf-8"), path, places)
+        elif path.suffix == ".svg":
+            put(source / place, to_topic(path.read_text(encoding="utf-8")))
         else:
             put(source / place, path.read_bytes())
     texts |= by_topic(texts["claims.md"].replace("](#", "](/claims.md#"))
@@ -155,6 +159,7 @@ def stage(source: Path) -> None:
     for kind in ("encodings", "mixers"):
         head, cut, rest = texts[f"{kind}.md"].partition("\n## ")  # later tables are of other things
         texts[f"{kind}.md"] = indexed(head, kind) + cut + rest
+    texts["encodings.md"] = texts["encodings.md"].replace("\n|", f"\n{GALLERY}\n|", 1)
     texts = {name: to_topic(text) for name, text in texts.items()}
     made = {*texts, *(place.as_posix() for place in places.values() if place.suffix == ".ipynb")}
     names = {name.rpartition(".")[0] for name in made}

@@ -67,6 +67,7 @@ def test_what_does_not_compile_leaves_nothing(source: Path):
     assert libraries(source) == [] and not list((source.parent / "cache").rglob(f"{c_build.UNFINISHED}*"))
 
 
+@pytest.mark.one_in(2)
 @needs_compiler
 @pytest.mark.parametrize("wall", [False, True])
 def test_the_limit_is_on_the_processors_time_and_is_called_so(wall: bool, source: Path, monkeypatch):

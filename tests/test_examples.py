@@ -94,6 +94,7 @@ def course(skills: Any) -> Any:
     return skills.Course(tokenizer, torch.tensor(tokenizer(texts[0])["input_ids"]), 512, 10, seed=3)
 
 
+@pytest.mark.slow
 def test_a_course_says_what_can_be_known(skills: Any, course: Any) -> None:
     """Every label is the token it stands at; what a copy is learned of was said before; an answer is the question's own."""
     words = course.tokenizer

@@ -90,6 +90,7 @@ def test_the_command_is_the_module():
     assert project["scripts"] == {"longitude": "longitude.__main__:main"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("package", "arguments"), [("torch", ["list"]), ("tyro", ["list"]), ("rich", ["list"])])
 def test_ctrl_c_while_modules_are_loaded_is_one_line(package: str, arguments: list[str], tmp_path: Path):
     """Which is most of what a short command does."""

@@ -73,6 +73,7 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
         "# Claims of the literature, tested",
         head.strip(),
         f"{count(len(claims), 'claim')}: {counts}.",
+        f"![A square for each claim, by its verdict; the table below has the same: {counts}](verdicts.svg)",
         as_markdown(["", "claim", "verdict", "chart"], lines),
         "Errata are sentences of one text that nobody else claims; they are tested in the same way, and are counted apart.",
         as_markdown(["", "erratum", "verdict", "chart"], mistakes),

@@ -111,6 +111,7 @@ def test_who_has_no_rule_says_so():
 ROPE_AND_ALIBI = [lg.Rotary(8, "half"), lg.ALiBi(4)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("encoding", "masked"),
     [

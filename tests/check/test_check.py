@@ -50,7 +50,7 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
     assert broken.measured > 2 * broken.threshold
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
     """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
@@ -97,6 +97,7 @@ NOT_FINITE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "number", [float("inf"), *(pytest.param(float(x), marks=pytest.mark.slow) for x in ("-inf", "nan"))]
 )
@@ -335,6 +336,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_configs_as_published_are_consistent(kind):
     raw = {"model_type": kind, **PUBLISHED[kind]}
@@ -661,7 +663,9 @@ def test_a_function_that_was_replaced_in_place_is_not_what_transformers_publishe
     assert check(model)["layer_rotations"].status == "broken"
 
 
-def test_keys_that_are_not_one_for_each_token_are_said_in_words():
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("law", ["layer_rotations", "layer_masks"])
+def test_keys_that_are_not_one_for_each_token_are_said_in_words(law):
     """DeepSeek V4 compresses keys, and transformers has no static cache of its kinds of layers: no raw error is the reason."""
-    found = check(make_families.toy("deepseek_v4"), laws=["layer_rotations", "layer_masks"])
-    assert [(one.status, "Error" in one.reason) for one in found.values()] == [("does not apply", False)] * 2
+    found = check(make_families.toy("deepseek_v4"), laws=[law])[law]
+    assert (found.status, "Error" in found.reason) == ("does not apply", False)

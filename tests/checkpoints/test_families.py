@@ -30,6 +30,7 @@ def quick_or_slow(names: Any, quick: tuple[str, ...]) -> list[Any]:
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", quick_or_slow(FAMILIES, QUICK))
 def test_every_layer_rotates_as_it_is_read(family):
     """Measured frequencies and factors; or a refusal that names a key; or it is said what is unknown."""
@@ -68,6 +69,7 @@ SPARSE = {
 MINIMAX = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 3, "index_n_heads": 2, "index_block_size": 4}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", SPARSE)
 def test_attention_that_is_not_over_all_keys_in_sight_is_no_layer_of_ours(family):
     """Its class is named; its rotation is read all the same."""
@@ -79,6 +81,7 @@ def test_attention_that_is_not_over_all_keys_in_sight_is_no_layer_of_ours(family
     assert lg.from_hugging_face(config)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", ["content", "fewer keys", "more keys", "values", "a window", "a convolution"])
 def test_a_llama_with_other_attention_is_not_read_as_llama(change, monkeypatch):
     """Each changed in its published function; unchanged, its layers are returned."""

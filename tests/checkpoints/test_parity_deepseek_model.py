@@ -51,6 +51,7 @@ OF_ONE = {
 """What only one of their two configs takes."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "case"), [*product(KINDS, CASES), *((kind, case) for case, (kind, _) in OF_ONE.items())]
 )

@@ -15,6 +15,7 @@ def ids():
     return some_ids()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_equal(case, tmp_path, ids):
     model = theirs(case)
@@ -37,6 +38,7 @@ def test_logits_are_equal(case, tmp_path, ids):
     close(logits(again, ids), want)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_generated_tokens_are_equal(case, ids):
     """Theirs without a cache: that of an RWKV mixes the rows of a batch, and refuses another width of its attention."""

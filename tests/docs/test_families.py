@@ -27,6 +27,7 @@ def quiet():
         yield
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "family",
     [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in make_families.FAMILIES],

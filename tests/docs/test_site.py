@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import longitude as lg
+import make_gallery
 import make_laws
 import make_pages
 import make_site
@@ -16,7 +18,17 @@ from longitude.positions.base import ENCODINGS
 from make_words import as_rst
 from tests.study.test_report import launched
 
-PAGES = ("index", "encodings/rope", "mixers/hierarchical", "api", "api/attention", "claims", "search", "choose")
+PAGES = (
+    "index",
+    "gallery",
+    "encodings/rope",
+    "mixers/hierarchical",
+    "api",
+    "api/attention",
+    "claims",
+    "search",
+    "choose",
+)
 NOTEBOOK, PROSE = "examples/1-relative-encodings", "concepts/where-position-enters"
 
 
@@ -41,6 +53,15 @@ def test_names_of_a_table_lead_to_their_pages() -> None:
     assert make_site.indexed(row, "encodings") == (
         "| [`t5`](/encodings/t5.md), [`alibi`](/encodings/alibi.md) | `T5Bias` | a `bias` |"
     )
+
+
+def test_a_small_picture_has_the_lines_of_the_large_one() -> None:
+    x, y = np.arange(500.0), np.random.default_rng(0).normal(size=500).cumsum()
+    kept = np.array([*make_gallery._thinned(x, y)])
+    assert len(kept) < len(x) and np.abs(np.interp(x, *kept.T) - y).max() <= make_gallery.NEAR
+    drawn = make_gallery.thumbnail("ALiBi", make_pages.shown("alibi").drawings)
+    ends = [float(path.split()[-1]) for path in re.findall(r'd="M([^"]+)"', drawn)]  # of the heads, from steep to flat
+    assert len(ends) == 8 and ends == sorted(ends, reverse=True) and ends[0] > ends[-1]
 
 
 @pytest.mark.parametrize(
@@ -194,6 +215,21 @@ def test_names_lead_to_their_docstrings(site: Path) -> None:
     assert "https://arxiv.org/abs/2108.12409" in html(site, "api/positions")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_links_of_pictures_lead_somewhere(site: Path) -> None:
+    """Sphinx does not read these."""
+    for page in ("claims", "README", "choose", "concepts/where-position-enters", "gallery"):
+        text = html(site, page)
+        parts = re.findall(r'<svg[^>]*class="themed".*?</svg>|<table class="sortable">.*?</table>', text, re.DOTALL)
+        links = [link for part in parts for link in re.findall(r'<a [^>]*href="([^"]+)"', part)]
+        assert len(links) >= 6, page
+        for link in links:
+            file, _, anchor = link.partition("#")
+            target = (site / page).parent / file if file else site / f"{page}.html"
+            assert target.is_file() and (not anchor or f'id="{anchor}"' in target.read_text(encoding="utf-8")), link
+
+
 # ---- in a browser ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def browser() -> Iterator:
@@ -250,6 +286,17 @@ def test_a_typed_word_is_found_offline(site: Path, browser) -> None:
     page.click("#search-results li > a")
     page.wait_for_load_state()
     assert "kerple" in page.inner_text("main").lower()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+def test_the_gallery_is_sorted_by_a_heading(site: Path, browser) -> None:
+    page = opened(browser, site / "gallery.html", 1280, "light")
+    years = "[...document.querySelectorAll('.sortable tbody tr')].map(row => +row.cells[3].textContent)"
+    assert page.evaluate(years) != sorted(page.evaluate(years))
+    page.click("th button:text('year')")
+    assert page.evaluate(years) == sorted(page.evaluate(years)) and len(page.evaluate(years)) == len(ENCODINGS)
 
 
 @pytest.mark.slow

@@ -131,6 +131,19 @@ def test_controls_move_the_charts_by_keyboard_and_stand_in_the_address(opened):
 
 @pytest.mark.slow
 @pytest.mark.browser
+def test_an_arrow_chooses_an_encoding_of_its_place(opened):
+    page = opened()
+    assert {*explore.PLACES.values()} <= {*list_encodings()}
+    for name in explore.PLACES.values():
+        page.locator(f"a[href='#first={name}']").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("(name) => document.getElementById('first').value === name", arg=name)
+        assert page.locator(f"article[data-of=first][data-name={name}]").is_visible()
+        assert "second=alibi" in page.evaluate("location.hash")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
 def test_every_choice_draws(opened):
     page = opened()
     for name in list_encodings():

@@ -69,6 +69,7 @@ def test_what_measuring_takes_is_told_first(checkpoint, command, text, tmp_path,
     assert code == 0 and "measur" not in (printed + error).replace(str(tmp_path), "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("options", "length", "times"),
     [

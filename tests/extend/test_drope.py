@@ -20,6 +20,7 @@ class Identity(torch.nn.Module):
         return torch.ones(1, 1, 16, dtype=x.dtype), torch.zeros(1, 1, 16, dtype=x.dtype)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["llama", "smollm3", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drope_rotates_nothing_in_plain_transformers(kind, dtype, checkpoint, write) -> None:

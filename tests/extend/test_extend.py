@@ -56,7 +56,7 @@ class Ours(torch.nn.Module):
         return tuple(torch.cat([one, one], -1)[None] for one in table)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text"])
 def test_transformers_rotates_as_we_do(kind, method, checkpoint, longer) -> None:
@@ -95,6 +95,7 @@ def test_heads_may_be_wider_in_layers_of_full_attention(checkpoint, write, refus
     assert "expected p-RoPE alone or with Linear scaling" in refused(source, *by("yarn"), out=out.with_name("no"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "method"), [*product(["llama"], METHODS), *product(OFFSETS, ["linear"])])
 def test_factor_one_changes_no_byte(kind, method, checkpoint, write) -> None:
     out, printed = write(checkpoint(kind), *by(method, LENGTH))
@@ -124,6 +125,7 @@ def test_what_stays_is_said(kind, words, tmp_path, write) -> None:
     assert ("no_rope_layers" in after) == (kind == "smollm3")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
@@ -155,6 +157,7 @@ def from_hugging_face_quietly(folder):
 KINDS = ("mistral", "qwen2", "qwen3", "falcon", "cohere", "smollm3")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "method"), [*product(["llama"], WITHOUT_SEARCH), *product(KINDS, ["yarn"])])
 def test_keys(kind, method, checkpoint, longer) -> None:
     """max_position_embeddings is the new length, and for dynamic the trained one; both schemas agree; all other keys stay."""
@@ -221,6 +224,7 @@ GEMMA_FREQUENCIES = {
 GEMMA = OLD | {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "keys", "method", "frequencies", "absent"),
     [
@@ -265,6 +269,7 @@ def test_factor_and_original_by_option(checkpoint, write) -> None:
 YARN, LINEAR = (["--to", 2 * LENGTH, "--method", method, "--no-measure"] for method in ("yarn", "linear"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", OFFSETS)
 @pytest.mark.parametrize("length", [LENGTH + 1, 3 * LENGTH])
 def test_learned_table(kind, length, checkpoint, write) -> None:
@@ -331,6 +336,7 @@ def test_what_cannot_be_extended(kind, options, words, checkpoint, refused) -> N
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 def test_never_scaled_twice(method, longer, write, refused) -> None:
     """Dynamic declares the trained length before and after; the base before ntk and base is lost."""

@@ -164,7 +164,7 @@ QUICK = (
 )
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", QUICK)
 def test_a_family(family, method, tmp_path) -> None:

@@ -103,6 +103,7 @@ def test_it_learns_and_writes_weights_next_to_the_same_files(tune, extended) -> 
     assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_the_loss_is_that_of_plain_transformers(gradient_checkpointing, tune, extended, text) -> None:
     """The first step's, by hand: mean over the tokens that are predicted."""
@@ -117,6 +118,7 @@ def test_the_loss_is_that_of_plain_transformers(gradient_checkpointing, tune, ex
     assert tuned.losses == pytest.approx([float(loss)], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_windows_are_as_long_as_the_configuration_says(tune, tmp_path) -> None:
     assert tune(length=None, steps=1, out=tmp_path / "a")[0].tokens == 2 * 4 * LENGTH
     assert tune(length=None, steps=1, positions="skipped", out=tmp_path / "b")[0].tokens == 2 * LENGTH
@@ -144,6 +146,7 @@ def test_lora_is_merged_into_the_weights(tune, extended) -> None:
     assert tuned.losses[-1] < tuned.losses[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", [[], ["--positions", "skipped"], ["--lora"]])
 def test_extended_and_trained_in_one_command(more, checkpoint, command, text, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
@@ -160,6 +163,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lora", [False, True])
 def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) -> None:
     """In the middle of its third save: the second is whole, and with it the training ends as one that nothing stopped."""
@@ -217,6 +221,7 @@ def test_trained_weights_that_do_not_fit_do_not_stay(tune, tmp_path, monkeypatch
     assert not unfinished.exists() and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_another_training_does_not_continue_it(tune, tmp_path, monkeypatch) -> None:
     """Other options, text or processes are another question."""
 
@@ -236,6 +241,7 @@ def test_another_training_does_not_continue_it(tune, tmp_path, monkeypatch) -> N
     assert len([*work_of(tmp_path / "out").glob("training-*")]) == 4
 
 
+@pytest.mark.slow
 def test_a_killed_extension_is_extended_and_trained_again(checkpoint, command, text, tmp_path, monkeypatch) -> None:
     """A kill leaves the checkpoint that was to be trained: the same command makes it again, unless its process lives."""
     given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 2, "--no-measure"]

@@ -43,6 +43,7 @@ def entries(state):
     return {each.parent.name: json.loads(each.read_text())["inputs"] for each in state.glob("units/*/unit.json")}
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_ends_as_one_that_was_not(checkpoint, tmp_path, monkeypatch) -> None:
     """Among the starts and after them."""
     model, notes = loaded(checkpoint("llama")), []
@@ -69,6 +70,7 @@ def test_an_interrupted_search_ends_as_one_that_was_not(checkpoint, tmp_path, mo
     assert entries(tmp_path / "s") == entries(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_another_criterion_or_method_is_another_question(checkpoint, tmp_path) -> None:
     """The same windows with all tokens counted, and the same criterion in the space of LongRoPE: no loss is taken over."""
     model, state = loaded(checkpoint("llama")), tmp_path / "s"

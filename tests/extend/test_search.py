@@ -322,6 +322,7 @@ def arguments(checkpoint, text, monkeypatch):
     return [checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--budget", 1e-6, "--text", text]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tuned", [[], ["--steps", 2]], ids=["alone", "fine-tuned"])
 def test_longrope(tuned, arguments, text, checkpoint, command, refused, tmp_path) -> None:
     """Both lists of the search stand in config.json and in a JSON next to it; short texts are as they were."""
@@ -362,6 +363,7 @@ def test_the_same_command_continues_after_an_interruption(arguments, command, tm
     assert (tmp_path / "out").is_dir() and not (tmp_path / ".out.work").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_unit_ends_the_command_in_a_line(arguments, command, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules["longitude.extend.extend"], "plan_extension", lambda *_, **__: 1 / 0)

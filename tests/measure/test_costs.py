@@ -59,6 +59,7 @@ def test_the_command(llama3, command, tmp_path, monkeypatch) -> None:
     assert code == 0 and [cost["length"] for cost in json.loads(printed)] == [8192, 131072]
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_be_timed_says_why(llama3, monkeypatch, command) -> None:
     def refused(*_):
         raise ValueError("no part of it can be run")

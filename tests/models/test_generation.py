@@ -43,7 +43,7 @@ MODELS = [
 MODELS.append({"encoding": "auto", "mixers": ["mamba", "attention"]})
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
 def test_with_the_cache_as_without(options, build, ids):
@@ -64,7 +64,7 @@ def test_with_the_cache_as_without(options, build, ids):
         assert torch.equal(*found)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("options", MODELS, ids=str)
 def test_a_left_padded_batch_is_its_rows_alone(options, beams, build, ids):

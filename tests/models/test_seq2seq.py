@@ -87,7 +87,7 @@ def test_chunks_are_the_whole(spec, build, pair):
     assert cache.get_seq_length() == 14 and cache.cross_attention_cache.get_seq_length() == 11
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("name", list_mixers())
 @torch.no_grad()

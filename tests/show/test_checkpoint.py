@@ -110,6 +110,7 @@ def test_layers_without_rotation_and_temperatures(saved):
     assert words(path, config)["queries"].startswith("multiplied by ministral3_temperature, beta=0.1")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("config", "kind", "drawn"),
     [
@@ -175,6 +176,7 @@ NOT_READ = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("key", NOT_READ)
 @pytest.mark.parametrize("which", ["full_attention", "sliding_attention"])
 def test_a_type_of_layers_that_is_not_understood_leaves_the_others(tmp_path, which, key):

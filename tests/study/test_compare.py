@@ -48,6 +48,7 @@ def test_seeds_that_saw_other_data_are_not_paired(tmp_path):
     assert found.comparisons == [] and "did not see the same data (--steps)" in found.sentence
 
 
+@pytest.mark.slow
 def test_one_text_by_two_names_is_the_same_data_and_one_name_of_two_texts_is_not(tmp_path):
     runs = [write_run(tmp_path / str(i), A, data=data, **BOTH) for i, data in enumerate((("a", "b"), ("folder",)))]
     found = side_by_side(runs)
@@ -57,6 +58,7 @@ def test_one_text_by_two_names_is_the_same_data_and_one_name_of_two_texts_is_not
     assert "did not see the same data (--data)" in side_by_side([runs[1], other]).sentence
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("steps", "paired"), [({}, True), ({"rope": 150}, False)])
 def test_labels_matched_by_compute_are_paired_with_others_only_where_their_steps_agree(steps, paired, tmp_path):
     """Plain attention has the same steps either way, so its seeds saw the same data."""
@@ -67,6 +69,7 @@ def test_labels_matched_by_compute_are_paired_with_others_only_where_their_steps
     assert paired or "did not see the same data (--match)" in found.sentence
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -131,6 +134,7 @@ def test_answers_are_compared_too(tmp_path):
     assert found.lines[0][-1] == "16" and "points of a hundred" in found.sentence
 
 
+@pytest.mark.slow
 def test_comparisons_of_every_length_as_csv_and_tables_as_latex(tmp_path, capsys):
     run = str(write_run(tmp_path / "one", A | {"none": (3.1, 3.1)}, **BOTH))
     assert main(["report", run, "--csv", "--comparisons"]) == 0

@@ -86,7 +86,7 @@ def ending_of(path: Path) -> str:
         return repr(error)
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(31)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studies, one, monkeypatch):
     where, name, when, error = FAULTS[fault]
@@ -126,7 +126,7 @@ CUT: dict[str, str | None] = {
 """Files of a study that is done: None where the same command needs no more or makes again, else how they are refused."""
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kept", [0.5, 0])
 @pytest.mark.parametrize("name", CUT)
 def test_a_file_that_a_power_cut_left_short_is_made_again_or_refused_with_what_to_do(name, kept, studies, tmp_path):

@@ -150,6 +150,7 @@ def whole(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(whole, tmp_path, monkeypatch):
     assert run(TINY, tmp_path)[0].complete
     first = {units.trial for units in plan(TINY, tmp_path).trials}
@@ -185,6 +186,7 @@ def rates_of(path) -> list[float | None]:
     return list(dict.fromkeys(row.learning_rate for row in from_frame(read_rows(path / "results.parquet"))))
 
 
+@pytest.mark.slow
 def test_another_rate_makes_the_choice_anew_and_rows_of_the_old_one_leave(tmp_path, losses):
     losses |= {0.005: 2.0, 0.01: 2.5, 0.002: 1.0}
     assert run(ROPE, tmp_path)[0].complete
@@ -221,6 +223,7 @@ def test_tested_lengths_have_no_part_in_the_choice(tmp_path, losses, monkeypatch
         assert {(trial.rate, trial.status) for trial in outcome.trials} == {(0.005, "diverged")}
 
 
+@pytest.mark.slow
 def test_a_failed_candidate_is_tried_again_before_anything_is_chosen(tmp_path, monkeypatch):
     plain = run_trial.train
 
@@ -271,6 +274,7 @@ def test_a_sweep_side_by_side_gives_the_rows_of_one_process_though_a_worker_is_k
 # ---- steps that are matched by compute -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_labels_matched_by_compute_have_steps_of_their_own_everywhere(tmp_path):
     config = replace(TINY, match="compute", encodings=("none", "mamba"), steps=20, warmup=0.5)
     expected = train_steps(config)

@@ -52,6 +52,7 @@ def test_a_finished_study_is_not_run_again(done, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in done.rglob("units/*/*")} == before
 
 
+@pytest.mark.slow
 def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
     plain = run_trial.train
 

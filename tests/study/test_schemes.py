@@ -203,6 +203,7 @@ def test_what_a_label_was_not_measured_by_is_in_its_status(study):
     }
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path, monkeypatch):
     """What is searched for depends on the model and the text, on nothing before."""
     config = replace(BY_ALL, encodings=("rope",))

@@ -56,6 +56,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_begins_with_the_model_of_its_seed(seed, first, tmp_path):
     data = plan(replace(TUNED, seeds=(0, 1)), first.parent / "new").data
@@ -80,6 +81,7 @@ def test_training_goes_on_from_there(tuned, first):
     assert read_run(tuned).of("rope")[0].losses[0]["loss"] < read_run(first).of("rope")[0].losses[0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_killed_trial_ends_with_the_same_files(tuned, first, tmp_path, monkeypatch):
     """The checkpoint is newer than the start."""
 
@@ -111,6 +113,7 @@ def test_where_it_began_is_recorded(tuned, first):
     assert own["start"] == sha256
 
 
+@pytest.mark.slow
 def test_seeds_are_added(first):
     path, config = first.parent / "grows", replace(TUNED, encodings=("rope",))
     run(config, path)

@@ -79,6 +79,7 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
         assert abs(first - F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item()) > 1e-4
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("task", ["text", "recall", "flip-flop", "reverse"])
 def test_a_step_in_parts_is_the_step(task, data, tmp_path):
     """Also where parts have different numbers of targets (flip-flop), and where the Trainer counts them (encoder-decoders)."""
@@ -173,7 +174,7 @@ def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path,
     assert_same(trial, unkilled)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
 @pytest.mark.parametrize("positions", ["contiguous", "randomized", "skipped"])
 @pytest.mark.parametrize("task", ["text", "reverse"])

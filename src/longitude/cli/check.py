@@ -233,8 +233,7 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
         laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
     reported = [result for result in results.values() if result.status in ("broken", "could not run")]
     count = Counter(result.status for result in results.values())
-    words = f"of {len(results)} laws {count['holds']} hold, {count['broken']} are broken, {count['does not apply']} do not apply"
-    words += f", {count['could not run']} could not run" if count["could not run"] else ""
+    words = ", ".join(f"{status} {count[status]}" for status in STYLES if count[status] or status != "could not run")
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
     reasons = [
         Text.assemble(
@@ -245,7 +244,7 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
         )
         for result in reported
     ]
-    display(laws, *reasons, f"\n{checked}: {words}" + (f"  ({how})" if how else ""))
+    display(laws, *reasons, f"\n{checked}, {len(results)} laws: {words}" + (f"  ({how})" if how else ""))
 
 
 def number(value: float | None) -> str:

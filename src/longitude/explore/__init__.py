@@ -2,9 +2,21 @@
 
 from pathlib import Path
 
+from markupsafe import Markup
+
 from longitude.explore import values
 from longitude.explore.figures import figures
 from longitude.report.page import write_page
+
+PLACES = {
+    "the-input": "sinusoidal",
+    "a-rotation": "rope",
+    "a-bias-of-the-scores": "alibi",
+    "a-vector-per-offset": "shaw",
+    "content": "fox",
+    "the-mask-or-the-mixer": "none",
+}
+"""Section of docs/concepts/where-position-enters.md, to which the picture leads -> the encoding that this page shows for it."""
 
 
 def write(path: str | Path) -> None:
@@ -23,7 +35,10 @@ def write(path: str | Path) -> None:
         )
     encodings = [*values.encodings()]
     schemes = [values.NO_SCHEME, *values.schemes(2, values.ROPE.trained)]
-    words = {"encodings": encodings, "schemes": schemes, "factors": values.FACTORS}
+    where = Path(__file__).with_name("where.svg").read_text(encoding="utf-8")
+    for section, name in PLACES.items():
+        where = where.replace(f'href="#{section}"', f'href="#first={name}"')
+    words = {"encodings": encodings, "schemes": schemes, "factors": values.FACTORS, "where": Markup(where)}
     write_page(path, "longitude.explore", "explore.html.j2", [*figures(encodings)], **words)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
+import pandas as pd
 
 from longitude.measure import retrieval
 from longitude.measure.rows import Row
@@ -127,10 +128,11 @@ def _lines(results: Results, rows: list[Row], name: str, title: str, about: str,
 
 def _grid(results: Results, rows: list[Row], task: str) -> Figure:
     """A panel per model; a square per length and depth."""
-    panels = []
+    panels, numbers = [], []
     for label in results.labels:
         own = [row for row in rows if row.task == task and row.label == label and row.depth is not None]
         points = [{"length": row.length, "depth": row.depth, "score": row.value} for row in own]
+        numbers += [{"model": label, **point} for point in points]
         base = alt.Chart(alt.Data(values=points), title=label).encode(
             alt.X("length:O", title="length, tokens", axis=alt.Axis(labelAngle=0)), alt.Y("depth:O", title="depth")
         )
@@ -146,4 +148,6 @@ def _grid(results: Results, rows: list[Row], task: str) -> Figure:
         f"{chosen.metric.capitalize()} by length and by the depth of the needle, 0 first and 1 last: {chosen.summary}."
     )
     chart = themed(alt.concat(*panels, columns=2))
-    return Figure(f"grid-{task}", f"Retrieval: {task}", about, about, chart, resizes=False)
+    scores = pd.DataFrame(numbers).pivot_table("score", ["model", "depth"], "length", sort=False)
+    table = scores.map("{:.0%}".format, na_action="ignore").fillna("").reset_index()
+    return Figure(f"grid-{task}", f"Retrieval: {task}", about, about, chart, resizes=False, table=table)

@@ -101,25 +101,7 @@ document.addEventListener("keydown", (event) => { if (event.key === "Escape" && 
 // ---- print: what is folded is open ----
 addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll(".fold")) fold.open = true; });
 
-// ---- tables: sorted by a column, copied as CSV ----
-for (const head of document.querySelectorAll("table.sortable thead th")) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.append(...head.childNodes);
-  head.append(button);
-  button.addEventListener("click", () => {
-    const order = head.getAttribute("aria-sort") === "ascending" ? -1 : 1, body = head.closest("table").tBodies[0];
-    const key = (row) => row.cells[head.cellIndex].dataset.value ?? "";
-    for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", order === 1 ? "ascending" : "descending");
-    body.append(...[...body.rows].sort((a, b) => {
-      const [one, other] = [key(a), key(b)];
-      if (one === "" || other === "") return (one === "") - (other === "");
-      return order * (isNaN(one) || isNaN(other) ? one.localeCompare(other) : one - other);
-    }));
-  });
-}
-
+// ---- tables: copied as CSV ----
 function csvOf(table) {
   const quoted = (cell) => /[",]/.test(cell.textContent) ? `"${cell.textContent.replaceAll('"', '""')}"` : cell.textContent;
   return [...table.rows].map((row) => [...row.cells].map(quoted).join(",") + "\n").join("");

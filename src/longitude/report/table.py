@@ -21,8 +21,8 @@ def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **m
         more: Further arguments of rich's Table.
     """
     made = Table(
-        title=Text(title, "bold") if title else None,
-        caption=Text(caption, "dim") if caption else None,
+        title=_uncut(title, "bold") if title else None,
+        caption=_uncut(caption, "dim") if caption else None,
         title_justify="left",
         title_style="",
         caption_justify="left",
@@ -32,6 +32,11 @@ def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **m
     for place, head in enumerate(columns):
         made.add_column(head, justify="left" if place < words else "right", no_wrap=True)
     return made
+
+
+def _uncut(words: str, style: str) -> Text:
+    # rich wraps a title at the width of its table, which may be that of a short word
+    return Text(words, style, no_wrap=True, overflow="ignore")
 
 
 def width() -> int:
@@ -44,4 +49,4 @@ def show(*parts: Any) -> None:
     """Print tables and sentences to standard output; words are taken as they are, brackets included."""
     console = Console(width=width())
     for part in parts:
-        console.print(part, highlight=False, markup=False, soft_wrap=not isinstance(part, Table))
+        console.print(part, highlight=False, markup=False, crop=False, soft_wrap=not isinstance(part, Table))

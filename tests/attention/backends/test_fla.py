@@ -34,7 +34,7 @@ def _as_it_needs(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("kv_heads", [2, 1])
 @pytest.mark.parametrize("case", ["causal", "packed", "padded before"])
 @pytest.mark.parametrize("names", ["path", "path+fox"])

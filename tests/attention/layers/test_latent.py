@@ -70,11 +70,13 @@ def test_without_a_rotary_part(name):
     close(torch.cat(parts, 1), by(layer, "expanded")(x))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WITH)
 def test_both_routes_are_one_function(name):
     mixers.laws()["forms"](WITH[name], lengths=(1, 21)).require(name)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [*WITH, *CARRYING])
 def test_chunks_are_the_whole(name):
     mixers.laws()["chunks"]({**WITH, **CARRYING}[name], lengths=(21,)).require(name)

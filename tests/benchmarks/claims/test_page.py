@@ -97,6 +97,7 @@ def judged(root):
     return found, [claim.judged(found) for claim in list_claims()]
 
 
+@pytest.mark.slow
 def test_without_models_the_verdicts_are_the_same(root, kept):
     (_, one), (_, other) = judged(root), judged(kept)
     assert one == other

@@ -84,6 +84,7 @@ def test_every_study_has_a_folder_and_the_verdicts_end_it(tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in root.rglob("model.safetensors")} == before
 
 
+@pytest.mark.slow
 def test_options_apply_to_all_and_stay(tmp_path, capsys):
     assert run("--only", "one", "two", "--steps", "2", "--seeds", "0") == 0
     root = tmp_path / "runs" / "claims"
@@ -100,6 +101,7 @@ def test_options_apply_to_all_and_stay(tmp_path, capsys):
     assert "--steps 2, not as in the presets" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_preset_that_was_edited_asks_another_question(tmp_path, small, capsys):
     """Results of the preset as it was are no evidence; run again it trains other models beside those that are there."""
     assert run("--only", "two") == 0
@@ -112,6 +114,7 @@ def test_a_preset_that_was_edited_asks_another_question(tmp_path, small, capsys)
     assert models < {*(tmp_path / "runs" / "claims" / "first" / "units").glob("train-*")}
 
 
+@pytest.mark.slow
 def test_a_study_that_fails_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
     def plan(config, path):
         if path.name == "second":

@@ -59,6 +59,7 @@ def test_losses_are_those_of_the_hidden_bytes_at_every_length(data):
     assert len(counts) == 1 and 0.1 < sum(counts.pop()) / (sum(len(each) - 1 for each in documents)) < 0.2
 
 
+@pytest.mark.slow
 def test_a_study_of_encoders(tmp_path, numbers):
     assert run(TINY, tmp_path)[0].complete
     rows = from_frame(read_rows(tmp_path / "results.parquet"))

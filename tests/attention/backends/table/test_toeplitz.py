@@ -41,7 +41,7 @@ HEADS = [(2, 2), (4, 2), (4, 1), (6, 3)]
 LONG = [(333, 333, 250), (700, 431, 330), (431, 699, 600), (697, 697, 681)]
 
 
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("band", BANDS)
 @pytest.mark.parametrize("kinds", SETS, **named)
 def test_equals_every_pair_written_out(kinds, band):
@@ -52,7 +52,7 @@ def test_equals_every_pair_written_out(kinds, band):
         compare(tensors(kinds, queries, keys, near, **sizes), near=near, low=BANDS[band][0], high=BANDS[band][1])
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kinds", EACH, **named)
 def test_far_keys_many_tiles_and_the_edges_of_windows(kinds):
     for queries, keys, near in LONG:
@@ -140,7 +140,7 @@ WIDTHS = [*([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64"
 
 
 @needs_compiler
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", WIDTHS, ids=" ".join)
 def test_every_width_of_vectors(options, dtype, monkeypatch):

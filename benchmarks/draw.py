@@ -1,0 +1,32 @@
+"""The pictures of README.md and docs, drawn from what is committed here.
+
+python benchmarks/draw.py                # write all
+python benchmarks/draw.py cost keeps     # some, by name
+python benchmarks/draw.py --check        # exit code 1 where one has other numbers than the results
+"""
+
+import sys
+
+from draw_choice import CHOICE
+from draw_cost import COST
+from draw_keeps import KEEPS
+from draw_study import STUDY
+from draw_terminal import TERMINAL
+from draw_verdicts import VERDICTS
+
+PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, COST, KEEPS, TERMINAL)}
+
+
+def main(asked: list[str]) -> int:
+    """Write, or with --check compare."""
+    if "--check" not in asked:
+        for name in asked or PICTURES:
+            PICTURES[name].write()
+        return 0
+    found = [name for each in PICTURES.values() for name in each.differing()]
+    print("\n".join(found) or "the pictures are those of the results")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
