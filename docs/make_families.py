@@ -212,7 +212,8 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         f"`longitude check` was run on {len(found)} architectures of transformers {transformers.__version__}, with random "
         f"weights and toy sizes. In {len(found) - len(failing)} of them no law is broken; the others have the defects below.",
         "",
-        "`python docs/make_families.py` makes this page, in about ten minutes of processor time. Each defect is also shown "
+        "`python docs/make_families.py` makes this page, in about ten minutes of processor time, and `families.csv` with what each "
+        "law measured. Each defect is also shown "
         "without Longitude, in plain transformers, by `tests/docs/test_families.py`.",
         "",
         "## What is broken",
@@ -268,11 +269,12 @@ def main() -> None:
         (family, one.law) for family, results in found.items() for one in results.values() if one.status == "broken"
     }
     print(f"{len(found)} families, {len(laws())} laws, {len(broken)} broken")
+    if not sys.argv[1:]:
+        MATRIX.write_text(matrix(found), encoding="utf-8")
     if unknown := sorted(broken - {*explained()}):
         sys.exit(f"not explained: {unknown}; show it in plain transformers, or correct the law")
     if not sys.argv[1:]:
         PAGE.write_text(page(found), encoding="utf-8")
-        MATRIX.write_text(matrix(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,26 @@ def left_padding(subject: Subject) -> Measurement:
         broken and "position_ids" in subject.takes and "position_ids" not in signature(subject.model.forward).parameters
     ):
         cause += "; transformers gives it no positions where forward hides position_ids behind **kwargs"
+    elif broken:
+        cause += positions_of_generate(subject, padded, mask)
     return subject.measurement(worst, cause)
+
+
+def positions_of_generate(subject: Subject, padded: Tensor, mask: Tensor) -> str:
+    """Whether generate() gives the tokens of a padded prompt other positions than their mask counts."""
+    prompt, seen = padded.shape[1] // 2, list[Any]()
+    want = subject.positions(mask[:, :prompt]).get("position_ids")
+    look = lambda _, given, named: seen.append(named.get("position_ids"))  # noqa: E731
+    with subject.model.register_forward_pre_hook(look, with_kwargs=True):
+        subject.generated(padded[:, : prompt + 1], prompt, mask[:, : prompt + 1])
+    if want is None or not seen:
+        return ""
+    got = seen[0]
+    if got is None:
+        return ": generate() gives no position_ids"
+    if not isinstance(got, Tensor) or got.shape != want.shape or not bool((got > want)[mask[:, :prompt] == 1].any()):
+        return ""
+    return ": generate() gives position_ids that count the padding"
 
 
 def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[int]) -> str:
