@@ -212,9 +212,8 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         f"`longitude check` was run on {len(found)} architectures of transformers {transformers.__version__}, with random "
         f"weights and toy sizes. In {len(found) - len(failing)} of them no law is broken; the others have the defects below.",
         "",
-        "`python docs/make_families.py` makes this page, in about ten minutes of processor time, and `families.csv` with what each "
-        "law measured. Each defect is also shown "
-        "without Longitude, in plain transformers, by `tests/docs/test_families.py`.",
+        "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured, in about ten minutes of "
+        "processor time. Each defect is also shown without Longitude, in plain transformers, by `tests/docs/test_families.py`.",
         "",
         "## What is broken",
         "",
