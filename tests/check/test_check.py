@@ -25,7 +25,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
-from tests.check.broken_unseen import REPLACED, UNSEEN, axes_exchanged
+from tests.check.broken_unseen import REPLACED, UNSEEN, axes_exchanged, copied
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
@@ -264,7 +264,7 @@ OUTSIDE = {  # keys beside the text_config of a model of text and images, and in
     "sections of too many pairs": (
         {},
         {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 4, 4]}},
-        "[4, 4, 4] sums to 12",
+        "mrope_section has 12 pairs, and heads rotate 8",
     ),
 }
 
@@ -296,6 +296,13 @@ def test_positions_that_a_class_has_not_are_named():
     assert "attn_config.rope is true" in " ".join(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw))))
     raw["attn_config"] = {"alibi": True, "rope": False, "rope_theta": 1e4}
     assert list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw)))) == []
+
+
+def test_a_copy_of_a_class_that_is_right_breaks_no_law():
+    """Llama's attention written anew: its logits are those of transformers' class."""
+    found = check(copied())
+    assert [one for one in found.values() if one.status == "broken"] == []
+    assert found["transformers_class"].status == "holds" and found["transformers_class"].measured < 1e-6
 
 
 def test_axes_that_text_does_not_show():

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.agreement import Ropes, which_layers
-from longitude.checkpoints.reading import class_of, heads_apart, read, require_kept, text_part, with_own_base
+from longitude.checkpoints.reading import (
+    class_of,
+    heads_apart,
+    read,
+    require_kept,
+    rotary_fault,
+    text_part,
+    with_own_base,
+)
 from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
@@ -287,16 +295,12 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
     """Contradictions between a config's keys and its class, or between its lengths."""
-    for rope in [ours] if isinstance(ours, RopeConfig) else filter(None, ours.values()):
-        with suppress(ValueError):
-            text: Any = text_part(config)
-            pairs = rope.rotary_dim(heads_of(text)["head_dim"]) // 2
-            if rope.sections is not None and sum(rope.sections) != pairs:
-                yield f"mrope_section = {[*rope.sections]} sums to {sum(rope.sections)}, and a head has {pairs} pairs"
-                return
     try:
         read(config)
     except NotUnderstood as error:
+        if (fault := rotary_fault(config)) is not None:
+            yield fault
+            return
         if {*error.keys} & {*SHARES}:  # its class does not read a key that others do
             yield str(error)
             return
