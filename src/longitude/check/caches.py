@@ -255,9 +255,9 @@ def cache_renumber(subject: Subject) -> Measurement:
     later = torch.arange(half, length, device=subject.device)[None] + SHIFT
 
     def error(layers: Sequence[LayerPositions]) -> Tensor:
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         subject.model(input_ids=tokens[:, :half], use_cache=True, **subject.with_cache(cache))
-        for own, kept in zip(layers, cache.layers, strict=False):
+        for own, kept in zip(layers, cache.layers, strict=False):  # layers that share keys with others keep none
             kept.keys = turned(kept.keys, own)
         answer = subject.model(
             input_ids=tokens[:, half:], position_ids=later, use_cache=True, **subject.with_cache(cache)
