@@ -26,6 +26,7 @@ from longitude.check.quick import random_of, small
 from longitude.check.subject import Subject
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.load import auto_class_of
+from longitude.positions.config_keys import LENGTHS
 from longitude.positions.hugging_face import not_understood
 from longitude.testing.engine import DoesNotApply, Measurement, from_outside, one_line
 
@@ -41,8 +42,9 @@ NEEDED = (
     "hidden_size",
     "vocab_size",
     "num_attention_heads",
+    *LENGTHS,
 )
-"""Keys without which no config can be read."""
+"""Keys without which no config can be read, or which decide what is tried."""
 
 
 def by_its_class(test: Test) -> Test:

@@ -22,7 +22,7 @@ from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unr
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.agreement import which_layers
-from longitude.checkpoints.config import border_of, positions_of_layers
+from longitude.checkpoints.config import border_of, declared_length, positions_of_layers
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.composed import compose
 from longitude.positions.hugging_face import as_mapping
@@ -273,7 +273,8 @@ def masks_of(subject: Subject) -> Measurement:
         cause = f"the mask of {which_layers([*wrong], len(found))} is not what config.json declares: {wrong[first]}"
     if left := sizes - tried:
         sizes_left = ", ".join(map(str, sorted(left)))
-        if not wrong and (small := with_short_windows(subject, left)) is not None:
+        reached = min(left) < (declared_length(subject.config) or math.inf)  # others hide nothing
+        if not wrong and reached and (small := with_short_windows(subject, left)) is not None:
             found = masks_of(small)
             notes.append(
                 f"windows of {sizes_left} were tried as windows of {SHORTER}, in a small random model of its class"
