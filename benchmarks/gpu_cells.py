@@ -25,7 +25,7 @@ from longitude.positions.composed import compose
 
 Measured = dict[str, Any]
 PASSES = {"forward": False, "forward + backward": True}
-ENCODINGS = "none", "alibi", "t5", "kerple_log", "fox", "fire"
+ENCODINGS = "nope", "alibi", "t5", "kerple_log", "fox", "fire"
 
 
 @dataclass(frozen=True)

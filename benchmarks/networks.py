@@ -66,7 +66,7 @@ def training(session: Session) -> list[Row]:
     shape = session.shape(2048, 4, HEADS, WIDTH // HEADS)
     ids = torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
     base = "no encoding"
-    plain = training_step(of_ours("none", shape.length), ids)
+    plain = training_step(of_ours("nope", shape.length), ids)
 
     def in_torch() -> None:
         with routes.repeated({}):

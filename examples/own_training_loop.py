@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import longitude as lg
 
 SYMBOLS, BACK, SHORT, LONG = 8, 4, 24, 96
-OPTIONS = {"alibi": {"num_heads": 4}, "rope": {"head_dim": 16, "layout": "half"}, "t5": {"num_heads": 4}, "none": {}}
+OPTIONS = {"alibi": {"num_heads": 4}, "rope": {"head_dim": 16, "layout": "half"}, "t5": {"num_heads": 4}, "nope": {}}
 
 
 class Block(nn.Module):

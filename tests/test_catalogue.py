@@ -16,7 +16,7 @@ BY_NAME = {entry["name"]: SimpleNamespace(**entry) for entry in FACTS["encodings
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("none", []), ("sinusoidal", ["input"]), ("rope", ["rotation"]), ("alibi", ["bias"]), ("shaw", ["vectors"]),
+        ("nope", []), ("sinusoidal", ["input"]), ("rope", ["rotation"]), ("alibi", ["bias"]), ("shaw", ["vectors"]),
         ("fox", ["content"]), ("log_n", ["temperature"]), ("sink", ["sink"]),
     ],
 )  # fmt: skip
@@ -43,7 +43,7 @@ def test_properties_are_the_declared_ones():
 def test_backends_are_those_that_do_not_refuse():
     assert BY_NAME["t5"].backends["training"][0] == "table"
     assert "sdpa" not in BY_NAME["t5"].backends["training"] and "sdpa" in BY_NAME["t5"].backends["reading"]
-    assert BY_NAME["none"].backends["reading"][0] == "sdpa"  # the cheapest first
+    assert BY_NAME["nope"].backends["reading"][0] == "sdpa"  # the cheapest first
     q, k = torch.zeros(1, 4, 64, 8), torch.zeros(1, 2, 64, 8)
     for name in ("alibi", "rope", "shaw"):
         encoding = lg.testing.example(name)().float()

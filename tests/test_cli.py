@@ -51,7 +51,7 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, command):
 
 @pytest.mark.slow
 def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
-    arguments = ["study", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--encodings", "none", "rope"]
+    arguments = ["study", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--encodings", "nope", "rope"]
     arguments += ["--workers", "1"]  # in this process, where the loss is poisoned
     plain = train.Steps.keep_loss
 

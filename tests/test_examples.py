@@ -179,7 +179,7 @@ def test_a_skilled_checkpoint_is_trained(run: Any, skills: Any, tmp_path: Path, 
 
 # ---- a training loop of one's own ---------------------------------------------------------------------------------------------
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "none"])
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "nope"])
 def test_a_training_loop_of_ones_own(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch alone it learns, and what it finds at the longer length is a share."""
     loop = EXAMPLE.with_name("own_training_loop.py")

@@ -108,7 +108,7 @@ def test_public_names_are_those_type_checkers_see() -> None:
         lg.alibi  # noqa: B018
 
 
-ALSO_ENGLISH = {"none", "learned", "path", "Learned"}  # found where they mean the encoding: as a string, as a class
+ALSO_ENGLISH = {"nope", "learned", "path", "Learned"}  # found where they mean the encoding: as a string, as a class
 
 
 def encodings_named_in(source: str) -> set[str]:
@@ -123,8 +123,8 @@ def encodings_named_in(source: str) -> set[str]:
 
 
 def test_encodings_named_in_finds_them() -> None:
-    found = encodings_named_in("# as ALiBi does\nx = 'none'\nlg.Learned\nimport rope\n")
-    assert found == {"ALiBi", "none", "Learned", "rope"}
+    found = encodings_named_in("# as ALiBi does\nx = 'nope'\nlg.Learned\nimport rope\n")
+    assert found == {"ALiBi", "nope", "Learned", "rope"}
     assert encodings_named_in("# a learned table, none of it on this path\nx.learned = None\n") == set()
 
 

@@ -51,7 +51,7 @@ def test_what_decays_of_a_mixer(mixer, heads):
         "window": {"size": 8},
         "chunks": {"size": 8},
     }.get(mixer, {})
-    one = model(mixer={"name": mixer, **options}, encoding="none", num_attention_heads=heads)
+    one = model(mixer={"name": mixer, **options}, encoding="nope", num_attention_heads=heads)
     rest = last_names({n for n, _ in one.named_parameters()} - set(decayed_names(one)))
     assert rest == NORMS | {f"mixer.{name}" for name in RATES.get(mixer, ())}
     decayed, rest = lg.parameter_groups(one, 0.3)

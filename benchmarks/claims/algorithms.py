@@ -32,7 +32,7 @@ register(
         f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right. What has "
         "no encoding does not learn it: more steps, or shorter words, would decide.",
         statements=tuple(
-            more_accurate(copy("none", LONGER), copy(other, LONGER))
+            more_accurate(copy("nope", LONGER), copy(other, LONGER))
             for other in ("sinusoidal", "rope", "alibi", "t5:max_distance=32")
         ),
     )
@@ -168,7 +168,7 @@ for name, number, label, plain, what, source, link, there in (
         "position-coupling",
         "18b",
         "coupled:max_start=16",
-        "none",
+        "nope",
         "Coupled positions",
         "Cho et al. 2024, Position Coupling",
         "https://arxiv.org/abs/2405.20671",

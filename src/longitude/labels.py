@@ -45,7 +45,7 @@ class Label:
         if self.layers:
             return LAYERS.join(layer.encoding for layer in self.layers)
         rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
-        return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "none")
+        return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "nope")
 
     def options(self, layers: int, mixer: str = "attention") -> dict[str, Any]:
         """Arguments of LongitudeConfig for a model of this many layers. ValueError where they are too few for the mixers.
@@ -80,7 +80,7 @@ def parse_label(label: str, mixer: str = "attention") -> Label:
     Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
     those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
     written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and
-    repeated over a model's: rope..rope..rope..none. "conv" is a short convolution of each mixer that can have one (`mixer`, where
+    repeated over a model's: rope..rope..rope..nope. "conv" is a short convolution of each mixer that can have one (`mixer`, where
     the label names none). Raises ValueError for any other character, and
     for an unknown name or option, with the nearest one.
     """
@@ -100,8 +100,8 @@ def parse_label(label: str, mixer: str = "attention") -> Label:
     specs = [spec for spec in specs if spec["name"] != CONV]
     encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
     found = Label(encodings, _convolved(mixers or [{"name": mixer}], places, label) if places else mixers)
-    if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
-        raise UsageError("", "none, or encodings", f"{label!r}: together with another encoding 'none' means nothing")
+    if len(found.encodings) > 1 and any(each["name"] == "nope" for each in found.encodings):
+        raise UsageError("", "nope, or encodings", f"{label!r}: together with another encoding 'nope' means nothing")
     return found
 
 
@@ -118,7 +118,7 @@ def _convolved(mixers: list[Spec], places: list[str], label: str) -> list[Spec]:
 
 def _of_layer(part: str, label: str, mixer: str) -> Label:
     if not part:
-        raise UsageError("", f"a label on both sides of {LAYERS}, such as rope..none", repr(label))
+        raise UsageError("", f"a label on both sides of {LAYERS}, such as rope..nope", repr(label))
     try:
         found = parse_label(part, mixer)
     except ValueError as error:

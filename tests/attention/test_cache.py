@@ -110,7 +110,7 @@ class ByBlocks(lg.Encoding):
 @torch.no_grad()
 def test_raw_keys_where_rotated_ones_would_drift():
     """Where tables follow a length, the cache keeps keys as they are, and each query has them through its own tables."""
-    attention, cache = layer("none"), LongitudeCacheLayer()
+    attention, cache = layer("nope"), LongitudeCacheLayer()
     attention.encoding = encoding = compose(ByBlocks())
     assert not encoding.stable_keys
     whole = attention(X)

@@ -191,7 +191,7 @@ CAP = 0.7
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["none", "alibi", "t5"])
+@pytest.mark.parametrize("name", ["nope", "alibi", "t5"])
 def test_products_are_capped_and_biases_are_not(name, backend):
     """Or the backend declines, and explain says the same."""
     encoding, (q, k, v) = built(name, {"num_heads": 4, "head_dim": 8}), qkv(5, 9, 2)
@@ -205,7 +205,7 @@ def test_products_are_capped_and_biases_are_not(name, backend):
         return
     k_, v_ = (x.repeat_interleave(2, 1) for x in (k, v))
     scores = CAP * torch.tanh(q @ k_.mT / math.sqrt(8) / CAP)
-    scores = scores if name == "none" else scores + encoding.bias(i[:, 0], j)
+    scores = scores if name == "nope" else scores + encoding.bias(i[:, 0], j)
     theirs = scores.masked_fill((j > i) | (j <= i - 6), -math.inf).softmax(-1) @ v_
     same(lg.attend(q, k, v, **options, backend=backend), theirs, [q, k, v])
 

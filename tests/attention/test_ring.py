@@ -94,7 +94,7 @@ def calls():
     yield lambda: lg.models.cut_sequence({"input_ids": ids, "past_key_values": 1}), ("past_key_values",)
     cut = lg.models.cut_sequence({"input_ids": ids})
     yield lambda: ours("fox")(**cut), ("FoX",)
-    yield lambda: ours("none", mixer="mamba")(**cut), ("SequenceSlice", "MultiHeadAttention", "WindowAttention")
+    yield lambda: ours("nope", mixer="mamba")(**cut), ("SequenceSlice", "MultiHeadAttention", "WindowAttention")
     yield lambda: ours("alibi", mixer={"name": "chunks", "size": 4})(**cut), ("ChunkAttention",)
     yield lambda: ours("rope")(**cut, use_cache=True), ("use_cache", "SequenceSlice")
     yield lambda: ours("rope")(**cut, labels=ids), ("shift_labels",)

@@ -15,7 +15,7 @@ from longitude.attention.mixer import list_mixers
 from longitude.testing.mixers import bytes_held
 from target import Session
 
-LABELS = ("none+attention", "window:size=4", "retention")
+LABELS = ("nope+attention", "window:size=4", "retention")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_growth_and_bytes_are_those_of_the_cache(measured):
     held = {(row["label"], row["context"]): row["cache_bytes"] for row in rows}
     assert [*held] == [(label, n) for label in LABELS for n in (20, 130)]
     for n in (20, 130):
-        assert held["none+attention", n] >= 4 * n * 2 * 256 * 4
+        assert held["nope+attention", n] >= 4 * n * 2 * 256 * 4
     assert held["retention", 20] == held["retention", 130] >= 4 * 4 * 64 * 128 * 4
     assert lines[2]["memory_exponent"] == pytest.approx(0) and lines[0]["memory_exponent"] > 0.05
     ((cache, _),) = Decoder("retention", 40).filled((20,))

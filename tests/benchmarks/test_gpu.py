@@ -83,7 +83,7 @@ def test_kernels_are_compiled_ahead(tmp_path, monkeypatch, capsys):
     code = "import sys, time; sys.exit('no register') if 't5' in sys.argv else time.sleep(60 * ('fox' in sys.argv))"
     (tmp_path / "gpu.py").write_text(code)
     monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
-    monkeypatch.setattr(gpu_cells, "ENCODINGS", ("none", "t5", "fox"))
+    monkeypatch.setattr(gpu_cells, "ENCODINGS", ("nope", "t5", "fox"))
     results = gpu.Results(tmp_path / "gpu.json")
     gpu.compile_ahead(argparse.Namespace(device="cuda", out=tmp_path / "gpu.json"), results, 3)
     (row,) = results.rows

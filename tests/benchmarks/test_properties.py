@@ -86,7 +86,7 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys):
     text, out = tmp_path / "text.txt", tmp_path / "2026-01-01-properties.json"
     text.write_text(" ".join(str(i * i) for i in range(20_000)))
     tiny = "--train-length 16 --steps 2 --hidden 16 --heads 2 --layers 1 --batch-size 2 --documents 4 --repeats 1 --threads 1"
-    names = ["none", "alibi", "learned"]
+    names = ["nope", "alibi", "learned"]
     places = ["--data", str(text), "--run", str(tmp_path / "run"), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["properties.py", *tiny.split(), "--encodings", *names, *places])
     monkeypatch.setattr(properties, "SHAPE", replace(properties.SHAPE, length=64))

@@ -61,7 +61,7 @@ def test_kinds_of_encodings():
     assert {"alibi", "sandwich"} <= fixed and {"t5", "clipped", "kerple_log", "kerple_power"} <= learned
     assert {*kinds.offset_biases()} == fixed | learned and not fixed & learned
     assert {"rope", "xpos", "axial_rope", "mrope"} <= rotations
-    assert not {"none", "sinusoidal", "fire", "fox", "path", "shaw"} & (fixed | learned | rotations)
+    assert not {"nope", "sinusoidal", "fire", "fox", "path", "shaw"} & (fixed | learned | rotations)
 
 
 @pytest.mark.parametrize("name", ROTATIONS)

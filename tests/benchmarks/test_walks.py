@@ -54,7 +54,7 @@ def test_a_backend_is_chosen_again_where_what_decides_differs(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["none", "rope", "alibi", "t5", "fox", "path", "xpos"])
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "fox", "path", "xpos"])
 def test_layers_of_a_step_share_no_more_than_they_have_in_common(name):
     """Each layer of a forward alone gives what it gives after others of the same encoding and of another one."""
     known, x, options = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "dim": 16}, random(2, 6, 16), [{}, {}]

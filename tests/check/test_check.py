@@ -670,7 +670,7 @@ def test_a_function_that_was_replaced_in_place_is_not_what_transformers_publishe
     assert check(model)["layer_rotations"].status == "broken"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["layer_rotations", "layer_masks"])
 def test_keys_that_are_not_one_for_each_token_are_said_in_words(law):
     """DeepSeek V4 compresses keys, and transformers has no static cache of its kinds of layers: no raw error is the reason."""

@@ -157,7 +157,7 @@ def test_a_layer_without_attention_has_no_mixer():
     config = AutoConfig.for_model("lfm2", **SMALL, num_key_value_heads=2, layer_types=["conv", "full_attention"] * 2)
     conv, full = lg.checkpoints.layers_from_hugging_face(config, "half")[:2]
     assert (conv.attends, full.attends) == (False, True) and full.mixer == {"name": "attention"}
-    assert conv.encoding == [{"name": "none"}] and full.encoding[0]["name"] == "rope"
+    assert conv.encoding == [{"name": "nope"}] and full.encoding[0]["name"] == "rope"
     with refused("without"):
         _ = conv.mixer
 

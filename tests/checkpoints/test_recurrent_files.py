@@ -148,7 +148,7 @@ test_mistakes = refused_calls(
             "1e-06",
             "1e-05",
         ),
-        (lambda: to_transformers(ours(encoding="sinusoidal")), "'none'"),
+        (lambda: to_transformers(ours(encoding="sinusoidal")), "'nope'"),
         (
             lambda: to_transformers(ours(mixer="rwkv4", mlp="rwkv")),
             "'layernorm'",

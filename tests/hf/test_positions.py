@@ -63,7 +63,7 @@ def test_the_models_own_rotation_put_back_changes_nothing(kind, ids, placed, sto
     """base and rotary_dim that are left out are the model's own."""
     own = stock(kind)(ids).logits
     close(placed(kind, {"name": "rope", "layout": "half", "angle_dtype": "float32"})(ids).logits, own)
-    assert (placed(kind, "none")(ids).logits - own).abs().max() > 0.1
+    assert (placed(kind, "nope")(ids).logits - own).abs().max() > 0.1
 
 
 def test_alibi_equals_a_dense_bias(kind, ids, placed, stock):
@@ -84,7 +84,7 @@ def test_alibi_equals_a_dense_bias(kind, ids, placed, stock):
 def test_scaled_cos_and_sin_are_taken_away(ids, placed):
     """YaRN multiplies them; without rotation nothing of that is left."""
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8}
-    close(placed("llama", "none", rope_parameters=yarn)(ids).logits, placed("llama", "none")(ids).logits)
+    close(placed("llama", "nope", rope_parameters=yarn)(ids).logits, placed("llama", "nope")(ids).logits)
 
 
 def test_a_mask_of_four_dimensions(ids, placed):
@@ -289,16 +289,16 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
     own = stock("smollm3", num_key_value_heads=2, no_rope_layer_interval=2)
     model = stock("smollm3", num_key_value_heads=2, no_rope_layer_interval=2)
     want = own(ids, attention_mask=mask).logits[mask.bool()]
-    set_positions(model, {"layers": [rope, "none"]})
+    set_positions(model, {"layers": [rope, "nope"]})
     close(model(ids, attention_mask=mask).logits[mask.bool()], want)
     model.save_pretrained(tmp_path)
     again = from_pretrained(tmp_path, dtype=torch.float64)
     close(again(ids, attention_mask=mask).logits[mask.bool()], want)
     assert [[spec["name"] for spec in layer] for layer in again.config.longitude_positions["layers"]] == [
         ["rope"],
-        ["none"],
+        ["nope"],
     ]
-    both = placed("llama", {"layers": [[rope, "ssmax"], ["none", "sink"]]})
+    both = placed("llama", {"layers": [[rope, "ssmax"], ["nope", "sink"]]})
     assert [type(one).__name__ for one in both.base_model.longitude_positions] == [
         "Rotary", "SSMax", "NoPosition", "LearnedSink",
     ]  # fmt: skip
@@ -307,13 +307,13 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
     close(torch.cat(chunks, 1), both(ids).logits)
     shared = placed("llama", {"layers": [rope]})
     assert len(shared.base_model.longitude_positions) == 1
-    labels = [("rope:layout=half+ssmax..none", {"layers": [[{"name": "rope", "layout": "half"}, "ssmax"], "none"]})]
+    labels = [("rope:layout=half+ssmax..nope", {"layers": [[{"name": "rope", "layout": "half"}, "ssmax"], "nope"]})]
     for label, spelled in [*labels, ("t5:max_distance=32+sink", [{"name": "t5", "max_distance": 32}, "sink"])]:
         assert placed("llama", label).config.longitude_positions == placed("llama", spelled).config.longitude_positions
 
 
 test_wrong_layers = refused_calls([
-    (lambda: set_positions(llama(3), {"layers": ["alibi", "none"]}),
+    (lambda: set_positions(llama(3), {"layers": ["alibi", "nope"]}),
      "set_positions", "3", "2"),
     (lambda: set_positions(llama(2), {"layers": [lg.ALiBi(4)]}), "set_positions", "Encodings"),
     (lambda: set_positions(llama(2), {"layers": ["alibi"], "base": 3}), "'layers'", "['alibi']", "'base'", "3"),

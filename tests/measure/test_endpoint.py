@@ -156,6 +156,7 @@ def answers(folder: Path) -> list[dict]:
     return [{name: value for name, value in json.loads(line).items() if name != "model"} for line in lines]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("chat", [True, False])
 def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> None:
     """Perplexity in each way and by position, and the same answers, by chat and by plain completions."""

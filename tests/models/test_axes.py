@@ -76,7 +76,7 @@ def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
 def test_layers_that_rotate_by_three_axes_one_or_none(build, ids):
     """Positions with axes pass layers without positions, and are refused by those that measure one."""
     image = lg.positions.multimodal_positions([2, (1, 2, 3), 1])
-    model, x = build(None, encodings=["mrope", "none"]), ids(2, 9)
+    model, x = build(None, encodings=["mrope", "nope"]), ids(2, 9)
     whole = model(x, position_ids=image).logits
     first = model(x[:, :4], position_ids=image[:4], use_cache=True)
     close(model(x[:, 4:], position_ids=image[4:], cache=first.cache).logits, whole[:, 4:])

@@ -78,13 +78,13 @@ test_mistakes = refused_calls(
         config("mixers", "4", "got 'mamba'", mixers="mamba"),
         config("mixer", "mixers", "'mamba'", mixer="mamba", mixers=["attention"] * 4),
         config("mixer", "'mamba'", encoding="rope+window:size=5", mixer="mamba"),
-        config("mixers", "['attention']", encoding="rope+window:size=5..none", mixers=["attention"]),
-        config("encodings", "['t5']", encoding="rope..none", encodings=["t5"]),
+        config("mixers", "['attention']", encoding="rope+window:size=5..nope", mixers=["attention"]),
+        config("encodings", "['t5']", encoding="rope..nope", encodings=["t5"]),
         config("encoding", "encodings", encoding="rope+ssmax", encodings=["t5"]),
         config("mixer", "'rope+window:size=5'", mixer="rope+window:size=5"),
         config("'num_bucket'", encoding="t5:num_bucket=9"),
         config("gru", "window", mixers=["window:size=5+gru"]),
-        config("4", "got 3", encoding="rope..none..rope"),
+        config("4", "got 3", encoding="rope..nope..rope"),
         called("layout", "'halves'", encoding={"name": "rope", "layout": "halves"}),
         called("slopes", "4", encoding={"name": "alibi", "slopes": [1.0]}),
         called("encodings", "first", encodings=["rope", "learned"], **LAYERS),
@@ -127,7 +127,7 @@ LABELS = [
     "rope+ssmax",
     "t5:max_distance=32",
     "rope:base=5e5,scaling=yarn,factor=16,original_max_length=256+fox",
-    "rope..rope..rope..none",
+    "rope..rope..rope..nope",
     "alibi+window:size=5",
     "mamba:state_size=4+attention",
     "rope+window:size=5..mamba",
@@ -145,9 +145,9 @@ def test_a_label_is_what_commands_read_in_it(label, tmp_path):
 
 
 def test_labels_in_other_options():
-    spelled = LongitudeConfig(mixer={"name": "window", "size": 5}, encodings=[["rope", "ssmax"], "none"])
+    spelled = LongitudeConfig(mixer={"name": "window", "size": 5}, encodings=[["rope", "ssmax"], "nope"])
     for mixers in ({"mixer": "window:size=5"}, {"mixers": ["window:size=5"]}):
-        config = LongitudeConfig(**mixers, encodings=["rope+ssmax", "none"])
+        config = LongitudeConfig(**mixers, encodings=["rope+ssmax", "nope"])
         assert config.layer_mixers() == spelled.layer_mixers() and config.encodings == spelled.encodings
     both = LongitudeConfig(encoder_encoding="t5:num_buckets=16", is_encoder_decoder=True)
     assert lg.LongitudeForSeq2SeqLM(both).config.encoder_encoding["num_buckets"] == 16
@@ -251,7 +251,7 @@ def test_one_mixer_for_all_layers_and_one_for_each():
 
 def test_rotation_goes_where_it_can(build, ids):
     """And a mixer that takes no encoding holds no parameters of one."""
-    assert LongitudeConfig().encoding["name"] == "rope" and LongitudeConfig(mixer="mamba").encoding["name"] == "none"
+    assert LongitudeConfig().encoding["name"] == "rope" and LongitudeConfig(mixer="mamba").encoding["name"] == "nope"
     hybrid = build("auto", mixers=["mamba", "attention"])
     assert hybrid.config.encoding["name"] == "rope"
     assert [len(own.members) for own in hybrid.model.encoding_of_layer] == [0, 1]

@@ -124,12 +124,12 @@ def test_hidden_states_begin_with_embeddings_and_end_before_the_head(kind, build
 @torch.no_grad()
 def test_layers_without_weights(kind, build):
     """None for the layer of a state, and an error where no layer has any; hidden states come from all."""
-    model, x = build("none", kind, mixers=["retention", "attention"]), inputs(kind)
+    model, x = build("nope", kind, mixers=["retention", "attention"]), inputs(kind)
     out = model(**x, output_attentions=True, output_hidden_states=True)
     assert out.attentions[0] is None and out.attentions[1].shape == (2, 4, 9, 9)
     assert all(state.shape == (2, 9, 16) for state in out.hidden_states)
     with refused("output_attentions"):
-        build("none", kind, mixer="retention")(**x, output_attentions=True)
+        build("nope", kind, mixer="retention")(**x, output_attentions=True)
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------

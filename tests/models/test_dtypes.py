@@ -18,7 +18,7 @@ def test_every_way_to_16_bits_is_the_same_model(mixers, build, ids, tmp_path):
     one.save_pretrained(tmp_path)
     for dtype in (torch.bfloat16, torch.float16):
         loaded = lg.LongitudeForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
-        moved = build("none", mixers=mixers).to(dtype)
+        moved = build("nope", mixers=mixers).to(dtype)
         moved.load_state_dict(one.state_dict())
         for other in (loaded, moved):
             assert other.dtype == dtype and other(x).logits.dtype == dtype

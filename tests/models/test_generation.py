@@ -135,11 +135,11 @@ def test_what_equals_the_padding_inside_of_a_prompt_needs_a_mask(build, ids):
 def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
     """Wrong ones are cropped off the cache; an assistant and a model whose cache cannot do that are refused."""
     model, x, cropped, crop = build("shaw"), ids(1, 7), [], LongitudeCacheLayer.crop
-    assistant, whole = build("none"), generate(model, x)
+    assistant, whole = build("nope"), generate(model, x)
     monkeypatch.setattr(LongitudeCacheLayer, "crop", lambda layer, n: cropped.append(n) or crop(layer, n))
     assert torch.equal(generate(model, x, assistant_model=assistant), whole) and any(cropped)
     hybrids = [build("auto", mixers=["attention", other]) for other in ("mamba", "hierarchical")]
-    for stateful in (build("fox"), build("none", short_conv=["kv"]), *hybrids):
+    for stateful in (build("fox"), build("nope", short_conv=["kv"]), *hybrids):
         with refused("LongitudeForCausalLM"):
             generate(stateful, x, assistant_model=assistant)
         with refused("assistant_model", "LongitudeForCausalLM"):

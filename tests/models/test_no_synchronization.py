@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 import longitude as lg
 
 ENCODINGS = [
-    "none",
+    "nope",
     "rope",
     "xpos",
     "alibi",

@@ -37,7 +37,7 @@ MODELS = [
         "mixers": ["mamba2", "attention", {"name": "hierarchical", "window": 4}],
         "num_hidden_layers": 3,
     },
-    {"encoding": "none", "mixers": ["rwkv6", {"name": "window", "size": 5}]},
+    {"encoding": "nope", "mixers": ["rwkv6", {"name": "window", "size": 5}]},
     {"encoding": "rope", "mixers": ["latent", "retention"]},
 ]
 

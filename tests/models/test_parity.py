@@ -45,7 +45,7 @@ def ours(theirs) -> LongitudeForCausalLM:
     rotates = getattr(c, "no_rope_layers", [1] * c.num_hidden_layers)  # SmolLM3: 0 where a layer does not rotate
     config = LongitudeConfig(
         **{name: getattr(c, name) for name in SMALL if name != "initializer_range"},
-        tie_word_embeddings=c.tie_word_embeddings, encodings=[rotation if t else "none" for t in rotates],
+        tie_word_embeddings=c.tie_word_embeddings, encodings=[rotation if t else "nope" for t in rotates],
         embedding_scale=1.0, rms_norm_eps=c.rms_norm_eps,
     )  # fmt: skip
     model = LongitudeForCausalLM(config).eval()

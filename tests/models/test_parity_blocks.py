@@ -53,7 +53,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "afmoe": (
         AfmoeConfig(**GEMMA, num_dense_layers=2),
-        LOCAL | {"norm_position": "both", "qk_norm": True, "output_gate": True, "encodings": [ROTATION, "none"]},
+        LOCAL | {"norm_position": "both", "qk_norm": True, "output_gate": True, "encodings": [ROTATION, "nope"]},
     ),
     "gemma2": (
         Gemma2Config(**GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=None, query_pre_attn_scalar=8),
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "inkling": (
         InklingTextConfig(**SHAPE | INKLING) if InklingTextConfig else None,
-        LOCAL | {"qk_norm": True, "attention_scale": 1 / 8, "short_conv": ["kv", "output"], "encoding": "none"}
+        LOCAL | {"qk_norm": True, "attention_scale": 1 / 8, "short_conv": ["kv", "output"], "encoding": "nope"}
         | {"embedding_norm": True},
     ),
 }  # fmt: skip

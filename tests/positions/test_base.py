@@ -194,8 +194,8 @@ def test_rotate_takes_any_leading_dimensions() -> None:
     close(axial.rotate(x[0], place), axial.rotate(x, place)[0], 0)
 
 
-def test_nope_is_read_and_none_is_written():
-    """The name of papers: as an encoding, in a label and in a config."""
-    assert type(lg.encoding("nope")) is type(lg.encoding("none")) and "nope" not in lg.list_encodings()
-    assert parse_label("nope+mamba").encodings == [{"name": "none"}]
+def test_none_is_read_and_nope_is_written():
+    """The name of papers is written; the other is read: as an encoding, in a label and in a config."""
+    assert type(lg.encoding("nope")) is type(lg.encoding("none")) and "none" not in lg.list_encodings()
+    assert parse_label("none+mamba").encodings == [{"name": "nope"}]
     assert lg.LongitudeConfig(encoding="nope").encoding == lg.LongitudeConfig(encoding="none").encoding

@@ -193,6 +193,6 @@ test_wrong_use = refused_calls([
     (lambda: lg.checkpoints.layers_from_hugging_face(MODELS["smollm3"][1], "halves"), "'half'", "'interleaved'"),
     (lambda: lg.checkpoints.layers_from_hugging_face({"rope_parameters": GEMMA, "num_hidden_layers": 2, "head_dim": 8}, "half"),
      "layer_types"),
-    (lambda: lg.LongitudeConfig(num_hidden_layers=6, encodings=["rope", "rope", "rope", "none"]),
+    (lambda: lg.LongitudeConfig(num_hidden_layers=6, encodings=["rope", "rope", "rope", "nope"]),
      "encodings", "6", "4"),
 ])  # fmt: skip

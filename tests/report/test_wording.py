@@ -20,7 +20,7 @@ from tests.support import printed
         (wording.percent(None), ""),
         (wording.count(1, "seed"), "1 seed"),
         (wording.count(0, "seed"), "0 seeds"),
-        (wording.named("none"), "NoPE"),
+        (wording.named("nope"), "NoPE"),
         (wording.far(512, 256), "2 times the training length"),
         (wording.far(300, 256), "after training on 256"),
         (wording.far(256, 256), "after training on 256"),

@@ -67,7 +67,7 @@ OPTIONS = {
     "log_n": {"trained_length": [None, 16]},
     "llama4_temperature": {"attn_scale": [0.5], "floor_scale": [1, 7]},
     "ministral3_temperature": {"beta": [0.5], "original_max_length": [1, 5]},
-    **{name: {} for name in ("none", "alibi", "kerple_log", "kerple_power", "ssmax", "sink")},
+    **{name: {} for name in ("nope", "alibi", "kerple_log", "kerple_power", "ssmax", "sink")},
 }
 AXES = {
     "axial_rope": {"axis": [0, 0, 1, 1], "theta": np.tile(loops.plain(WIDTH // 2, 10000.0), 2)},

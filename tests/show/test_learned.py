@@ -16,7 +16,7 @@ LENGTH = 16
 def study(tmp_path_factory):
     """The folder of a study of three labels, with models whose biases have been trained, in a way."""
     path = tmp_path_factory.mktemp("study")
-    labels = {"t5": (2.5,), "rope": (2.5,), "mamba": (2.5,), "none": (2.5,)}
+    labels = {"t5": (2.5,), "rope": (2.5,), "mamba": (2.5,), "nope": (2.5,)}
     written = write_run(path, labels, test_lengths=(64,), layers=2, hidden=16, heads=2, train_length=LENGTH)
     config = learned.read_run(written).config
     for label in ("t5", "rope", "mamba"):
@@ -119,7 +119,7 @@ def test_a_mixer_without_weights_draws_none(study):
 
 
 def test_runs_that_lack_what_is_asked_for(study, command):
-    code, out, err = command("show", study, "--encoding", "none")
+    code, out, err = command("show", study, "--encoding", "nope")
     assert code == 2 and out == "" and "holds no model of NoPE: config.json and model.safetensors missing" in err
     _, _, err = command("show", study, "--encoding", "ropee")
     assert "unknown label of --encoding 'ropee': did you mean 'rope'?" in err

@@ -32,7 +32,7 @@ SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
 WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "layers": 4, "hidden": 128}
 """The shape of text studies that `write_run` pretends to have run."""
 TINY = StudyConfig(
-    encodings=("none", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
+    encodings=("nope", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
 )
 REVERSE = of_task(
     "reverse",
@@ -196,7 +196,7 @@ def values(spec: dict[str, Any], mark: str, part: dict[str, Any] | None = None) 
 # ---- run directories ---------------------------------------------------------------------------------------------------
 
 BITS = {  # bits per byte at 256, 512, 1024, 2048, 4096; None: not measured at that length
-    "none": (2.82, 2.88, 3.06, 3.42, 3.95),
+    "nope": (2.82, 2.88, 3.06, 3.42, 3.95),
     "sinusoidal": (2.91, 3.20, 3.55, 3.80, 3.95),
     "rope": (2.60, 2.65, 2.90, 3.30, 3.70),
     "alibi": (2.55, 2.53, 2.52, 2.52, 2.52),

@@ -90,8 +90,8 @@ def groups(result):
 
 
 def test_the_three_lines(tmp_path):
-    bits = {name: BITS[name] for name in ("none", "rope", "alibi", "t5", "learned")}
-    states = {("none", 0): {"status": "diverged", "step": 117, "reason": "the loss was not finite at step 117"}}
+    bits = {name: BITS[name] for name in ("nope", "rope", "alibi", "t5", "learned")}
+    states = {("nope", 0): {"status": "diverged", "step": 117, "reason": "the loss was not finite at step 117"}}
     found = conclusion(write_run(tmp_path, bits, spread=0, noise=0, states=states))
     assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["t5", "rope"]}
     assert "4096" in found.result and "16 times" in found.result
@@ -101,12 +101,12 @@ def test_the_three_lines(tmp_path):
 
 
 def test_what_learned_too_little_does_not_hold(tmp_path):
-    bits = {"none": (3.03, 3.03), "alibi": (2.48, 2.45), "rope": (2.27, 4.39)}
-    options = {"gains": {"none": -0.06, "alibi": 0.215, "rope": 0.23}, "ngrams": {"2": 3.49, "3": 2.67}}
+    bits = {"nope": (3.03, 3.03), "alibi": (2.48, 2.45), "rope": (2.27, 4.39)}
+    options = {"gains": {"nope": -0.06, "alibi": 0.215, "rope": 0.23}, "ngrams": {"2": 3.49, "3": 2.67}}
     run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0.004, **options)
     frame = summary(run)
-    assert {label: line(frame, label, 512)["verdict"] for label in bits} == {"none": WEAK, "alibi": HOLDS, "rope": LOST}
-    assert line(frame, "none", 512)["failed"] == ("loss", "context") and line(frame, "rope", 512)["failed"] == (
+    assert {label: line(frame, label, 512)["verdict"] for label in bits} == {"nope": WEAK, "alibi": HOLDS, "rope": LOST}
+    assert line(frame, "nope", 512)["failed"] == ("loss", "context") and line(frame, "rope", 512)["failed"] == (
         "holding",
     )
     found, shown = conclusion(run), printed(run)
@@ -116,12 +116,12 @@ def test_what_learned_too_little_does_not_hold(tmp_path):
     assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
     assert (
-        rows == ["alibi", "rope:base=10000", "NoPE"] and "NoPE (none) *" in shown
+        rows == ["alibi", "rope:base=10000", "NoPE"] and "NoPE (nope) *" in shown
     )  # by result; what learned too little is last
 
 
 def test_of_two_that_learned_too_little_neither_is_best(tmp_path):
-    bits = {"none": (9.03, 9.03), "alibi": (8.48, 8.45)}
+    bits = {"nope": (9.03, 9.03), "alibi": (8.48, 8.45)}
     floor = {"2": 3.49, "3": 2.67}
     found = conclusion(write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0.004, ngrams=floor))
     assert found.best == "" and "Best" not in found.lines and groups(found.result) == {"Unclear": ["alibi *", "NoPE *"]}
@@ -202,7 +202,7 @@ def test_effective_length_with_its_interval(tmp_path):
 ONE, ALL = {"bits": ["rope"]}, (1.0,) * 4
 DIVERGED = {("rope", 0): {"status": "diverged", "step": 3}}
 CASES = {
-    "no encoding holds": ({"bits": ["rope", "none"]}, ["Rises: rope"]),
+    "no encoding holds": ({"bits": ["rope", "nope"]}, ["Rises: rope"]),
     "one encoding": (ONE, ["Rises: rope"]),
     "three seeds": (ONE | {"seeds": (0, 1, 2)}, ["Rises: rope"]),
     "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["Unclear: alibi, rope", "one document"]),
@@ -216,7 +216,7 @@ CASES = {
         ["failed: rope (seed 1)", "one seed, interval over documents: rope"],
     ),
     "none at the longest": ({"bits": ["learned"]}, ["No encoding was measured at 4096"]),
-    "more than it lists": ({"bits": [*"uvwxyz", "none", "rope", "alibi", "t5"]}, ["Holds: 1", "Rises: 9"]),
+    "more than it lists": ({"bits": [*"uvwxyz", "nope", "rope", "alibi", "t5"]}, ["Holds: 1", "Rises: 9"]),
     "by position only": (ONE | {"methods": ("per-position",)}, ["by position only"]),
     "sliding only": (ONE | {"methods": ("sliding",)}, ["Rises: rope"]),
     "all solve": ({"shares": {"rope": ALL}}, ["Solved: rope"]),
@@ -229,7 +229,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_three_lines_whatever_was_measured(case, tmp_path):
     options, expected = CASES[case]
@@ -249,7 +249,7 @@ def test_three_lines_whatever_was_measured(case, tmp_path):
 
 @pytest.mark.slow
 def test_the_table_shows_value_interval_and_verdict(tmp_path):
-    bits = {name: BITS[name] for name in ("none", "sinusoidal", "rope", "alibi", "t5", "learned")}
+    bits = {name: BITS[name] for name in ("nope", "sinusoidal", "rope", "alibi", "t5", "learned")}
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117}}
     run = write_run(tmp_path, bits, states=states)
     rows = {words[0]: words[1:] for words in map(str.split, printed(run, 160).splitlines()) if words}
@@ -340,12 +340,12 @@ def test_reach_ends_at_the_first_length_that_is_not_solved(tmp_path):
 
 
 def test_a_failure_to_learn_is_not_a_failure_of_length(tmp_path):
-    shares = {"rope": (1.0, 1.0, 0.1, 0.1), "none": (0.6, 0.5, 0.5, 0.5), "t5": (1.0, 0.9, 0.5, 0.5)}
+    shares = {"rope": (1.0, 1.0, 0.1, 0.1), "nope": (0.6, 0.5, 0.5, 0.5), "t5": (1.0, 0.9, 0.5, 0.5)}
     run = write_answers(tmp_path, shares)
     frame = summary(run)
     failed = {label: [line(frame, label, length)["failed"] for length in (8, 16, 32)] for label in shares}
     learning, holding = ("learning",), ("holding",)
-    assert failed == {"rope": [(), (), holding], "none": [learning] * 3, "t5": [(), (), holding]}
+    assert failed == {"rope": [(), (), holding], "nope": [learning] * 3, "t5": [(), (), holding]}
     assert "NoPE (50%)" in conclusion(run).caution
     edit_question(run, lambda asked: asked["data"].update(floor={"16": 0.5}))
     assert "rule without positions: 50%" in conclusion(run).caution

@@ -43,7 +43,7 @@ def test_a_share_and_its_ends_are_from_0_to_1():
     ],
 )
 def test_where_no_label_learned_the_task_the_study_says_which_does(data, shares, advice, tmp_path):
-    run = write_answers(tmp_path, {label: (share,) * 4 for label, share in zip(("none", "t5"), shares, strict=True)})
+    run = write_answers(tmp_path, {label: (share,) * 4 for label, share in zip(("nope", "t5"), shares, strict=True)})
     edit_question(run, lambda asked: asked["data"].update(data))
     caution = conclusion(run).caution
     assert advice in caution if advice else "known to learn" not in caution

@@ -109,11 +109,11 @@ def test_a_table_as_csv_is_the_summary(runs, capsys):
 
 
 def test_a_table_as_markdown(runs, capsys, tmp_path):
-    run = write_run(tmp_path / "floor", A | {"none": (3.1, 3.1)}, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
+    run = write_run(tmp_path / "floor", A | {"nope": (3.1, 3.1)}, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
     assert main(["report", str(run), "--csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {(row["label"], row["loss"], row["context"]) for row in rows} == {
-        ("rope", "enough", "enough"), ("alibi", "enough", "enough"), ("none", "too little", "too little"),
+        ("rope", "enough", "enough"), ("alibi", "enough", "enough"), ("nope", "too little", "too little"),
     }  # fmt: skip
     assert main(["report", str(run), "--markdown"]) == 0
     text = capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_answers_are_compared_too(tmp_path):
 
 @pytest.mark.slow
 def test_comparisons_of_every_length_as_csv_and_tables_as_latex(tmp_path, capsys):
-    run = str(write_run(tmp_path / "one", A | {"none": (3.1, 3.1)}, **BOTH))
+    run = str(write_run(tmp_path / "one", A | {"nope": (3.1, 3.1)}, **BOTH))
     assert main(["report", run, "--csv", "--comparisons"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(rows) == 2 * 3 and {row["length"] for row in rows} == {"256", "512"}

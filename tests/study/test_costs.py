@@ -48,7 +48,7 @@ def test_products_that_are_no_linear_layer(mixer, products):
     assert flops_per_token(config, mixer) == 6 * (linear + products)
 
 
-@pytest.mark.parametrize("label", ["none", "fox", "rope+latent", "mamba", "rwkv4"])
+@pytest.mark.parametrize("label", ["nope", "fox", "rope+latent", "mamba", "rwkv4"])
 def test_products_of_linear_layers_are_those_that_torch_counts(label):
     config = replace(TINY, layers=2, hidden=32, heads=2, train_length=16)
     model = build_model(config, label, 0).eval()
@@ -62,7 +62,7 @@ def test_products_of_linear_layers_are_those_that_torch_counts(label):
 
 
 def test_a_token_of_an_encoder_decoder_is_in_one_of_its_stacks():
-    model = build_model(REVERSE, "none", 0).eval()
+    model = build_model(REVERSE, "nope", 0).eval()
     tokens = torch.zeros(3, 16, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=tokens, decoder_input_ids=tokens)
@@ -75,7 +75,7 @@ def test_labels_matched_by_compute_cost_what_plain_attention_costs_whatever_else
     config = replace(
         TINY, steps=1000, match="compute", encodings=("mamba", "rope", "window:size=4"), hidden=32, layers=2
     )
-    steps, budget = train_steps(config), 1000 * flops_per_token(config, "none")
+    steps, budget = train_steps(config), 1000 * flops_per_token(config, "nope")
     assert steps["rope"] == 1000 > steps["mamba"] and steps["window:size=4"] > 1000
     for label, each in steps.items():
         assert abs(each * flops_per_token(config, label) - budget) <= flops_per_token(config, label) / 2

@@ -230,7 +230,7 @@ MANNERS = {
 LONG = """
 from longitude.study.executors import InProcess, Workers
 from longitude.study.ray_cluster import RayCluster
-planned = plan(replace(config, steps=200, encodings=("none", "rope", "alibi")), Path(sys.argv[1]))
+planned = plan(replace(config, steps=200, encodings=("nope", "rope", "alibi")), Path(sys.argv[1]))
 sys.exit(not runner.study(planned, executor={}).complete)
 """
 

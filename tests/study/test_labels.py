@@ -49,7 +49,7 @@ def test_parts_are_encodings_or_mixers():
     [
         ("rope:base=../../x", "'/'"),
         ("rope:base=..x", "rope:base=..x"),
-        ("rope..alibi:slope=..none", "alibi:slope=..none"),
+        ("rope..alibi:slope=..nope", "alibi:slope=..nope"),
         ("t5:num_buckets=1000000000", "num_buckets=1000000000"),
     ],
 )
@@ -89,7 +89,7 @@ test_the_nearest_name_of_either_kind = refused_calls(
         (partial(parse_label, "window:"), "window:option=value", "'window:'"),
         (partial(parse_label, "qqqq"), "'qqqq'", "abacus", "attention"),
         (partial(parse_label, ""), "mixer", "''"),
-        (partial(parse_label, "none+rope+mamba"), "'none+rope+mamba'"),
+        (partial(parse_label, "nope+rope+mamba"), "'nope+rope+mamba'"),
         (partial(parse_encoding, "rope+mamba"), "encoding", "'mamba'"),
         (partial(parse_encoding, "qqqq"), "encoding", "'qqqq'", "abacus"),
         *(
@@ -182,7 +182,7 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     )
     assert run(config, tmp_path)[0].complete
     rows = read_rows(tmp_path / "results.parquet")
-    assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope", "none", "rope", "rope", "rope"]
+    assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope", "nope", "rope", "rope", "rope"]
     assert rows["value"].notna().all() and set(rows["length"]) == {16, 32, 48}
     saved = [
         json.loads((units_in(tmp_path, label, 0)["train"] / "config.json").read_text()) for label in config.encodings
@@ -213,13 +213,13 @@ def test_everything_registered_goes_through_a_study(label, positions, tmp_path, 
 
 # ---- convolutions and blocks ---------------------------------------------------------------------------------------------
 def test_a_convolution_is_of_the_mixers_that_can_have_one():
-    assert parse_label("nope+conv") == parse_label("none+attention+conv:at=input")
+    assert parse_label("nope+conv") == parse_label("nope+attention+conv:at=input")
     assert parse_label("nope+conv").options(2) == {
-        "encoding": {"name": "none"}, "mixer": {"name": "attention", "short_conv": ["input"]},
+        "encoding": {"name": "nope"}, "mixer": {"name": "attention", "short_conv": ["input"]},
     }  # fmt: skip
     label = parse_label("rope+window:size=8+mamba+conv:at=qkv+conv:at=output")
     assert label.mixers == [{"name": "window", "size": 8, "short_conv": ["qkv", "output"]}, {"name": "mamba"}]
-    assert parse_label("rope..none+conv").options(2)["mixers"] == [
+    assert parse_label("rope..nope+conv").options(2)["mixers"] == [
         "attention", {"name": "attention", "short_conv": ["input"]},
     ]  # fmt: skip
 
@@ -254,7 +254,7 @@ FAMILIES = [block for block in get_args(Block) if block != "default"]
 def test_blocks_are_those_of_their_families(block):
     """Their parts, in every layer, whatever the label; a convolution of a label comes to those of the block."""
     config = tiny(block=block, hidden=32, heads=4)
-    for label in ("rope", "nope+conv", "rope..none+conv"):
+    for label in ("rope", "nope+conv", "rope..nope+conv"):
         model = build_model(config, label, 0)
         for layer, mixer in enumerate(model.model.mixers):
             assert (mixer.q_norm is not None if block != "deepseek" else False) == (
@@ -269,6 +269,7 @@ def test_blocks_are_those_of_their_families(block):
     assert recipe(config)["block"] == block and "block" not in recipe(tiny())
 
 
+@pytest.mark.slow
 def test_a_study_in_a_block_ends_with_a_report(tmp_path, numbers):
     config = tiny(encodings=("rope", "nope+conv"), block="qwen3")
     found, _ = run(config, tmp_path)
@@ -285,27 +286,27 @@ def test_a_study_in_a_block_ends_with_a_report(tmp_path, numbers):
 # ---- layers --------------------------------------------------------------------------------------------------------------
 def test_layers_of_their_own():
     """Each part is a layer, repeated over the model: without a mixer attention, without an encoding what its mixer takes."""
-    label = parse_label("rope:base=1e4+window:size=8..rope+ssmax..mamba2..none")
-    assert label.encoding == "rope..rope+ssmax..none..none"
+    label = parse_label("rope:base=1e4+window:size=8..rope+ssmax..mamba2..nope")
+    assert label.encoding == "rope..rope+ssmax..nope..nope"
     assert label.options(4) == {
-        "encodings": [{"name": "rope", "base": 1e4}, [{"name": "rope"}, {"name": "ssmax"}], "none", {"name": "none"}],
+        "encodings": [{"name": "rope", "base": 1e4}, [{"name": "rope"}, {"name": "ssmax"}], "nope", {"name": "nope"}],
         "mixers": [{"name": "window", "size": 8}, "attention", {"name": "mamba2"}, "attention"],
     }
-    assert [spec["name"] for spec in label.encodings] == ["rope", "rope", "ssmax", "none"]
+    assert [spec["name"] for spec in label.encodings] == ["rope", "rope", "ssmax", "nope"]
     config = LongitudeConfig(
-        vocab_size=9, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, **parse_label("rope..none").options(4)
+        vocab_size=9, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, **parse_label("rope..nope").options(4)
     )
-    assert [specs[0]["name"] for specs in config.layer_specs()] == ["rope", "none", "rope", "none"]
+    assert [specs[0]["name"] for specs in config.layer_specs()] == ["rope", "nope", "rope", "nope"]
 
 
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("rope..", "a label on both sides of .., such as rope..none"),
+        ("rope..", "a label on both sides of .., such as rope..nope"),
         ("..rope", "a label on both sides"),
         ("rope..window:size=8+mamba2", "one mixer for each layer, got window and mamba2"),
-        ("rope..nome", "did you mean 'none'"),
-        ("rope..none+alibi", "together with another encoding 'none' means nothing"),
+        ("rope..nome", "did you mean 'nope'"),
+        ("rope..nope+alibi", "together with another encoding 'nope' means nothing"),
     ],
 )
 def test_refused_layers(label, message):
@@ -317,5 +318,5 @@ def test_a_pattern_that_does_not_divide_the_layers():
     with pytest.raises(ValueError, match="3"):
         LongitudeConfig(
             vocab_size=9, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
-            **parse_label("rope..rope..none").options(4),
+            **parse_label("rope..rope..nope").options(4),
         )  # fmt: skip

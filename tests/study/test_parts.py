@@ -28,7 +28,7 @@ AXES = replace(
     hidden=(16, 32),
     test_lengths=(16, 32, 48),
     seeds=(0, 1),
-    encodings=("none", "rope"),
+    encodings=("nope", "rope"),
     steps=3,
 )
 
@@ -116,7 +116,7 @@ def test_a_ceiling_is_the_value_of_the_label_trained_there(finished):
     whole = rows[rows["position_from"].isna() & (rows["length"] == 32)].dropna(subset=["value"])
     found = ceilings(read)
     assert [(each.label, each.size) for each in found] == [
-        (x, y) for y in ("16 x 1", "32 x 1") for x in ("none", "rope")
+        (x, y) for y in ("16 x 1", "32 x 1") for x in ("nope", "rope")
     ]
     for each, most in zip(found, (0, 0, 1, 1), strict=True):
         own = whole[whole["label"] == each.label]
@@ -197,6 +197,7 @@ def test_what_learned_too_little_at_either_size_is_in_no_pair(width, finished, m
     assert [each.pairs for each in agreement(read_run(finished))] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_every_output_says_which_models_its_values_are_of(finished):
     """The terminal above the table, the page in its header, Markdown and LaTeX; a study of one size and length does not."""
     found, first = analyse(finished), "16 wide, 1 layer, trained at 16 bytes"
@@ -220,6 +221,7 @@ def test_tables_have_every_part(finished):
     assert len(titles) == 3 and all(title in markdown(found) for title in titles)
 
 
+@pytest.mark.slow
 def test_a_study_is_kept_with_all_its_parts(finished, tmp_path):
     read, kept = read_run(finished), read_run(keep(read_run(finished), tmp_path / "kept"))
     assert [part.config for part in kept.parts] == [part.config for part in read.parts] and not (

@@ -120,13 +120,13 @@ def test_all_is_every_encoding_with_a_meaning_for_the_model():
     assert checked(tiny(encodings=("all",))).encodings == tuple(n for n in list_encodings() if n not in of_digits)
     assert of_digits < {*checked(of_task("addition-reversed", encodings=("all",))).encodings}
     everything = checked(reverse(encodings=("all",))).encodings
-    assert "fox" not in everything and {"rope", "t5", "shaw", "none"} <= set(everything)
+    assert "fox" not in everything and {"rope", "t5", "shaw", "nope"} <= set(everything)
 
 
 SAME = [
     ("rope+performer", "performer"),
-    ("rope", "none", "rope:base=10000"),
-    ("mamba", "none+mamba"),
+    ("rope", "nope", "rope:base=10000"),
+    ("mamba", "nope+mamba"),
     ("mamba", "mamba+mamba"),
     ("attention", "attention:dropout=0.0"),
     ("path_fox", "path_fox:kernel=3"),
@@ -143,8 +143,8 @@ def test_labels_of_one_model_are_refused(labels, tmp_path):
 def test_labels_of_different_models_are_not(tmp_path):
     """Where queries and keys are changed, the order matters: (q + u) rotated is not q rotated + u."""
     labels = (
-        "none", "rope", "rope:base=5000", "rope+alibi", "rope+fox", "alibi", "transformer_xl+rope", "rope+transformer_xl",
-        "mamba", "mamba:state_size=8", "mamba+attention", "attention+mamba", "none+attention+mamba", "alibi+attention+mamba",
+        "nope", "rope", "rope:base=5000", "rope+alibi", "rope+fox", "alibi", "transformer_xl+rope", "rope+transformer_xl",
+        "mamba", "mamba:state_size=8", "mamba+attention", "attention+mamba", "nope+attention+mamba", "alibi+attention+mamba",
         "learned+mamba", "sinusoidal+mamba", "attention:dropout=0.1", "path_fox", "path_fox:kernel=4", "path+fox",
     )  # fmt: skip
     assert len(plan(tiny(layers=2, encodings=labels), tmp_path / "run").trials) == len(labels)

@@ -71,12 +71,12 @@ def statuses(losses: dict[tuple[str, int, float], float | str | None], **options
 
 def test_nothing_is_chosen_before_every_candidate_has_ended():
     found = statuses({("rope", 1, 0.01): 1.0})
-    assert {label: choice.rate for label, choice in choices(found).items()} == {"none": 0.005, "rope": 0.01}
+    assert {label: choice.rate for label, choice in choices(found).items()} == {"nope": 0.005, "rope": 0.01}
     for state in ("failed", "running", "not run"):
         found = statuses({("rope", 0, 0.01): state})
-        assert [*choices(found)] == ["none"]
-        assert {(trial.label, trial.rate) for trial in chosen([*found], choices(found))} == {("none", 0.005)}
-        assert {(t.label, t.rate) for t in shown(found, choices(found))} == {("none", 0.005), ("rope", 0.01)}
+        assert [*choices(found)] == ["nope"]
+        assert {(trial.label, trial.rate) for trial in chosen([*found], choices(found))} == {("nope", 0.005)}
+        assert {(t.label, t.rate) for t in shown(found, choices(found))} == {("nope", 0.005), ("rope", 0.01)}
 
 
 def test_a_study_with_one_rate_chooses_nothing():
@@ -135,7 +135,7 @@ def test_a_sweep_trains_every_candidate_and_measures_the_chosen(tmp_path):
         assert means[choice.rate] == min(means.values())
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {(row.label, row.seed, row.learning_rate) for row in rows} == {
-        (label, seed, found[label].rate) for label in ("none", "rope") for seed in (0, 1)
+        (label, seed, found[label].rate) for label in ("nope", "rope") for seed in (0, 1)
     }
     assert "widen the sweep" in conclusion(tmp_path).caution
     assert [note for note in notes if note.startswith("learning rates, by the loss")]
@@ -235,8 +235,8 @@ def test_a_failed_candidate_is_tried_again_before_anything_is_chosen(tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(run_trial, "train", breaks)
         outcome, _ = run(SWEEP, tmp_path)
-    assert [(trial.label, trial.status) for trial in outcome.trials] == [("none", "done"), ("rope", "failed")]
-    assert [*read_run(tmp_path).choices] == ["none"]
+    assert [(trial.label, trial.status) for trial in outcome.trials] == [("nope", "done"), ("rope", "failed")]
+    assert [*read_run(tmp_path).choices] == ["nope"]
     assert "failed: rope" in conclusion(tmp_path).caution
     assert run(SWEEP, tmp_path)[0].complete
 
@@ -276,9 +276,9 @@ def test_a_sweep_side_by_side_gives_the_rows_of_one_process_though_a_worker_is_k
 
 @pytest.mark.slow
 def test_labels_matched_by_compute_have_steps_of_their_own_everywhere(tmp_path):
-    config = replace(TINY, match="compute", encodings=("none", "mamba"), steps=20, warmup=0.5)
+    config = replace(TINY, match="compute", encodings=("nope", "mamba"), steps=20, warmup=0.5)
     expected = train_steps(config)
-    assert expected["none"] == 20 != expected["mamba"]
+    assert expected["nope"] == 20 != expected["mamba"]
     outcome, _ = run(config, tmp_path)
     assert outcome.complete
     for trial in outcome.trials:

@@ -33,17 +33,17 @@ def done(tmp_path_factory):
         patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
         found, notes = run(TINY, path)
     assert found.complete and len(notes) == 4
-    assert all(words.startswith(f"{label} seed 0 lr 0.005: done") for label, words in zip(("none", "rope"), notes[2:]))
+    assert all(words.startswith(f"{label} seed 0 lr 0.005: done") for label, words in zip(("nope", "rope"), notes[2:]))
     return path
 
 
 def test_a_finished_study_is_not_run_again(done, monkeypatch):
     asked = json.loads((done / "question.json").read_text())
-    assert asked["configuration"]["encodings"] == ["none", "rope"] and asked["configuration"]["steps"] == 4
+    assert asked["configuration"]["encodings"] == ["nope", "rope"] and asked["configuration"]["steps"] == 4
     assert asked["data"]["validation_documents"] == 4 and len(asked["data"]["sha256"]) == 64
     assert asked["versions"]["torch"] and asked["machine"]["cores"] >= 1
     rows = read_rows(done / "results.parquet")
-    assert list(rows["label"].unique()) == ["none", "rope"] and "train_positions" not in rows
+    assert list(rows["label"].unique()) == ["nope", "rope"] and "train_positions" not in rows
     assert list(rows["length"][rows["method"] == "non-overlapping"]) == [16, 32, 16, 32]
     before = {path: path.stat().st_mtime_ns for path in done.rglob("units/*/*")}
     monkeypatch.setattr(run_trial, "train", None)
@@ -57,16 +57,16 @@ def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
     plain = run_trial.train
 
     def breaks(model, config, trial, *rest):
-        if trial.label == "none":
+        if trial.label == "nope":
             raise RuntimeError("the coffee is out\nand more")
         return plain(model, config, trial, *rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(run_trial, "train", breaks)
         found, notes = run(TINY, tmp_path)
-    assert statuses(found) == [("none", 0, "failed"), ("rope", 0, "done")] and not found.complete
+    assert statuses(found) == [("nope", 0, "failed"), ("rope", 0, "done")] and not found.complete
     assert notes[2].startswith("none seed 0 lr 0.005: failed, RuntimeError: the coffee is out;")
-    assert "Traceback" in json.loads((units_in(tmp_path, "none")["train"] / "failure.json").read_text())["trace"]
+    assert "Traceback" in json.loads((units_in(tmp_path, "nope")["train"] / "failure.json").read_text())["trace"]
     assert list(read_rows(tmp_path / "results.parquet")["label"].unique()) == ["rope"]
     found, _ = run(TINY, tmp_path)
     assert found.complete and not [*tmp_path.rglob("failure.json")]

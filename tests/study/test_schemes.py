@@ -222,8 +222,8 @@ def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path,
     ("options", "words"),
     [
         (
-            {"encodings": ("alibi", "none"), "methods": ("linear",)},
-            "none of --encodings is such, got alibi none; add rope",
+            {"encodings": ("alibi", "nope"), "methods": ("linear",)},
+            "none of --encodings is such, got alibi nope; add rope",
         ),
         (
             {"encodings": ("sinusoidal",), "methods": ("non-overlapping", "yarn")},

@@ -146,14 +146,14 @@ def test_lengths_and_methods_are_measured_without_training(four, monkeypatch):
     assert found.complete
     whole = [row for row in from_frame(read_rows(four / "results.parquet")) if row.position_from is None]
     assert {(row.label, row.method, row.length) for row in whole} == {
-        (label, "sliding", length) for label in ("none", "rope") for length in (24, 48)
+        (label, "sliding", length) for label in ("nope", "rope") for length in (24, 48)
     }
 
 
 # ---- what is damaged ---------------------------------------------------------------------------------------------------
 def test_a_unit_under_another_name_is_refused(four):
     """A folder that was copied or renamed is never reported as what it is not."""
-    one, other = units_in(four, "rope")["train"], units_in(four, "none")["train"]
+    one, other = units_in(four, "rope")["train"], units_in(four, "nope")["train"]
     shutil.rmtree(one)
     shutil.copytree(other, one)
     for call in (lambda: read_run(four), lambda: run(TINY, four)):

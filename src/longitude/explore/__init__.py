@@ -14,7 +14,7 @@ PLACES = {
     "a-bias-of-the-scores": "alibi",
     "a-vector-per-offset": "shaw",
     "content": "fox",
-    "the-mask-or-the-mixer": "none",
+    "the-mask-or-the-mixer": "nope",
 }
 """Section of docs/concepts/where-position-enters.md, to which the picture leads -> the encoding that this page shows for it."""
 

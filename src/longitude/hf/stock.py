@@ -43,7 +43,7 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
         model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and similar models).
         encoding: a name, {"name": name, **options}, a label such as "t5:max_distance=32", an Encoding, or a list of these,
             which is composed. Missing options come from the model's shape. {"layers": [...]} has an entry for each layer,
-            without Encodings, or a pattern of fewer entries that is repeated, as does the label "rope..rope..none". "none" is a
+            without Encodings, or a pattern of fewer entries that is repeated, as does the label "rope..rope..nope". "nope" is a
             layer without position.
 
     Raises:
@@ -219,7 +219,7 @@ def resolved(
         num_attention_heads=heads["num_heads"],
         num_key_value_heads=heads["num_kv_heads"],
         max_position_embeddings=config.max_position_embeddings,
-        encoding="none",
+        encoding="nope",
     )
     specs = []
     parts = [

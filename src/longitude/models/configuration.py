@@ -73,8 +73,8 @@ class LongitudeConfig(PreTrainedConfig):
             where it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
-            composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "none"
-            elsewhere. Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..none" for a
+            composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "nope"
+            elsewhere. Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..nope" for a
             pattern of layers; if the label names mixers, it sets `mixer` or `mixers`, too.
         encodings (`list`, *optional*):
             One such encoding per layer, instead of `encoding`, or a pattern of fewer, repeated from the first layer to the last.
@@ -250,10 +250,10 @@ class LongitudeConfig(PreTrainedConfig):
             )
         if self.encodings is None and self.encoding in (None, "auto"):
             rotates = any(mixer_class(spec).rotates for spec in self.layer_mixers())
-            self.encoding = "rope" if self.encoding == "auto" and rotates else "none"
+            self.encoding = "rope" if self.encoding == "auto" and rotates else "nope"
         heads = [layer for layer, spec in enumerate(self.layer_mixers()) if has_heads(spec)]
         if self.encodings is None and any(self.encoding_shapes(i) != self.encoding_shapes(heads[0]) for i in heads):
-            self.encodings = [self.encoding if i in heads else "none" for i in range(self.num_hidden_layers)]
+            self.encodings = [self.encoding if i in heads else "nope" for i in range(self.num_hidden_layers)]
             self.encoding = None  # heads of several sizes share none
         self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
         super().__post_init__(**kwargs)

@@ -42,7 +42,7 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
     encoder.mixer, encoder.mixers = config.mixer if same else encoder.resolve_mixer("attention"), None
     encoding = config.encoder_encoding
     recurrences = not any(kind.scores or kind.rotates for kind in mixers)
-    if encoding is None and recurrences and config.encoding == config.resolve("none"):
+    if encoding is None and recurrences and config.encoding == config.resolve("nope"):
         encoding = "rope"  # they need no encoding; without one an encoder would read its source as a bag of tokens
     if encoding is not None:
         encoder.encoding, encoder.encodings = encoder.resolve(encoding), None

@@ -19,10 +19,10 @@ Beyond = Literal["error", "clamp", "truncate", "interpolate"]
 Align = Literal["end", "start"]
 
 
-ENCODINGS.aliases["nope"] = "none"  # as papers call it
+ENCODINGS.aliases["none"] = "nope"
 
 
-@register("none")
+@register("nope")
 class NoPosition(Encoding):
     """NoPE, no position at all: order is known from the causal mask alone.
 

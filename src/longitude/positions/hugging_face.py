@@ -102,7 +102,7 @@ class RopeConfig(NamedTuple):
             layer that does not rotate NoPosition or its temperature.
         """
         if layer is not None and self.rotates is not None and not self.rotates[layer]:
-            return build(**(self.unrotated_temperature or {"name": "none"}))
+            return build(**(self.unrotated_temperature or {"name": "nope"}))
         kind = Rotary if self.sections is None else MultimodalRotary
         rotary = kind(head_dim, cast(Layout, layout), **self.options(head_dim))
         return rotary if self.temperature is None else Composed([rotary, build(**self.temperature)])

@@ -86,7 +86,7 @@ def layers_of(
         window = windowed if kind in (None, "sliding_attention", "full_attention") and not attends_all else None
         chunk = config.get("attention_chunk_size") if kind == "chunked_attention" else None
         attending = attends is None or attends[layer]
-        still = temperature if attending and temperature is not None else {"name": "none"}
+        still = temperature if attending and temperature is not None else {"name": "nope"}
         found.append(LayerPositions([still] if rope is None else _specs(*rope, layout), window, chunk, attending))
     return found
 

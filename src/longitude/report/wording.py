@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PAPERS = {
-    "none": "NoPE",
     "nope": "NoPE",
     "learned": "learned table",
     "abacus": "Abacus",
@@ -103,8 +102,8 @@ def papers(labels: Sequence[str]) -> dict[str, str]:
 
 
 def named(label: str) -> str:
-    """A label inside a sentence. `none` there would read as a count: it is NoPE, as papers call it."""
-    return "NoPE" if label in ("none", "nope") else label
+    """A label inside a sentence. `nope` is NoPE, as papers call it."""
+    return "NoPE" if label == "nope" else label
 
 
 def and_(words: Sequence[str]) -> str:

@@ -87,7 +87,7 @@ class StudyConfig:
     """
 
     task: str = "text"
-    encodings: tuple[str, ...] = ("none", "sinusoidal", "rope:base=27", "alibi", "t5:max_distance=32")
+    encodings: tuple[str, ...] = ("nope", "sinusoidal", "rope:base=27", "alibi", "t5:max_distance=32")
     data: tuple[str, ...] = ("stdlib",)
     tokenizer: str = BYTE
     train_length: int = 64

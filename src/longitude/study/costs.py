@@ -25,7 +25,7 @@ from longitude.study.train import build_model, train
 from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
 
-REFERENCE = "none"
+REFERENCE = "nope"
 """The label that defines the compute to match: attention without an encoding."""
 STEPS, WARM = 6, 2
 """Steps of a calibration; the first ones, which allocate and compile, do not count."""

@@ -139,7 +139,7 @@ def recipe(config: StudyConfig) -> dict[str, Any]:
     """Settings for building and training every model of a study, besides the options of the study."""
     sizes: Any = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
     block = block_options(config)
-    model = LongitudeConfig(**sizes | block | dict(task_of(config.task).vocabulary(config)), encoding="none")
+    model = LongitudeConfig(**sizes | block | dict(task_of(config.task).vocabulary(config)), encoding="nope")
     initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
     built = {name: getattr(model, name) for name in MODEL}
     built["initializer_range"] = built["initializer_range"] or initial

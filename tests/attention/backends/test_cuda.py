@@ -18,7 +18,7 @@ from tests.attention.backends.one_request import HEADS, KNOWN, WIDTH, masks
 from tests.support import built, close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "shaw", "fire", "fox", "fox+t5", "path", "cope"]
+NAMES = ["nope", "rope", "alibi", "t5", "kerple_log", "shaw", "fire", "fox", "fox+t5", "path", "cope"]
 MASKS = ["causal", "window", "packed", "padded, packed", "none", "prefix"]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2**-8, torch.bfloat16: 2**-5}
 CAUSAL = ("fox", "path", "cope")
@@ -76,7 +76,7 @@ def cases(names):
 @pytest.mark.skipif(DEVICE == "cpu", reason="minutes, interpreted")
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 100, 128])
-@pytest.mark.parametrize(("encoding", "mask"), cases(["none", "t5", "fox+t5"]))
+@pytest.mark.parametrize(("encoding", "mask"), cases(["nope", "t5", "fox+t5"]))
 def test_kernels_over_many_blocks(encoding, mask, head_dim, dtype):
     """Of the size that the chip takes, several in each direction, none of them full."""
     same("triton", encoding, mask, dtype, rows=515, keys=515, head_dim=head_dim)
@@ -85,7 +85,7 @@ def test_kernels_over_many_blocks(encoding, mask, head_dim, dtype):
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs")
-@pytest.mark.parametrize("name", ["none", "t5", "fox"])
+@pytest.mark.parametrize("name", ["nope", "t5", "fox"])
 def test_a_call_is_captured_in_a_cuda_graph(name):
     """Nothing waits for the device: a replay computes what a call does."""
     q, k, v, x = (

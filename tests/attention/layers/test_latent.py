@@ -48,13 +48,13 @@ def of(encoding, **options):
 
 ROW = lg.scaling.DynamicNTK(2.0, 8, follow="row")
 WITH = {
-    **{name: of(name) for name in ("none", "rope", "alibi", "t5", "fire", "fox", "transformer_xl", "cope", "xpos")},
+    **{name: of(name) for name in ("nope", "rope", "alibi", "t5", "fire", "fox", "transformer_xl", "cope", "xpos")},
     "rope by row": of("rope", scaling=ROW),
     "shaw": of("shaw", values=False),
 }
 WITHOUT = {
     name: mixers.MixerExample(LatentAttention, {"rope_dim": 0}, testing.example(name))
-    for name in ("none", "alibi", "fox", "ssmax")
+    for name in ("nope", "alibi", "fox", "ssmax")
 }
 CARRYING = {name: of(name, num_kv_heads=1) for name in ("path", "path_fox")}
 
@@ -63,7 +63,7 @@ CARRYING = {name: of(name, num_kv_heads=1) for name in ("path", "path_fox")}
 def test_without_a_rotary_part(name):
     """Both routes, and a cache of latents alone, as in layers without position."""
     mixers.laws()["forms"](WITHOUT[name], lengths=(1, 21)).require(name)
-    layer, x = make("none", rope_dim=0), tokens(2, 9)
+    layer, x = make("nope", rope_dim=0), tokens(2, 9)
     cache = layer.cache_layer()
     parts = [by(layer, route)(x[:, a:b], cache=cache) for route, a, b in (("expanded", 0, 4), ("absorbed", 4, 9))]
     assert cache.keys.shape[-1] == SIZES["kv_rank"]
@@ -144,7 +144,7 @@ def test_parts_by_hand(route):
         return x + conv.weight[:, 0, 1] * x + conv.weight[:, 0, 0] * torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
 
     parts = {"short_conv": ["input", "output"], "conv_kernel": 2, "softcap": 0.7, "output_gate": True}
-    layer, x = by(make("none", q_rank=None, rope_dim=0, **parts), route), tokens(2, 9)
+    layer, x = by(make("nope", q_rank=None, rope_dim=0, **parts), route), tokens(2, 9)
     y = convolved(layer.input_conv, x)
     q = layer.q_proj(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
     both = layer.kv_up(layer.kv_norm(layer.kv_down(y))).unflatten(-1, (HEADS, -1)).transpose(1, 2)
@@ -197,7 +197,7 @@ test_refusals = refused_calls(
     [
         (lambda: make(rope_dim=3), "rope_dim", "0", "3"),
         (lambda: make(rope_dim=-2), "rope_dim", "0", "-2"),
-        (lambda: make("none", rope_dim=0).require(lg.Composed([lg.Rotary(4, "half")])), "rope_dim=0"),
+        (lambda: make("nope", rope_dim=0).require(lg.Composed([lg.Rotary(4, "half")])), "rope_dim=0"),
         (lambda: make(value_dim=-1), "value_dim"),
         (lambda: make(route="expand"), "'expanded'"),
         (lambda: make(backend="fast"), "'fast'"),

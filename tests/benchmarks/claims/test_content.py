@@ -84,14 +84,14 @@ TUNED = {
     Measured("fine-tuned", "rope", 512): 0.01,
 }
 SHARES = (
-    {Measured("copy", label, 18): 0.8 if label == "none" else 0.3
-     for label in ("none", "sinusoidal", "rope", "alibi", "t5:max_distance=32")}
+    {Measured("copy", label, 18): 0.8 if label == "nope" else 0.3
+     for label in ("nope", "sinusoidal", "rope", "alibi", "t5:max_distance=32")}
     | {Measured("copy-randomized", label, 18): 0.6 for label in ("sinusoidal", "rope", "alibi")}
     | {Measured("flip-flop-1", label, 40, method): 0.99 if label == "path" else 0.6
        for label in ("path", "rope", "fox") for method in ("forward", "sparse", "dense")}
     | {Measured("parity-1", "path", 40): 0.99, Measured("parity-1", "rope", 40): 0.6, Measured("parity-2", "rope", 40): 0.7}
     | {Measured("addition", label, length): 0.99 if label in ("abacus:max_start=16+fire", "coupled:max_start=16") else 0.6
-       for label in ("none", "fire", "abacus:max_start=16+fire", "coupled:max_start=16") for length in (5, 10)}
+       for label in ("nope", "fire", "abacus:max_start=16+fire", "coupled:max_start=16") for length in (5, 10)}
     | {Measured("recall", label, 64): 0.99 if label == "rope" else 0.4 for label in ("rope", "mamba2", "rwkv6", "retention")}
     | {Measured("recall", label, length): 0.9 for label in ("alibi", "alibi+hierarchical:window=16") for length in (64, 128)}
     | {Measured("lookback", "rope", 64): 0.99, Measured("lookback", "alibi", 64): 0.4}

@@ -42,9 +42,9 @@ def small(tmp_path, monkeypatch):
     """Three studies, of which the second has a learned table, and three claims; the third reads nothing."""
     folder = tmp_path / "presets" / "claims"
     folder.mkdir(parents=True)
-    for name, labels in (("first", '"none"'), ("second", '"alibi", "learned"'), ("unread", '"none"')):
+    for name, labels in (("first", '"nope"'), ("second", '"alibi", "learned"'), ("unread", '"nope"')):
         (folder / f"{name}.toml").write_text(PRESET.format(labels=labels))
-    claims = [claim("one", "1", "second", "alibi"), claim("two", "2", "first", "none"), claim("three", "3", "none")]
+    claims = [claim("one", "1", "second", "alibi"), claim("two", "2", "first", "nope"), claim("three", "3", "nope")]
     monkeypatch.setattr(presets, "FOLDER", tmp_path / "presets")
     monkeypatch.setattr(base, "CLAIMS", {each.name: each for each in claims})
     monkeypatch.setattr(series, "KEPT", tmp_path / "kept")
@@ -106,7 +106,7 @@ def test_a_preset_that_was_edited_asks_another_question(tmp_path, small, capsys)
     """Results of the preset as it was are no evidence; run again it trains other models beside those that are there."""
     assert run("--only", "two") == 0
     models = {*(tmp_path / "runs" / "claims" / "first" / "units").glob("train-*")}
-    (small / "first.toml").write_text(PRESET.format(labels='"none"').replace("hidden = 8", "hidden = 16"))
+    (small / "first.toml").write_text(PRESET.format(labels='"nope"').replace("hidden = 8", "hidden = 16"))
     capsys.readouterr()
     assert main(["runs/claims"]) == 2
     assert "another protocol: they were run with --hidden 8, not 16" in capsys.readouterr().err

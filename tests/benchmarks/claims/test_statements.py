@@ -175,12 +175,12 @@ def test_a_diverged_seed_is_named_and_the_others_are_not_judged_alone(tmp_path):
 
 
 def test_what_was_not_learned_says_nothing_of_longer_inputs(tmp_path):
-    shares = {"t5": ((1.0, 0.99, 1.0),) * 4, "none": ((0.9, 0.91, 0.92),) + ((0.1, 0.12, 0.11),) * 3}
+    shares = {"t5": ((1.0, 0.99, 1.0),) * 4, "nope": ((0.9, 0.91, 0.92),) + ((0.1, 0.12, 0.11),) * 3}
     write_answers(tmp_path / "reverse", shares, seeds=(0, 1, 2))
     evidence = MadeUp(tmp_path)
-    longer = statements.more_accurate(at("t5", 32, "reverse"), at("none", 32, "reverse")).outcome(evidence)
-    assert longer.verdict == UNCLEAR and longer.remark.startswith("none did not learn")
-    trained = statements.more_accurate(at("t5", 16, "reverse"), at("none", 16, "reverse")).outcome(evidence)
+    longer = statements.more_accurate(at("t5", 32, "reverse"), at("nope", 32, "reverse")).outcome(evidence)
+    assert longer.verdict == UNCLEAR and longer.remark.startswith("nope did not learn")
+    trained = statements.more_accurate(at("t5", 16, "reverse"), at("nope", 16, "reverse")).outcome(evidence)
     assert trained.verdict == HOLDS
 
 

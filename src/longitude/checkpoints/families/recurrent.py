@@ -281,5 +281,5 @@ def comparable(config: LongitudeConfig) -> dict[str, Any]:
         "embedding_norm", "embedding_scale", "hidden_dropout", "tie_word_embeddings",
     )  # fmt: skip
     eps = "layer_norm_eps" if config.norm == "layernorm" else "rms_norm_eps"
-    encodings = [one for specs in config.layer_specs() for one in specs if one["name"] != "none"]
-    return {name: getattr(config, name) for name in (*names, eps)} | mixer | {"encoding": encodings or "none"}
+    encodings = [one for specs in config.layer_specs() for one in specs if one["name"] != "nope"]
+    return {name: getattr(config, name) for name in (*names, eps)} | mixer | {"encoding": encodings or "nope"}

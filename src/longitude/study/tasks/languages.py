@@ -127,7 +127,7 @@ class Z60(WordProblem):
     table, symbols = cyclic(60), 60
     defaults = {
         **Questions.defaults,
-        "encodings": ("none", "sinusoidal", "learned", "rope", "alibi"),
+        "encodings": ("nope", "sinusoidal", "learned", "rope", "alibi"),
         "train_length": 4,
         "test_lengths": (4, 5, 6, 8, 16),
         "hidden": 128,

@@ -57,7 +57,7 @@ class Questions(Generated):
     whole: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {
         "data": (GENERATED,),
-        "encodings": ("none", "sinusoidal", "rope", "alibi", "t5:max_distance=32"),
+        "encodings": ("nope", "sinusoidal", "rope", "alibi", "t5:max_distance=32"),
         "train_length": 64,
         "test_lengths": (64, 128, 256, 1024),
         "methods": ("forward",),

@@ -37,7 +37,7 @@ def language_model(*builds: MixerExample, encoding: Composed | None = None) -> L
         num_hidden_layers=len(builds),
         num_attention_heads=4,
         num_key_value_heads=2,
-        encoding="none",
+        encoding="nope",
     )
     model = fill(LongitudeForCausalLM(config).double().eval(), std=DIM**-0.5)
     stack, own = model.model, []

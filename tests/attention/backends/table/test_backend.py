@@ -24,7 +24,7 @@ def all_with_fox(num_heads, head_dim, dim):
 
 
 ENCODINGS = {
-    **{name: testing.example(name) for name in ("none", "alibi", "transformer_xl", "fox")},
+    **{name: testing.example(name) for name in ("nope", "alibi", "transformer_xl", "fox")},
     "t5": testing.example("t5", num_buckets=8, max_distance=30),
     "t5, both sides": testing.example("t5", num_buckets=8, max_distance=30, bidirectional=True),
     "clipped": testing.example("clipped", max_distance=20),
@@ -120,7 +120,7 @@ def test_positions_of_documents_and_after_padding(call):
 
 
 @pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
-@pytest.mark.parametrize("name", ["none", "alibi", "t5", "transformer_xl", "fox"])
+@pytest.mark.parametrize("name", ["nope", "alibi", "t5", "transformer_xl", "fox"])
 def test_values_narrower_or_wider_than_keys(name, value_dim, request):
     """By the loop in C, decoding included, and by tiles."""
     calls = "causal", "padded documents", "window, the last three", "one token"

@@ -98,7 +98,7 @@ def test_what_is_no_step():
         assert not routes.is_step(request_of(q, k, v))
 
 
-@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "none"])
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "nope"])
 def test_layers_of_a_model_take_it(spec, monkeypatch):
     """All layers, one description for each token, and the logits of a call without a cache."""
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def test_refusals(r, why):
     assert why in refuses(ANYWHERE, r())
 
 
-@pytest.mark.parametrize("names", ["none", "rope", "alibi", "t5", "fox+t5", "fire"])
+@pytest.mark.parametrize("names", ["nope", "rope", "alibi", "t5", "fox+t5", "fire"])
 def test_it_takes(names):
     for case in ("causal", "window", "packed", "padded, packed"):
         assert refuses(ANYWHERE, request(names=names, mask=masks(20)[case])) is None

@@ -69,7 +69,7 @@ def _small_blocks(monkeypatch):
 @pytest.mark.one_in(47)
 @pytest.mark.parametrize("case", ["causal", "window", "padded, packed", "band"])
 @pytest.mark.parametrize(("rows", "keys"), [(37, 101), (1, 50), (48, 48), (70, 70)])
-@pytest.mark.parametrize("names", ["none", "t5", "alibi+t5", "fox+t5", "fire"])
+@pytest.mark.parametrize("names", ["nope", "t5", "alibi+t5", "fox+t5", "fire"])
 def test_of_attention(names, rows, keys, case, outside):
     mask = masks(keys)[case] & lg.Causal() if case == "band" else masks(keys)[case]
     r, wanted = problem(rows, keys, names=names, mask=mask, dtype=torch.float16, dv=24, heads=2, kv_heads=1)

@@ -19,7 +19,7 @@ from tests.support import LargestTensor, Reads, close
 
 pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5", "fire"]
+NAMES = ["nope", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5", "fire"]
 FEW = partial(problem, heads=2, kv_heads=1)
 """The interpreter takes as long as there are heads."""
 MASKS = [
@@ -126,7 +126,7 @@ def test_half_precision(names, case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("names", ["none", "t5", "fox", "fire"])
+@pytest.mark.parametrize("names", ["nope", "t5", "fox", "fire"])
 def test_a_decoding_step_reads_no_number(names):
     """Neither what is before the kernels nor what launches them: a CUDA graph captures it. Rows of a cache, one token."""
     from longitude.positions.gpu.rotate import rotate
@@ -284,7 +284,7 @@ def test_many_sequences_on_any_gpu(monkeypatch):
         monkeypatch.setattr(kernels, kernel, Recorder())
     monkeypatch.setattr(rotate, "kernel", Recorder())
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    r, _ = FEW(3, 3, names="none")
+    r, _ = FEW(3, 3, names="nope")
     x = backend.inputs_of(r)
     x = x._replace(**{name: getattr(x, name)[:1].detach().expand(70_000, -1, -1, -1) for name in "qkv"})
     launched(x)
@@ -311,7 +311,7 @@ def test_vectors_far_apart():
     size = 2 * (before + rows * distance)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
     numbers = torch.frombuffer(pages, dtype=torch.float16)
-    r, _ = FEW(rows, rows, names="none", mask=lg.Window(20), dtype=torch.float16)
+    r, _ = FEW(rows, rows, names="nope", mask=lg.Window(20), dtype=torch.float16)
     x = backend.inputs_of(r)
     x = x._replace(**{name: getattr(x, name).detach()[:1, :1] for name in "qkv"})
     apart = x._replace(**{
