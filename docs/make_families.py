@@ -1,6 +1,6 @@
 """The page of families, docs/families.md: what `longitude check` says of each causal architecture of transformers, at toy size.
 
-python docs/make_families.py                     # all: about ten minutes of processor time; writes the page
+python docs/make_families.py                     # all: about ten minutes of processor time; writes the page and families.csv
 python docs/make_families.py llama gemma3_text   # these alone, printed
 
 A law that is broken stands on the page only if EXPLAINED says what the class does, and a test shows it in plain transformers.
@@ -23,6 +23,7 @@ from longitude.testing.engine import Result
 if not torch.cuda.is_available():  # kernels of flash-linear-attention need a GPU; exporting takes torch's own path
     hub_kernels.is_torchdynamo_exporting = lambda: True
 PAGE = Path(__file__).with_name("families.md")
+MATRIX = PAGE.with_suffix(".csv")
 SKIPPED = {
     "blt": "bytes are grouped by a second model",
     "emu3 fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git got_ocr2 llama4 mllama "
@@ -211,8 +212,8 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         f"`longitude check` was run on {len(found)} architectures of transformers {transformers.__version__}, with random "
         f"weights and toy sizes. In {len(found) - len(failing)} of them no law is broken; the others have the defects below.",
         "",
-        "`python docs/make_families.py` makes this page, in about ten minutes of processor time. Each defect is also shown "
-        "without Longitude, in plain transformers, by `tests/docs/test_families.py`.",
+        "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured, in about ten minutes of "
+        "processor time. Each defect is also shown without Longitude, in plain transformers, by `tests/docs/test_families.py`.",
         "",
         "## What is broken",
         "",
@@ -244,6 +245,16 @@ def page(found: dict[str, dict[str, Result]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def matrix(found: dict[str, dict[str, Result]]) -> str:
+    """A row for each family: what each law measured, "-" if it does not apply."""
+    rows = [["family", *laws()]]
+    for family, results in found.items():
+        cells = {one.law: one.status if one.measured is None else f"{one.measured:.2g}" for one in results.values()}
+        cells = {law: "-" if results[law].status == "does not apply" else cell for law, cell in cells.items()}
+        rows.append([family, *(cells[law] + "!" * (results[law].status == "broken") for law in laws())])
+    return "".join(",".join(row) + "\n" for row in rows)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -257,6 +268,8 @@ def main() -> None:
         (family, one.law) for family, results in found.items() for one in results.values() if one.status == "broken"
     }
     print(f"{len(found)} families, {len(laws())} laws, {len(broken)} broken")
+    if not sys.argv[1:]:
+        MATRIX.write_text(matrix(found), encoding="utf-8")
     if unknown := sorted(broken - {*explained()}):
         sys.exit(f"not explained: {unknown}; show it in plain transformers, or correct the law")
     if not sys.argv[1:]:

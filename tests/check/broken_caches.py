@@ -51,8 +51,50 @@ def padding_kept_in_the_model() -> Any:
     return changed(model, before)
 
 
+def counted_behind_a_cache() -> Any:
+    """Positions behind a cache are counted from its length, unless a mask says that some of it is padding."""
+
+    def before(named: dict[str, Any]) -> None:
+        mask, past = named.get("attention_mask"), past_of(named.get(INSTALLED))
+        if past and (mask is None or mask.dim() == 2 and bool(mask.all())):
+            named["position_ids"] = torch.arange(past, past + named["input_ids"].shape[1])[None]
+
+    return changed(llama(), before)
+
+
+def is_tree(named: dict[str, Any]) -> bool:
+    mask = named.get("attention_mask")
+    return mask is not None and mask.dim() == 4 and past_of(named.get(INSTALLED)) > 0
+
+
+def drafts_counted() -> Any:
+    """Drafts of a tree are numbered one after the other behind a cache."""
+
+    def before(named: dict[str, Any]) -> None:
+        if is_tree(named):
+            past = past_of(named[INSTALLED])
+            named["position_ids"] = torch.arange(past, past + named["input_ids"].shape[1])[None]
+
+    return changed(llama(), before)
+
+
+def drafts_in_a_row() -> Any:
+    """Each draft of a tree sees those before it, of other branches, too."""
+
+    def before(named: dict[str, Any]) -> None:
+        if is_tree(named):
+            mask = named["attention_mask"]
+            named["attention_mask"] = mask.new_full(mask.shape, torch.finfo(mask.dtype).min).triu(
+                1 + mask.shape[3] - mask.shape[2]
+            )
+
+    return changed(llama(), before)
+
+
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "cache_classes": {"positions of a static cache's places": counted_in_places},
     "cache_crop": {"tokens counted in the model": counted_in_the_model},
+    "cache_renumber": {"positions counted behind a cache": counted_behind_a_cache},
+    "draft_tree": {"drafts counted one by one": drafts_counted, "drafts see other branches": drafts_in_a_row},
     "cache_reorder": {"padding of rows kept in the model": padding_kept_in_the_model},
 }

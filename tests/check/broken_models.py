@@ -235,7 +235,16 @@ def replaced() -> Any:
     return model
 
 
+def table_begins_again() -> Any:
+    """A table of 32 rows of which 20 are used, from the first on again."""
+    model = changed(gpt2())
+    right = model.transformer.wpe.forward
+    model.transformer.wpe.forward = lambda positions: right(positions % 20)
+    return model
+
+
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
+    "served_positions": {"a table begins again": table_begins_again},
     "repeatable": {
         "dropout left on": lambda: with_logits(llama(), lambda x: nn.functional.dropout(x, 0.1)),
     },
@@ -293,6 +302,8 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
 }
 """Law -> models that break it, and no other."""
 REASONS = {  # what the law gives as the reason
+    "a table begins again": "12 of 32 positions have another row: position 20 has that of 0",
+    "drafts counted one by one": "(behind a cache)",
     "frequencies in bfloat16": "inv_freq itself is rounded",
     "attention factor twice": "applied twice",
     "cache off by one": "the position of a token behind a cache is 1 too large",

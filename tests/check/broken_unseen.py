@@ -7,10 +7,16 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import BloomForCausalLM, Gemma3ForCausalLM, MistralForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BloomForCausalLM, Gemma3ForCausalLM, MistralForCausalLM
 from transformers.models.bloom import modeling_bloom
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
+from transformers.models.qwen3 import modeling_qwen3
 
+import make_families
 from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
 
 
@@ -371,7 +377,33 @@ def gemma_swapped() -> Any:
     return model
 
 
+def kept_biases() -> Any:
+    """ALiBi's biases are as long as the first call, and 0 farther away."""
+    model, lengths = make_families.toy("mpt"), []
+    inner = model.transformer
+    right = inner.build_mpt_alibi_tensor
+
+    def made(heads: int, length: int, **named: Any) -> Tensor:
+        if not hasattr(inner, "longitude_biases"):
+            inner.longitude_biases = right(heads, lengths[-1], **named)
+        kept = inner.longitude_biases
+        return nn.functional.pad(kept, (max(0, length - kept.shape[-1]), 0))
+
+    inner.build_mpt_alibi_tensor = made
+    return changed(model, before=lambda named: lengths.append(named["input_ids"].shape[1]))
+
+
+def axes_exchanged() -> Any:
+    """Pairs of the height turn by the width, which positions of text do not show."""
+    model = make_families.toy("qwen2_vl")
+    rotary = model.model.language_model.rotary_emb
+    right = rotary.forward
+    rotary.forward = lambda x, position_ids: right(x, position_ids[[0, 2, 1]])
+    return model
+
+
 UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "biases of the first call": (kept_biases, "repeatable", "that one leaves MptModel.longitude_biases"),
     "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", "begin at 0 again"),
     "positions count the padding": (partial(with_positions, from_padding), "given_positions", "counted in the model"),
     "window one key wider in a whole pass": (lambda: with_masks(wider, mistral()),
@@ -405,3 +437,115 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "bases of local and global layers swapped": (gemma_swapped, "rotary_frequencies", "10000, expected 1e+06"),
 }  # fmt: skip
 """How each is built, the law that it breaks, alone, and words of its cause."""
+
+
+# ---- functions of a modeling file ----------------------------------------------------------------------------------------
+def built_of(family: str, eager: bool = False, drawn: str = "", **options: Any) -> Any:
+    """A toy of a family; drawn: in the names of weights that begin equal, and are drawn at random here."""
+    kind = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]]
+    has = make_families.shape_of(kind.config_class(), make_families.OWN.get(family, {}))
+    model = built(kind, **has | {"num_hidden_layers": 2} | options)
+    for name, weight in model.named_parameters():
+        if drawn and drawn in name:
+            nn.init.uniform_(weight, 0.5, 2.0)
+    if eager:
+        model.set_attn_implementation("eager")
+    return model
+
+
+def last_numbers(right: Any) -> Any:
+    """The last numbers of a head rotate in place of the first."""
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, *more: Any) -> tuple[Tensor, ...]:
+        width = cos.shape[-1]
+        return tuple(x.roll(-width, -1) for x in right(q.roll(width, -1), k.roll(width, -1), cos, *more))
+
+    return rotated
+
+
+def factor_of_queries(right: Any) -> Any:
+    """YaRN's factor multiplies queries and no keys."""
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+        return right(q, k, cos, sin, *more)[0], right(q, k, cos, sin, *more)[1] / torch.hypot(cos, sin)[:, None]
+
+    return rotated
+
+
+def weighed_behind(right: Any) -> Any:
+    """A norm's weights multiply what was rotated."""
+    return lambda q, *more: tuple(x * torch.linspace(0.5, 2, x.shape[-1]).to(x) for x in right(q, *more))
+
+
+def keys_backwards(right: Any) -> Any:
+    return lambda q, k, cos, sin, *more: (right(q, k, cos, sin, *more)[0], right(q, k, cos, -sin, *more)[1])
+
+
+def third_in_pairs(right: Any) -> Any:
+    """Each third call, that of one layer of three, rotates neighbours."""
+    calls = [0]
+
+    def rotated(q: Tensor, k: Tensor, *more: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % 3:
+            return right(q, k, *more)
+        order = torch.arange(q.shape[-1]).view(-1, 2).T.flatten()
+        return tuple(x[..., order.argsort()] for x in right(q[..., order], k[..., order], *more))
+
+    return rotated
+
+
+def capped_behind_the_mask(right: Any) -> Any:
+    """The cap turns what the mask made -inf into a score."""
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: Any = None, **more: Any):
+        key, value = (repeat_kv(x, module.num_key_value_groups) for x in (key, value))
+        scores = query @ key.mT * more["scaling"] + mask
+        scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    return attend
+
+
+def no_sinks_at_decode(right: Any) -> Any:
+    def attend(module: Any, query: Tensor, *given: Any, **more: Any) -> Any:
+        if query.shape[2] > 1:
+            return right(module, query, *given, **more)
+        module.sinks.data -= 1e4
+        answer = right(module, query, *given, **more)
+        module.sinks.data += 1e4
+        return answer
+
+    return attend
+
+
+REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str, str]] = {
+    "the last numbers of a head rotate": (
+        partial(built_of, "gpt_neox"), modeling_gpt_neox, "apply_rotary_pos_emb", last_numbers,
+        "layer_rotations", "numbers 12 to 15 of a head turn, declared are 0 to 3",
+    ),
+    "a factor of queries alone": (
+        partial(llama, YARN), modeling_llama, "apply_rotary_pos_emb", factor_of_queries,
+        "layer_rotations", "it is rotated as declared, and multiplied by 0.878",
+    ),
+    "weights behind the rotation": (
+        partial(built_of, "qwen3"), modeling_qwen3, "apply_rotary_pos_emb", weighed_behind,
+        "layer_rotations", "something follows the rotation",
+    ),
+    "keys the other way": (
+        llama, modeling_llama, "apply_rotary_pos_emb", keys_backwards, "layer_rotations", "it turns the other way",
+    ),
+    "one layer in pairs of neighbours": (
+        partial(llama, num_hidden_layers=3), modeling_llama, "apply_rotary_pos_emb", third_in_pairs,
+        "transformers_class", "was replaced; the first output that differs is that of model.layers.2.self_attn",
+    ),
+    "a cap behind the mask": (
+        partial(built_of, "gemma2", eager=True, attn_logit_softcapping=5.0), modeling_gemma2, "eager_attention_forward",
+        capped_behind_the_mask, "causality", "without attn_logit_softcapping they agree",
+    ),
+    "no sinks while decoding": (
+        partial(built_of, "gpt_oss", eager=True, drawn="sinks"), modeling_gpt_oss, "eager_attention_forward",
+        no_sinks_at_decode, "cached_decoding", "self_attn; without sinks they agree",
+    ),
+}  # fmt: skip
+"""A model, a function of a module of transformers and its replacement; the law that breaks, alone, and words of its cause."""

@@ -25,7 +25,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
-from tests.check.broken_unseen import UNSEEN
+from tests.check.broken_unseen import REPLACED, UNSEEN, axes_exchanged, copied
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
@@ -56,6 +56,16 @@ def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
     """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
     make, law, words = UNSEEN[name]
     [broken] = [one for one in check(make()).values() if one.status == "broken"]
+    assert broken.law == law and words in broken.reason, broken
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_function_with_a_bug_is_found_with_its_cause(name, monkeypatch):
+    """In a module of transformers; and no other law is broken."""
+    make, module, function, bug, law, words = REPLACED[name]
+    model = make()
+    monkeypatch.setattr(module, function, bug(getattr(module, function)))
+    [broken] = [one for one in check(model).values() if one.status == "broken"]
     assert broken.law == law and words in broken.reason, broken
 
 
@@ -198,6 +208,110 @@ def test_keys_of_nobody_are_not_understood_and_no_fault(tmp_path):
     found = result("config", saved(tmp_path, top={"rope_base": 1e6}, rope=YARN, inside={"warmth": 0.3}))
     assert found.status == "holds"
     assert found.reason.startswith("not understood: rope_base, rope_parameters.warmth; understood are model_type, ")
+
+
+PAIRS = {"short_factor": [1.0, 2.0, 4.0, 8.0], "long_factor": [1.0, 1.0, 1.0, 2.0]}
+IDLE = {
+    "mscale": ({**YARN, "mscale": 0.7}, "mscale changes no frequency and no factor"),
+    "mscale beside a factor": (
+        {**YARN, "attention_factor": 1.0, "mscale": 0.7, "mscale_all_dim": 0.5},
+        "mscale_all_dim changes",
+    ),
+    "a factor of 1": ({"rope_type": "linear", "factor": 1.0}, "'linear' changes no frequency"),
+    "a border that is not reached": (
+        {**LONGROPE, "short_factor": [1.0, 1.0, 1.0, 2.0], "factor": 1.0, ORIGINAL: LENGTH},
+        "long_factor changes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_key_that_changes_nothing_is_noted(name):
+    """It is no fault, and keys that have an effect are not named."""
+    rope, words = IDLE[name]
+    found = result("config", llama(rope=rope))
+    assert found.status == "holds" and words in found.reason, found
+    for key in ("beta_fast", "short_factor changes"):
+        assert key not in found.reason
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_oss", "cohere2", "deepseek_v3", "gpt_neox", "olmo3"])
+def test_drafts_declared_positions_and_renumbered_keys_of_families(family):
+    """Windows, a table, sinks, layers without rotation, latent attention, a part of each head, a norm."""
+    found = check(make_families.toy(family), laws=["draft_tree", "served_positions", "cache_renumber"])
+    assert found["cache_renumber"].status == ("does not apply" if family in ("gpt2", "deepseek_v3") else "holds")
+    assert {found[law].status for law in ("draft_tree", "served_positions")} == {"holds"}
+
+
+def test_lists_of_longrope_that_are_exchanged():
+    found = result("config", llama(rope=LONGROPE | PAIRS))
+    assert found.status == "broken" and "swapped" in found.reason
+
+
+def test_a_window_longer_than_what_is_tried_is_tried_as_a_short_one():
+    """A class that follows it, and one that does not."""
+    shape = {"sliding_window": 4096, "max_position_embeddings": 8192}
+    found = result("layer_masks", of_kind("mistral", **SMALL, **shape))
+    assert found.status == "holds" and "4096 were tried" in found.reason
+    found = result("layer_masks", llama(**shape))
+    assert found.status == "broken" and found.reason.startswith("sliding_window = 4096 is not followed"), found
+
+
+OUTSIDE = {  # keys beside the text_config of a model of text and images, and in it
+    "elsewhere": ({"rope_theta": 5e6}, {}, "rope_theta = 5e+06 is outside text_config"),
+    "twice": ({"rope_theta": 5e6}, {"rope_theta": 1e4}, "the text model has 10000"),
+    "the same twice": ({"rope_theta": 1e4}, {"rope_theta": 1e4}, ""),
+    "sections of too many pairs": (
+        {},
+        {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 4, 4]}},
+        "mrope_section has 12 pairs, and heads rotate 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_base_outside_the_text_is_named(name):
+    outer, inner, words = OUTSIDE[name]
+    text = {
+        "model_type": "qwen3_vl_text",
+        "head_dim": 16,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+    }
+    raw = {"model_type": "qwen3_vl", "text_config": text | inner, **outer}
+    config = AutoConfig.for_model(**copy.deepcopy(raw)).get_text_config()
+    found = list(contradictions(raw, config))
+    assert (words in " ".join(found)) if words else not found, found
+
+
+def test_positions_that_a_class_has_not_are_named():
+    raw = {
+        "model_type": "mpt",
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 1,
+        "attn_config": {"alibi": False, "rope": True},
+    }
+    assert "attn_config.rope is true" in " ".join(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw))))
+    raw["attn_config"] = {"alibi": True, "rope": False, "rope_theta": 1e4}
+    assert list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw)))) == []
+
+
+def test_a_copy_of_a_class_that_is_right_breaks_no_law():
+    """Llama's attention written anew: its logits are those of transformers' class."""
+    found = check(copied())
+    assert [one for one in found.values() if one.status == "broken"] == []
+    assert found["transformers_class"].status == "holds" and found["transformers_class"].measured < 1e-6
+
+
+def test_axes_that_text_does_not_show():
+    """Pairs of the height that turn by the width: only the class of transformers tells."""
+    found = check(axes_exchanged(), laws=["layer_rotations", "cached_decoding", "transformers_class"])
+    assert [one.status for one in found.values()] == ["holds", "holds", "broken"]
+    assert (
+        "at positions of several axes; the first output that differs is that of" in found["transformers_class"].reason
+    )
 
 
 def test_a_temperature_may_make_positions_matter():

@@ -2,16 +2,18 @@
 
 python -m tests.checkpoints.families                # all, the schemes of each, and published configs: a table
 python -m tests.checkpoints.families llama "Kimi K2"    # these alone
+python -m tests.checkpoints.families --csv sweep.csv    # and each result as a row of a file
 
 The measuring looks into no config and knows no family: attention is replaced by a recorder, and queries and keys at several
 positions, and without rotation, give the angle by which each pair turns. PYTHONPATH needs src, docs and this folder's root.
 """
 
+import argparse
 import copy
+import csv
 import gc
 import multiprocessing
 import resource
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -481,7 +483,12 @@ def of_one(task: tuple[str, str]) -> tuple[dict[str, tuple[str, str]], float]:
     return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--csv")
+    given = parser.parse_args()
+    names: list[str] = given.names
     tasks = [("family", name) for name in FAMILIES if not names or name in names]
     tasks += [("published", name) for name in PUBLISHED if not names or name in names]
     table: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
@@ -492,6 +499,11 @@ def main(names: list[str]) -> None:
             for scheme, (kind, why) in found.items():
                 if kind != "equal":
                     print(f"{task[1]}, {scheme}: {kind}, {why}", flush=True)
+    if given.csv:
+        with open(given.csv, "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["kind", "name", "scheme", "result", "why"])
+            rows.writerows([*task, scheme, *found] for task, each in table.items() for scheme, found in each.items())
     of = {
         "families": Counter(each["default"][0] for (what, _), each in table.items() if what == "family"),
         "with schemes": Counter(
@@ -509,4 +521,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -213,3 +213,12 @@ def test_the_decoder_of_an_encoder_decoder_has_its_own_heads(saved):
         d_model=80, encoder_layers=2, decoder_layers=2, decoder_attention_heads=5, encoder_attention_heads=5
     )
     assert checkpoint.facts(*saved(config))["kind"] == ["learned"]
+
+
+@pytest.mark.parametrize(("kind", "followed"), [("mistral", True), ("granite", False)])
+def test_a_window_that_a_class_does_not_follow_is_noted(saved, kind, followed):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = transformers.AutoConfig.for_model(kind, **sizes, intermediate_size=32, vocab_size=64, pad_token_id=0)
+    config.sliding_window = 4096
+    about = checkpoint.facts(*saved(config))
+    assert any("attends to 4097 keys" in note for note in about["notes"]) != followed

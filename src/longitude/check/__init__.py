@@ -27,7 +27,7 @@ import torch
 import transformers
 
 from longitude.check.quick import require_gpu_of
-from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in, widest
+from longitude.check.subject import CHECKPOINT_LAWS, Subject, Unused, computing_in, widest
 from longitude.checkpoints.config import border_of, declared_length, not_rotary, raw_config
 from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
@@ -36,7 +36,9 @@ from longitude.testing.engine import Law, OnLaw, Result, try_laws
 laws = CHECKPOINT_LAWS.laws
 laws()  # all at once, so that their order is that of the battery, whichever module is imported first
 
-IN_OWN_DTYPE = ("config", "rotary_frequencies", "given_positions", "far_positions", "bfloat16_positions", "meta_device")
+IN_OWN_DTYPE = (
+    "config", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "bfloat16_positions", "meta_device",
+)  # fmt: skip
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
 CAP = 512
 """The most tokens that equality laws compare, unless a length is given."""
@@ -104,6 +106,7 @@ def subject_of(
     path = checkpoint.path if isinstance(checkpoint, Checkpoint) else None
     model = checkpoint.model if isinstance(checkpoint, Checkpoint) else checkpoint
     other = reference.model if isinstance(reference, Checkpoint) else reference
+    unused = Unused(model)
     as_written: Mapping[str, Any] = raw or (raw_config(path) if path is not None else model.config.to_dict())
     config, reach = model.config.get_text_config(), length_of(model, length)
     border = border_of(config)
@@ -118,6 +121,7 @@ def subject_of(
         checkpoint=checkpoint if isinstance(checkpoint, Checkpoint) else None,
         folder=next((Path(place) for place in (folder, path) if place is not None and Path(place).is_dir()), None),
     )
+    subject.unused = unused
     if other is not None and (size := other.config.get_text_config().vocab_size) != config.vocab_size:
         raise ValueError(f"reference: expected a vocabulary of {config.vocab_size}, as the model's, got {size}")
     with torch.no_grad():

@@ -277,6 +277,7 @@ def alibi_slopes(subject: Subject) -> Measurement:
         for b in (4, 8, 16)
     }
     row = got.view(-1, heads)[head // heads]
+    others["its heads in another order"] = want[:heads].sort().values[row.argsort().argsort()]
     known = [name for name, one in others.items() if bool((row / one - 1).abs().max() <= EQUAL)]
     return Measurement(
         float(off.abs().max()), EQUAL, cause=cause + (f"; they are those of {known[0]}" if known else "")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from longitude.check.decoding import CACHE, RESTS
-from longitude.check.family import replaced
+from longitude.check.family import of_its_class, replaced
 from longitude.check.passes import require_one_way
+from longitude.check.recorder import only_with
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -65,7 +66,26 @@ def left_padding(subject: Subject) -> Measurement:
         broken and "position_ids" in subject.takes and "position_ids" not in signature(subject.model.forward).parameters
     ):
         cause += "; transformers gives it no positions where forward hides position_ids behind **kwargs"
+    elif broken:
+        cause += positions_of_generate(subject, padded, mask)
     return subject.measurement(worst, cause)
+
+
+def positions_of_generate(subject: Subject, padded: Tensor, mask: Tensor) -> str:
+    """Whether generate() gives the tokens of a padded prompt other positions than their mask counts."""
+    prompt, seen = padded.shape[1] // 2, list[Any]()
+    want = subject.positions(mask[:, :prompt]).get("position_ids")
+    look = lambda _, given, named: seen.append(named.get("position_ids"))  # noqa: E731
+    with subject.model.register_forward_pre_hook(look, with_kwargs=True):
+        subject.generated(padded[:, : prompt + 1], prompt, mask[:, : prompt + 1])
+    if want is None or not seen:
+        return ""
+    got = seen[0]
+    if got is None:
+        return ": generate() gives no position_ids"
+    if not isinstance(got, Tensor) or got.shape != want.shape or not bool((got > want)[mask[:, :prompt] == 1].any()):
+        return ""
+    return ": generate() gives position_ids that count the padding"
 
 
 def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[int]) -> str:
@@ -80,16 +100,21 @@ def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[in
         for r, row in enumerate(rows)
     ):
         return ": tokens attend to the padding"
-    if "position_ids" not in subject.takes:
-        return ""
+
     at = torch.arange(padded.shape[1], device=padded.device)[None]
-    counted = [
-        subject.error(got[r : r + 1, row], subject.logits(padded[r : r + 1, row], position_ids=at[:, row]))
-        for r, row in enumerate(rows)
-    ]
-    return (
-        ": positions are counted from the padding" if all(subject.first_above(one) is None for one in counted) else ""
-    )
+
+    def differs(counted: bool = False) -> bool:
+        """Whether a row is another than the row alone, at its own positions or at those that count the padding."""
+        got = subject.logits(padded, **options)
+        places = [{"position_ids": at[:, row]} if counted else {} for row in rows]
+        alone = [subject.logits(padded[r : r + 1, row], **places[r]) for r, row in enumerate(rows)]
+        errors = (subject.error(got[r : r + 1, row], alone[r]) for r, row in enumerate(rows))
+        return any(subject.first_above(error) is not None for error in errors)
+
+    if "position_ids" in subject.takes and not differs(counted=True):
+        return ": positions are counted from the padding"
+    without = only_with(subject, differs)
+    return f": {without}" if without else ""
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "chunked_prefill", "left_padding"))
@@ -130,11 +155,20 @@ def each_as_alone(
     """
     error, cause = beside_alone(subject, tokens, sizes, options), "are not what each is alone"
     if subject.first_above(error) is not None and one_depends_on_another(subject, tokens, sizes, options):
-        if subject.stock and replaced(type(subject.model)) is None:
-            kind, by = f"{type(subject.model).__name__} of transformers", f"by {float(error.max()):.1e}"
+        theirs = subject if subject.stock and replaced(type(subject.model)) is None else of_its_class(subject)
+        if theirs is not None and (theirs is subject or depends_too(theirs, sizes, options)):
+            kind, by = f"{type(theirs.model).__name__} of transformers", f"by {float(error.max()):.1e}"
             raise DoesNotApply(f"{kind} {stock} ({by}); give each a row of its own here")
         cause = joined
     return subject.measurement(error, f"documents packed into one row {cause}")
+
+
+def depends_too(theirs: Subject, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:
+    """Whether documents change each other in a model of the class that transformers has for the config."""
+    try:
+        return one_depends_on_another(theirs, theirs.tokens(sum(sizes)), sizes, options)
+    except Exception:  # that class does not take them, so it is no witness
+        return False
 
 
 def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:

@@ -1,11 +1,11 @@
-"""Laws of Transformers caches: all classes give equal results, also after cropping and after reordering rows."""
+"""Laws of Transformers caches: all classes give equal results, also after cropping, for drafts, and after reordering rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
@@ -14,9 +14,15 @@ from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, Stat
 from transformers.cache_utils import Cache, Fp8QuantizedLayer
 
 from longitude.check.decoding import CACHE
+from longitude.check.family import by_its_class
+from longitude.check.layers import BACKWARDS, as_declared, promised
 from longitude.check.passes import require_one_way
+from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.cache_names import ATTENTION, INSTALLED
+from longitude.positions.layers import LayerPositions
+from longitude.positions.layouts import Layout
+from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
 MOST = 96
@@ -27,6 +33,8 @@ WRONG = 5
 ORDER = (2, 0, 0)
 """Rows of a batch after a step of beam search: one goes on twice, one not at all."""
 RESTS = (*CACHE, "relative_positions", "chunked_prefill", "batch_invariance", "left_padding", "packed_documents")
+DRAFTS = (None, 0, 0, 1, 2)
+"""A tree of drafts: the draft that each one follows, None for one that follows the prompt."""
 REFUSALS = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
@@ -178,6 +186,111 @@ def cache_crop(subject: Subject) -> Measurement:
         errors_of,
         "after crop() logits are not those of the tokens that are left, though the cache says that it can be cropped",
     )
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))
+@by_its_class
+def draft_tree(subject: Subject) -> Measurement:
+    """Each branch of a tree of drafts = that branch alone.
+
+    As in speculative decoding: drafts come in one call behind a prompt, with positions of their own and a 4-D mask, in which each
+    sees the prompt and its own branch.
+    """
+    require_cache(subject)
+    if subject.recurrent:
+        raise DoesNotApply("states of its recurrent layers run through all drafts of a call")
+    for argument in ("position_ids", "attention_mask"):
+        subject.require(argument, "branches cannot be declared")
+    sizes = [size for one in visible_of(subject) for size in (one.window, one.chunk) if size is not None]
+    prompt = min([subject.length // 2, *(size - len(DRAFTS) for size in sizes)])  # a 4-D mask has no windows
+    if prompt < 1:
+        raise DoesNotApply(f"its windows of {min(sizes)} are shorter than a prompt and {len(DRAFTS)} drafts")
+    paths = [path_of(draft) for draft in range(len(DRAFTS))]
+    given, drafts = subject.tokens(prompt), subject.tokens(len(DRAFTS), seed=1)
+    want = torch.cat([subject.logits(torch.cat([given, drafts[:, path]], 1))[:, -1:] for path in paths], 1)
+    length = prompt + len(DRAFTS)
+    sees = torch.ones(length, length, dtype=torch.bool, device=subject.device).tril()
+    for draft, path in enumerate(paths):
+        sees[prompt + draft, prompt:] = False
+        sees[prompt + draft, [prompt + at for at in path]] = True
+    mask = torch.zeros(sees.shape, dtype=subject.kind, device=subject.device)
+    mask = mask.masked_fill(~sees, torch.finfo(subject.kind).min)[None, None]
+    steps = [*range(prompt), *(prompt + len(path) - 1 for path in paths)]
+    positions = torch.tensor([steps], device=subject.device)
+    try:
+        whole = subject.logits(torch.cat([given, drafts], 1), attention_mask=mask, position_ids=positions)
+        cache = getattr(subject.model(input_ids=given, use_cache=True), str(subject.cache_name))
+        options = {"attention_mask": mask[:, :, prompt:], "position_ids": positions[:, prompt:]}
+        behind = subject.model(input_ids=drafts, use_cache=True, **subject.with_cache(cache), **options)
+    except REFUSALS as error:
+        raise DoesNotApply(f"its forward refuses a 4-D mask ({type(error).__name__})") from error
+    ways = {"in one pass": whole[:, prompt:], "behind a cache": subject.some(behind.logits)}
+    errors = {way: subject.error(got, want) for way, got in ways.items()}
+    broken = [way for way, error in errors.items() if subject.first_above(error) is not None]
+    cause = f"drafts in a tree get other logits than each branch alone ({'; '.join(broken)})"
+    return Measurement(float(torch.stack([*errors.values()]).max()), subject.threshold, cause=cause)
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "rotary_frequencies", "cache_classes", "cache_crop"))
+@by_its_class
+def cache_renumber(subject: Subject) -> Measurement:
+    """Cached keys turned to later positions, and tokens behind them there = a whole pass.
+
+    As caches are renumbered after tokens were evicted: keys are turned by 64 positions more, and tokens go on 64 positions later.
+    What is left after an eviction is no fresh pass, since it has seen what is gone; this is the part that must be equal.
+    """
+    require_cache(subject)
+    subject.require("position_ids", "tokens cannot go on at other positions")
+    config = subject.config
+    if any(isinstance(rope.scaling, Follows) for rope in ropes(config).values()):
+        raise DoesNotApply("its tables follow the length of the sequence")
+    if subject.recurrent or getattr(config, "qk_rope_head_dim", None) or config.model_type in BACKWARDS:
+        raise DoesNotApply("its cache keeps something else than rotated keys of all layers")
+    layers = {layout: promised(config, layout) for layout in get_args(Layout)}
+    if any(spec["name"].endswith("temperature") for one in layers["half"] for spec in one.encoding):
+        raise DoesNotApply("it multiplies queries by a factor of their position")
+    tokens = subject.tokens(min(subject.length, MOST))
+    half, length = tokens.shape[1] // 2, tokens.shape[1]
+    want = subject.logits(tokens)[:, half:]
+    later = torch.arange(half, length, device=subject.device)[None] + SHIFT
+
+    def error(layers: Sequence[LayerPositions]) -> Tensor:
+        cache: Any = DynamicCache()
+        subject.model(input_ids=tokens[:, :half], use_cache=True, **subject.with_cache(cache))
+        for own, kept in zip(layers, cache.layers, strict=False):  # layers that share keys with others keep none
+            kept.keys = turned(kept.keys, own)
+        answer = subject.model(
+            input_ids=tokens[:, half:], position_ids=later, use_cache=True, **subject.with_cache(cache)
+        )
+        return subject.error(subject.some(answer.logits), want)
+
+    try:
+        found = min((error(each) for each in layers.values()), key=lambda each: float(each.max()))
+    except REFUSALS as refusal:
+        raise DoesNotApply(f"its cache keeps no keys that can be turned ({type(refusal).__name__})") from refusal
+    cause = f"tokens behind cached keys that are turned by {SHIFT} positions, and given positions as many later, get other logits"
+    return subject.measurement(found, cause)
+
+
+def turned(keys: Tensor, layer: LayerPositions) -> Tensor:
+    """Rotated keys [B, H, L, D] of a layer, at positions SHIFT later."""
+    at = torch.full(keys.shape[:1] + keys.shape[2:3], SHIFT, device=keys.device)
+    factor = as_declared(torch.ones_like(keys), layer.encoding, 0 * at, False)  # it is in the keys already
+    return (as_declared(keys, layer.encoding, at, False) / factor).to(keys)
+
+
+def path_of(draft: int) -> list[int]:
+    """A draft and those before it on its branch, the first one first."""
+    before = DRAFTS[draft]
+    return [*([] if before is None else path_of(before)), draft]
+
+
+def visible_of(subject: Subject) -> list[LayerPositions]:
+    """Positions of each layer; none where they cannot be read."""
+    try:
+        return promised(subject.config, "half")
+    except DoesNotApply:
+        return []
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))

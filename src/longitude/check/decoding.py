@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from longitude.check.family import by_its_class
 from longitude.check.layers import LAYERS
 from longitude.check.passes import SOUND, require_one_way
-from longitude.check.recorder import recorder, unrotated
+from longitude.check.recorder import first_apart, inputs_apart, only_with, outputs, recorder, unrotated
 from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import last_position, table_of
@@ -103,7 +104,28 @@ def cached_decoding(subject: Subject) -> Measurement:
         )
     elif broken and given and not {GIVEN, "generate()"} & {*broken}:
         cause += ": where mask and position_ids are passed, as generate() does, the logits agree; pass them"
+    elif {"a token at a time", "a token at a time behind a prompt"} & {*broken}:
+        cause += where_and_why(subject, tokens, want, ways)
     return subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
+
+
+def where_and_why(subject: Subject, tokens: Tensor, want: Tensor, ways: Mapping[str, Tensor]) -> str:
+    """Where decoding first leaves the whole pass, and the part of attention without which it does not."""
+    half = tokens.shape[1] // 2
+    first = subject.first_above(ways["a token at a time"])
+    late = subject.first_above(ways["a token at a time behind a prompt"])
+    sizes = [half, *[1] * (max(late, half) + 1 - half)] if late is not None else [1] * ((first or 0) + 1)
+
+    def differs() -> bool:
+        return subject.first_above(subject.error(subject.in_chunks(part, sizes), subject.logits(part))) is not None
+
+    part = tokens[:, : sum(sizes)]
+    whole = outputs(subject.model, lambda: subject.logits(part), part.shape[1])
+    words = [first_apart(subject, outputs(subject.model, lambda: subject.in_chunks(part, sizes), part.shape[1]), whole)]
+    with suppress(DoesNotApply):
+        words.append("" if subject.recurrent else inputs_apart(subject, tokens, sizes))
+    words = [each for each in (*words, only_with(subject, differs)) if each]
+    return f": {'; '.join(words)}" if words else ""
 
 
 def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:

@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
@@ -25,6 +26,7 @@ from longitude.check.quick import random_of, small
 from longitude.check.subject import Subject
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.load import auto_class_of
+from longitude.positions.config_keys import LENGTHS
 from longitude.positions.hugging_face import not_understood
 from longitude.testing.engine import DoesNotApply, Measurement, from_outside, one_line
 
@@ -40,8 +42,9 @@ NEEDED = (
     "hidden_size",
     "vocab_size",
     "num_attention_heads",
+    *LENGTHS,
 )
-"""Keys without which no config can be read."""
+"""Keys without which no config can be read, or which decide what is tried."""
 
 
 def by_its_class(test: Test) -> Test:
@@ -126,6 +129,17 @@ def replaced(kind: type) -> str | None:
     return None
 
 
+@cache
+def as_published(kind: type) -> type:
+    """A class of transformers from its file, without what was replaced in its module since."""
+    module = sys.modules[kind.__module__]
+    spec = spec_from_file_location(f"{module.__name__}_as_published", module.__file__)
+    assert spec is not None and spec.loader is not None
+    fresh = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    return getattr(fresh, kind.__name__)
+
+
 def fulfilled(test: Test, subject: Subject) -> bool:
     """Whether a law applies and holds."""
     try:
@@ -194,4 +208,7 @@ def without_each_key(config: PreTrainedConfig) -> Iterator[tuple[str, Any, dict[
                     less = {name: one for name, one in value.items() if name != inner}
                     yield f"{key}.{inner}", value[inner], given | {key: less}
         elif key not in NEEDED and isinstance(value, int | float) and not isinstance(value, bool):
-            yield key, value, {name: one for name, one in given.items() if name != key}
+            less = {name: one for name, one in given.items() if name != key}
+            yield key, value, less
+            if "window" in key and "layer_types" in less:
+                yield key, value, {name: one for name, one in less.items() if name != "layer_types"}

@@ -5,8 +5,10 @@ Other laws compare a model with itself, and one that is wrong in the same way ev
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 from warnings import catch_warnings
 
@@ -14,13 +16,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from longitude.check.family import by_its_class
+from longitude.check.family import as_subject, by_its_class
 from longitude.check.passes import SOUND
 from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unrotated
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.agreement import which_layers
-from longitude.checkpoints.config import border_of, positions_of_layers
+from longitude.checkpoints.config import border_of, declared_length, positions_of_layers
 from longitude.checkpoints.positions import is_rotary
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.composed import compose
@@ -34,6 +36,8 @@ SHIFT = 7
 """Offset of the positions of the second row."""
 CHUNK = 5
 """Tokens of a chunk after a cache."""
+SHORTER = 16
+"""Tokens of the windows that stand for longer ones in a small model."""
 EXTRA, LONGEST = 8, 1032
 """Tokens beyond a window, and the most for which masks are tried, unless a length is given."""
 BACKWARDS = ("nanochat",)
@@ -89,6 +93,11 @@ class Rotations:
 
     def error(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]], positions: Tensor) -> float:
         """Error of queries or keys of a layer, relative to encodings at these positions [B, L]."""
+        x, raw, specs = self.rotating(index, kind, specs)
+        return apart(x, as_declared(raw, specs, positions, kind == "query"))
+
+    def rotating(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, list[Any]]:
+        """Queries or keys of a layer, and before rotation, of the part of a head that encodings rotate; and those."""
         x, raw = (getattr(each[index], kind) for each in (self.after, self.before))
         width, latent = x.shape[3], getattr(self.config, "qk_rope_head_dim", None)
         if latent is not None and latent < width:  # the last numbers rotate
@@ -98,7 +107,7 @@ class Rotations:
             ]
         if self.config.model_type in BACKWARDS:
             x, raw = (each.roll(width // 2, -1) for each in (x, raw))
-        return apart(x, as_declared(raw, specs, positions, kind == "query"))
+        return x.double(), raw.double(), [*specs]
 
     def why_not(self, index: int, kind: str, layout: Layout) -> str:
         """Description of the actual rotation, if it is a known one."""
@@ -107,6 +116,8 @@ class Rotations:
         def is_of(specs: Sequence[Mapping[str, Any]], positions: Tensor) -> bool:
             return self.error(index, kind, specs, positions) <= 10 * EQUAL
 
+        if words := self.other_numbers(index, kind, own):
+            return words
         if is_of([], self.positions):
             return "; it is not rotated at all"
         if is_of(own, self.positions[:1].expand_as(self.positions)):
@@ -119,6 +130,37 @@ class Rotations:
         for other, one in enumerate(layers):
             if one.encoding != own and is_of(one.encoding, self.positions):
                 return f"; it is rotated as layer {other} should be"
+        for other, each in self.layers.items():
+            if other != layout and is_of(each[index].encoding, self.positions):
+                return f"; its pairs are in the layout {other!r}, those of other layers in the layout {layout!r}"
+        return self.other_way(index, kind, own)
+
+    def other_numbers(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> str:
+        """Which numbers of a head turn, if not those that are declared."""
+        x, raw = (getattr(each[index], kind).double() for each in (self.after, self.before))
+        _, part, own = self.rotating(index, kind, specs)
+        declared = as_declared(part, own, self.positions, kind == "query")
+        first = x.shape[3] - part.shape[3]
+        turned, want = ((a - b).abs().amax((0, 1, 2)) > EQUAL * b.abs().max() for a, b in ((x, raw), (declared, part)))
+        turn, meant = (each.nonzero().flatten() + begin for each, begin in ((turned, 0), (want, first)))
+        if not len(turn) or not len(meant) or len(turn) < len(meant) or {*turn.tolist()} & {*meant.tolist()}:
+            return ""  # slow pairs hardly turn in so few positions
+        return f"; numbers {int(turn[0])} to {int(turn[-1])} of a head turn, declared are {int(meant[0])} to {int(meant[-1])}"
+
+    def other_way(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> str:
+        """The declared rotation in the opposite direction, multiplied by a constant, or not the last step."""
+        x, raw, specs = self.rotating(index, kind, specs)
+        flip, queries = backwards(specs), kind == "query"
+        if apart(x, flip(as_declared(flip(raw), specs, self.positions, queries))) <= 10 * EQUAL:
+            return "; it turns the other way"
+        want = as_declared(raw, specs, self.positions, queries)
+        turns = (want - raw).abs().amax((0, 1, 2)) > 0
+        got, want = x[..., turns], want[..., turns]
+        factor = float((got * want).sum() / want.square().sum())
+        if apart(got, factor * want) <= 10 * EQUAL:
+            return f"; it is rotated as declared, and multiplied by {factor:.6g}"
+        if apart(got.square().sum(-1), want.square().sum(-1)) > 10 * EQUAL:
+            return "; its length changes with its position, which no rotation does: something follows the rotation, as a norm"
         return ""
 
 
@@ -203,6 +245,11 @@ def layer_masks(subject: Subject) -> Measurement:
     It covers causality, windows and chunks, in a full pass, and for several tokens and one token after the model's cache and a
     static cache.
     """
+    return masks_of(subject)
+
+
+def masks_of(subject: Subject) -> Measurement:
+    """`layer_masks`, and again with short windows in place of those that are too long to try."""
     layers = promised(subject.config, "half")
     sizes = {size for one in layers for size in (one.window, one.chunk) if size is not None}
     tried = {size for size in sizes if size + EXTRA <= max(LONGEST, subject.reach)}
@@ -228,8 +275,29 @@ def layer_masks(subject: Subject) -> Measurement:
         first = next(iter(wrong))
         cause = f"the mask of {which_layers([*wrong], len(found))} is not what config.json declares: {wrong[first]}"
     if left := sizes - tried:
-        notes.append(f"windows of {', '.join(map(str, sorted(left)))} were not tried; --length measures there")
+        sizes_left = ", ".join(map(str, sorted(left)))
+        reached = min(left) < (declared_length(subject.config) or math.inf)  # others hide nothing
+        if not wrong and reached and (small := with_short_windows(subject, left)) is not None:
+            found = masks_of(small)
+            notes.append(
+                f"windows of {sizes_left} were tried as windows of {SHORTER}, in a small random model of its class"
+            )
+            if not found.holds:
+                return replace(found, cause=f"windows of {sizes_left}, tried as windows of {SHORTER}: {found.cause}")
+        else:
+            notes.append(f"windows of {sizes_left} were not tried; --length measures there")
     return Measurement(len(wrong), 0, "; ".join(notes), cause)
+
+
+def with_short_windows(subject: Subject, sizes: Collection[int]) -> Subject | None:
+    """A small random model of the config with short windows in place of these; None where there is none of its class."""
+    both = copy.deepcopy([subject.model.config, subject.declared])
+    for text in (one.get_text_config() for one in both if one is not None):
+        for key, value in vars(text).items():
+            if any(word in key for word in ("window", "chunk")) and type(value) is int and value in sizes:
+                setattr(text, key, SHORTER)
+    small = as_subject(subject, *both)
+    return None if small is None or type(small.model) is not type(subject.model) else small
 
 
 def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor]) -> tuple[dict[int, str], list[str]]:

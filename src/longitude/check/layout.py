@@ -1,18 +1,29 @@
-"""The law of rotary layout: whether other rows of queries and keys give a reference's logits, or find repeated tokens again."""
+"""Laws that compare with another model: the class of transformers with the same weights, and a reference in another layout."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import psutil
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from longitude.check.decoding import CACHE
+from longitude.check.family import as_published, replaced
+from longitude.check.recorder import first_apart, outputs
 from longitude.check.rotary import ropes
-from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
 from longitude.checkpoints.config import head_dim_of, not_rotary
 from longitude.checkpoints.layout import layout_changes
+from longitude.checkpoints.load import auto_class_of
+from longitude.checkpoints.quiet import quiet
+from longitude.hf.stock import KEY
 from longitude.positions.hugging_face import RopeConfig
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -24,6 +35,71 @@ CLEARLY = 2.0
 
 
 RESTS_ON = (*CACHE, "rotary_frequencies", "relative_positions", "chunked_prefill", "batch_invariance", "left_padding")
+
+
+def of_transformers(subject: Subject) -> tuple[Any, str]:
+    """The model that transformers makes of the config, with the same weights, and a function of its file that was replaced.
+
+    DoesNotApply where there is none.
+    """
+    config, state = subject.model.config, subject.model.state_dict()
+    if getattr(config.get_text_config(), KEY, None) is not None:
+        raise DoesNotApply("its positions are those that set_positions of longitude.hf gave it")
+    if subject.stock:
+        if (patched := replaced(type(subject.model))) is None:
+            raise DoesNotApply("it is transformers' own class")
+        kind: Any = as_published(type(subject.model))
+    elif type(config) in (mapping := auto_class_of(config)._model_mapping):
+        kind, patched = mapping[type(config)], ""
+    else:
+        raise DoesNotApply("transformers has no class of its config")
+    with quiet(), torch.device("meta"):
+        theirs = {name: one.shape for name, one in kind._from_config(copy.deepcopy(config)).state_dict().items()}
+    if theirs != {name: one.shape for name, one in state.items()}:
+        raise DoesNotApply(f"{kind.__name__} of transformers has other weights")
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if subject.device.type != "cpu" or 2 * size > psutil.virtual_memory().available:
+        raise DoesNotApply("a second copy of its weights is not made on this device, or does not fit into memory")
+    with quiet():
+        other = kind.from_pretrained(None, config=copy.deepcopy(config), state_dict=dict(state), dtype=subject.kind)
+    other.set_attn_implementation(config._attn_implementation)
+    return other.eval(), patched
+
+
+@CHECKPOINT_LAWS.law(
+    threshold=EQUAL, rests_on=(*RESTS_ON, "alibi_slopes", "scaling_tables", "scaling_reset", "packed_documents")
+)
+def transformers_class(subject: Subject) -> Measurement:
+    """Logits of other code than transformers' = those of its class, with the same config and weights.
+
+    A function that was replaced in transformers' own file is other code. With positions of several axes, too, if the config has
+    sections for them.
+    """
+    other, patched = of_transformers(subject)
+    length = min(subject.length, 128)
+    tokens, ways = subject.tokens(length), [dict[str, Any]()]
+    if any(one.sections for one in declared_ropes(subject.config).values()):
+        steps = torch.arange(length, device=subject.device)
+        ways.append({"position_ids": torch.stack([steps, steps // 2, steps // 3])[:, None]})
+    with subject.selection.__class__(other).of_all(length), computing_in(other, subject.kind):
+        theirs = replace(subject, model=other)
+        errors = [subject.error(subject.logits(tokens, **way), theirs.logits(tokens, **way)) for way in ways]
+        far = [way for way, error in zip(ways, errors, strict=True) if subject.first_above(error) is not None]
+        cause = f"logits differ from those of {type(other).__name__} of transformers with the same config and weights"
+        cause += f", in whose file {patched} was replaced" if patched else ""
+        if far:
+            cause += ", at positions of several axes" if far[0] else ""
+            got, want = (outputs(one.model, partial(one.logits, tokens, **far[0]), length) for one in (subject, theirs))
+            cause += f"; {where}" if (where := first_apart(subject, got, want)) else ""
+    return subject.measurement(torch.stack(errors).amax(0), cause)
+
+
+def declared_ropes(config: Any) -> dict[str | None, RopeConfig]:
+    """Rotary parameters by layer type; none where they cannot be read."""
+    try:
+        return ropes(config)
+    except DoesNotApply:
+        return {}
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.check.recorder import recorded, recorder
+from longitude.check.recorder import only_with, recorded, recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
-FIRST = ("config", "given_positions", "far_positions")
+SHORT = 3
+"""Tokens of a short pass."""
+FIRST = ("config", "given_positions", "far_positions", "served_positions")
 SOUND = (*FIRST, "repeatable", "causality")
 """Laws that all other laws of equal logits presuppose."""
 BOTH_WAYS = {
@@ -39,18 +42,43 @@ def require_one_way(subject: Subject) -> None:
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=FIRST)
 def repeatable(subject: Subject) -> Measurement:
-    """A pass = the same pass again."""
+    """A pass = the same pass again.
+
+    And the same as the first of all passes that follow a short one.
+    """
     tokens = subject.tokens(subject.length)
     first = subject.logits(tokens)
     error = subject.error(subject.logits(tokens), first)
     if subject.first_above(error) is None:
-        return subject.measurement(error, "")
+        return behind_a_short_one(subject, tokens, error)
     if not bool(first.isfinite().all()):
         tensors = (*subject.model.named_parameters(), *subject.model.named_buffers())
         held = next((name for name, one in tensors if one.is_floating_point() and not bool(one.isfinite().all())), "")
         cause = "logits are not finite" + (f", and neither is {held}" if held else "")
         return replace(subject.measurement(error, cause), whose="checkpoint" if held else "")
     return subject.measurement(error, why_not_repeated(subject, tokens))
+
+
+def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measurement:
+    """The first of all passes, with the same behind a short one: a table that is kept from that one is too short."""
+    if subject.unused is None or not subject.unused.left():
+        return subject.measurement(error, "")
+    subject.unused.restore()
+    want = subject.logits(tokens)
+    subject.unused.restore()
+    subject.logits(tokens[:, :SHORT])
+    left = ", ".join(subject.unused.left()[:3])
+    try:
+        error = error.maximum(subject.error(subject.logits(tokens), want))
+        words = "gives other logits"
+    except (IndexError, RuntimeError, ValueError) as raised:
+        error = torch.full_like(error, math.inf)
+        words = f"raises {type(raised).__name__}"
+    subject.unused.restore()
+    subject.logits(tokens)
+    return subject.measurement(
+        error, f"behind a pass of {SHORT} tokens that is the first, it {words}: that one leaves {left}"
+    )
 
 
 def why_not_repeated(subject: Subject, tokens: Tensor) -> str:
@@ -120,4 +148,8 @@ def way_of_leak(subject: Subject, tokens: Tensor) -> str:
     if ahead:
         return f": the masks of layers {', '.join(ahead)} show them"
     hides = all(isinstance(mask, Tensor) for mask in masks.values())
-    return ", only by what attention gives" + (", though masks as eager attention gets them hide them" if hides else "")
+    words = ", only by what attention gives" + (
+        ", though masks as eager attention gets them hide them" if hides else ""
+    )
+    without = only_with(subject, lambda: subject.first_above(leak(subject, tokens)) is not None)
+    return words + (f"; {without}" if without else "")

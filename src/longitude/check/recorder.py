@@ -6,14 +6,16 @@ pass with identity rotations shows them before rotation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from longitude.check.subject import Subject
+from longitude.checkpoints.agreement import which_layers
 from longitude.checkpoints.config import unread
 from longitude.checkpoints.positions import is_rotary
 from longitude.checkpoints.trace import NAME, recording
@@ -90,6 +92,110 @@ def unrotated(model: nn.Module) -> Iterator[None]:
 def apart(got: Tensor, want: Tensor) -> float:
     """The largest difference, in units of the root mean square of what is wanted."""
     return float((got.double() - want).abs().max() / want.square().mean().sqrt())
+
+
+# ---- where and by what two answers differ --------------------------------------------------------------------------------
+SWITCHES = {"attn_logit_softcapping": None, "attn_temperature_tuning": False}
+"""Attributes of attention modules, and the values that turn them off."""
+NO_SINK = -1e4
+"""Logit of a sink that takes nothing."""
+
+
+def only_with(subject: Subject, differs: Callable[[], bool]) -> str:
+    """The part of attention without which two answers no longer differ; an empty string where there is none."""
+    for name, without in parts(subject.model).items():
+        with without():
+            if not differs():
+                return f"without {name} they agree"
+    return ""
+
+
+def parts(model: nn.Module) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    """Parts of attention that a model has, each with a context in which it is turned off."""
+    found: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+    if sinks := [one for name, one in model.named_parameters() if name.rpartition(".")[2] == "sinks"]:
+        found["sinks"] = partial(replaced, [(one, "data", torch.full_like(one.data, NO_SINK)) for one in sinks])
+    for name, off in SWITCHES.items():
+        if on := [one for one in model.modules() if vars(one).get(name) not in (None, False)]:
+            found[name] = partial(replaced, [(one, name, off) for one in on])
+    if any(map(is_rotary, model.modules())):
+        found["rotation"] = partial(unrotated, model)
+    return found
+
+
+@contextmanager
+def replaced(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of objects with other values for a while."""
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in attributes]
+    try:
+        for holder, name, value in attributes:
+            setattr(holder, name, value)
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)
+
+
+def outputs(model: nn.Module, answer: Callable[[], Any], length: int) -> dict[str, Tensor]:
+    """Outputs [1, length, ...] of modules in the order in which they end, each of all its calls that follow one another."""
+    seen: dict[str, list[Tensor]] = {}
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+
+            def look(_: Any, given: Any, out: Any, name: str = name) -> None:
+                first = out[0] if isinstance(out, tuple) and out else out
+                if isinstance(first, Tensor) and first.is_floating_point() and first.dim() > 1 and len(first) == 1:
+                    seen.setdefault(name, []).append(first.detach())
+
+            stack.enter_context(module.register_forward_hook(look))
+        answer()
+    joined = {name: each[0] if len(each) == 1 else torch.cat(each, 1) for name, each in seen.items() if alike(each)}
+    return {name: one for name, one in joined.items() if one.shape[1] == length}
+
+
+def alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors can be joined along their tokens."""
+    return len({(*one.shape[:1], *one.shape[2:]) for one in tensors}) == 1
+
+
+def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
+    """The first part of a model, in the order of a pass, with other outputs than wanted, in words."""
+    for name, one in want.items():
+        other = got.get(name)
+        if other is not None and other.shape == one.shape and not apart(other, one.double()) <= subject.threshold:
+            return f"the first output that differs is that of {of_layer(subject.model, name)}"
+    return ""
+
+
+def of_layer(model: nn.Module, name: str) -> str:
+    """The module of a layer that holds a module, or that module itself where no layer does."""
+    above = [".".join(name.split(".")[: n + 1]) for n in range(name.count(".") + 1)]
+    held = [each for each in above if isinstance(getattr(model.get_submodule(each), "layer_idx", None), int)]
+    return held[-1] if held else name
+
+
+def inputs_apart(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> str:
+    """Layers whose queries or keys in the last chunk are others than in a whole pass, where attention answers with zeros."""
+    tokens, want, words = tokens[:, : sum(sizes)], recorded(subject, tokens[:, : sum(sizes)]), list[str]()
+    with recorder(subject.model) as got:
+        cache = None
+        for part in tokens.split([*sizes], 1):
+            got.clear()
+            answer = subject.model(input_ids=part, use_cache=True, **subject.with_cache(cache))
+            cache = getattr(answer, subject.cache_name or "")
+    for kind, plural in (("query", "queries"), ("key", "keys")):
+        pairs = {
+            index: [getattr(each, kind)[:, :, -sizes[-1] :].double() for each in (one, want[index])]
+            for index, one in got.items()
+        }
+        off = [
+            index
+            for index, (mine, theirs) in pairs.items()
+            if mine.shape == theirs.shape and not apart(mine, theirs) <= subject.threshold
+        ]
+        if off:
+            words.append(f"{plural} of {which_layers(off, len(got))}")
+    return f"{' and '.join(words)} differ, with zeros in place of what attention gives, too" if words else ""
 
 
 def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from longitude.check.family import by_its_class
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
 from longitude.checkpoints.config import (
     contradictions,
+    declared_length,
     head_dim_of,
     remarks,
     ropes as config_ropes,
@@ -24,7 +25,7 @@ from longitude.checkpoints.config import (
 from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.checkpoints.reading import read, require_numbers
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import Frequencies, LongRoPE, rope_frequencies
+from longitude.positions.scaling import Follows, Frequencies, LongRoPE, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
 
 FAR = 100_003
@@ -318,6 +319,71 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
             f"cos and sin at position {start} are not those of its config{why_far(subject, wrong, positions, dtype)}"
         )
     return Measurement(error, allowed, f"at position {start} in {dtype_name(dtype)}", cause, start)
+
+
+# ---- all that is declared ------------------------------------------------------------------------------------------------
+class Seen(Exception):
+    """Raised by a hook that has seen what a pass was made for."""
+
+
+@CHECKPOINT_LAWS.law(threshold=0, rests_on=("rotary_frequencies", "given_positions", "far_positions"))
+@by_its_class
+def served_positions(subject: Subject) -> Measurement:
+    """Each position up to the declared length has its own row of the table.
+
+    All positions of a learned table, and of rotary tables those at and around powers of two. The number counts positions that
+    have another row, as where positions are clamped or begin again.
+    """
+    if (table := table_of(subject.model)) is not None and (end := last_position(subject.model)) is not None:
+        return served_by_table(subject, table[1], end)
+    subject.require("position_ids", "no position can be tried alone")
+    declared, read = declared_length(subject.config), ropes(subject.config)
+    if declared is None or any(isinstance(rope.scaling, Follows) for rope in read.values()):
+        raise DoesNotApply("its config declares no length" if declared is None else "its tables follow the length")
+    powers = [2**k for k in range(declared.bit_length())]
+    places = {place for power in powers for place in (power - 1, power, 3 * power // 2) if place < declared}
+    positions = torch.tensor(sorted(places))
+    tables = tables_at(subject, positions)
+    require_tables(tables)
+    wrong = torch.zeros(len(positions), dtype=torch.bool)
+    for layer, rope in read.items():
+        if layer in tables:
+            want = expected(subject.config, layer, rope, declared)
+            off = tables[layer].pairs(len(want.inverse)).errors(angles_at(positions, want), want).amax(1)
+            rounding = torch.finfo(next(subject.model.parameters()).dtype).eps + 8 * (positions + 8) * 2.0**-24
+            wrong |= off > want.attention_factor * rounding
+    cause = f"cos and sin are not those of their position from {int(positions[wrong].min())} on" if wrong.any() else ""
+    return Measurement(int(wrong.sum()), 0, f"{len(positions)} positions up to {declared}", cause)
+
+
+def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurement:
+    """The rows of a learned table that as many tokens get, as it has positions."""
+    seen: list[Tensor] = []
+
+    def look(module: nn.Module, given: Any, out: Tensor) -> None:
+        seen.append(out.detach().reshape(-1, out.shape[-1]))
+        raise Seen
+
+    hook = table.register_forward_hook(look)
+    try:
+        with suppress(Seen):
+            subject.logits(subject.tokens(end))
+    finally:
+        hook.remove()
+    if not seen or len(seen[0]) != end:
+        raise NotShown("its table of positions does not show")
+    rows, weight = seen[0], table.weight.detach()
+    begins = [int(at) for at in (weight == rows[0]).all(1).nonzero() if int(at) + end <= len(weight)]
+    if not begins:
+        raise NotShown("rows of its table of positions do not show")
+    wrong, begin = min(
+        ((rows != weight[begin : begin + end]).any(1).nonzero().flatten().tolist(), begin) for begin in begins
+    )
+    cause = ""
+    if wrong:
+        own = [int(at) - begin for at in (weight == rows[wrong[0]]).all(1).nonzero()]
+        cause = f"{len(wrong)} of {end} positions have another row: position {wrong[0]} has that of {own[0] if own else 'none'}"
+    return Measurement(len(wrong), 0, f"{end} positions of a table", cause)
 
 
 # ---- why far tables are wrong --------------------------------------------------------------------------------------------

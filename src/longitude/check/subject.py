@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +52,56 @@ WORDS = 4096
 """Number of logits per token that are compared, so that a few long passes fit into memory."""
 
 
+PLAIN = {*vars(nn.Module()), "config"}
+"""Attributes of a module that are no state of its own."""
+
+
+class Unused:
+    """What the modules of a model hold before their first pass, besides weights: to see what a pass leaves behind."""
+
+    def __init__(self, model: nn.Module):
+        self.numbers = {(module, name) for module, name, _ in Selection(model).numbers}
+        self.held = [(module, self.of(module), {*module._buffers}) for module in model.modules()]
+
+    def of(self, module: nn.Module) -> dict[str, tuple[Any, Any]]:
+        """Attribute -> its value, and a copy of one that can grow; without numbers of keys, which laws set."""
+        own = {name: value for name, value in vars(module).items() if self.is_state(module, name)}
+        return {name: (one, copy.copy(one) if type(one) in (dict, list, set) else one) for name, one in own.items()}
+
+    def is_state(self, module: nn.Module, name: str) -> bool:
+        return name not in PLAIN and (module, name) not in self.numbers
+
+    def left(self) -> list[str]:
+        """Names of attributes that passes have added or changed, with the class of their module."""
+        found = []
+        for module, before, buffers in self.held:
+            now = self.of(module)
+            off = [name for name in {**before, **now} if name not in before or name not in now]
+            off += [name for name, (one, _) in now.items() if name in before and one is not before[name][0]]
+            off += [
+                name for name, (one, was) in before.items() if type(one) in (dict, list, set) and len(one) != len(was)
+            ]
+            off += [name for name in module._buffers if name not in buffers]
+            found += [f"{type(module).__name__}.{name}" for name in off]
+        return list(dict.fromkeys(found))
+
+    def restore(self) -> None:
+        """The modules as they were."""
+        for module, before, buffers in self.held:
+            for name in [name for name in vars(module) if self.is_state(module, name) and name not in before]:
+                delattr(module, name)
+            for name, (one, was) in before.items():
+                if type(one) is list:
+                    one[:] = was
+                elif type(one) in (dict, set):
+                    one.clear()
+                    one.update(was)
+                if vars(module).get(name) is not one:
+                    setattr(module, name, one)
+            for name in module._buffers.keys() - buffers:
+                delattr(module, name)
+
+
 @dataclass
 class Subject:
     """A causal model in eval mode with what laws need of it.
@@ -67,6 +118,9 @@ class Subject:
         checkpoint: The loaded checkpoint; None: the model was built in memory.
         declared: The config that laws compare with, if it is not the model's.
         on_progress: Called with the share of a law that is done.
+
+    Attributes:
+        unused: What its modules held before the first pass; None: not known.
     """
 
     model: Any
@@ -80,6 +134,7 @@ class Subject:
     checkpoint: Checkpoint | None = None
     declared: Any = None
     on_progress: Callable[[float], None] = field(default=lambda share: None)
+    unused: Unused | None = field(default=None, init=False)
 
     @property
     def config(self) -> Any:
@@ -142,14 +197,17 @@ class Subject:
     def tokens(self, length: int, rows: int = 1, seed: int = 0) -> Tensor:
         """Random tokens [rows, length], none of them special."""
         generator = torch.Generator().manual_seed(self.seed + seed)
-        special = {self.pad, *listed(self.config.eos_token_id), *listed(self.config.bos_token_id)}
+        ends = (
+            getattr(self.config, key, None) for key in ("bos_token_id", "eos_token_id")
+        )  # some text configs have none
+        special = {self.pad, *(token for end in ends for token in listed(end))}
         usable = [token for token in range(min(self.config.vocab_size, 100_000)) if token not in special]
         return torch.tensor(usable)[torch.randint(len(usable), (rows, length), generator=generator)].to(self.device)
 
     @property
     def pad(self) -> int:
         """The token id of padding."""
-        known = [getattr(self.config, "pad_token_id", None), *listed(self.config.eos_token_id), 0]
+        known = [getattr(self.config, "pad_token_id", None), *listed(getattr(self.config, "eos_token_id", None)), 0]
         return next(token for token in known if token is not None and 0 <= token < self.config.vocab_size)
 
     def padded(self, tokens: Tensor, pads: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -10,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.agreement import Ropes, which_layers
-from longitude.checkpoints.reading import class_of, heads_apart, read, require_kept, text_part, with_own_base
+from longitude.checkpoints.reading import (
+    class_of,
+    heads_apart,
+    read,
+    require_kept,
+    rotary_fault,
+    text_part,
+    with_own_base,
+)
 from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
@@ -24,6 +34,7 @@ from longitude.positions.config_keys import (
     ORIGINAL,
     SCHEMAS,
     SHARES,
+    TYPES,
     is_foreign,
     names_any,
     of_layers,
@@ -39,7 +50,7 @@ from longitude.positions.hugging_face import (
 )
 from longitude.positions.layers import LayerPositions, layers_of
 from longitude.positions.layouts import Layout
-from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_frequencies
+from longitude.positions.scaling import DynamicNTK, Follows, Llama3, LongRoPE, rope_frequencies
 from longitude.positions.scaling.base import Follow
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
@@ -248,6 +259,7 @@ def border_of(config: Any) -> int | None:
 # ---- contradictions --------------------------------------------------------------------------------------------------
 def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Each as a message with what to do. raw: config.json as it is written; config: what transformers read."""
+    yield from outside_text(raw, config)
     raw = text_part(raw)
     yield from unknown_keys(raw, config)
     yield from other_types(raw, config)
@@ -286,6 +298,9 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
     try:
         read(config)
     except NotUnderstood as error:
+        if (fault := rotary_fault(config)) is not None:
+            yield fault
+            return
         if {*error.keys} & {*SHARES}:  # its class does not read a key that others do
             yield str(error)
             return
@@ -299,10 +314,29 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Unknown keys that look like misspelt keys about positions."""
+    """Unknown keys that look like misspelt keys about positions, and those that turn on positions which its class has not."""
+    for key, value in strangers_inside(raw, config):
+        if value is True and any(word in key for word in (*ROTARY, "alibi")):
+            yield f"{key} is true, and transformers' class does not read it: it has no such positions"
     for key in _strangers(raw, keys_of(config)):
         if key not in LENGTH_KEYS and (near := _slip_of(key, config)):
             yield f"unknown key {key!r}: did you mean {near!r}?"
+
+
+def outside_text(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """A base or a scaling beside a text_config, where no class reads it, that is not the one inside."""
+    if text_part(raw) is raw or not_rotary(text := config.get_text_config()):
+        return
+    inside = of_layers(getattr(text, SCHEMAS[0], None))
+    for key in BASES:
+        if raw.get(key) is not None and raw[key] not in [one.get(BASES[0]) for one in inside]:
+            bases = ", ".join(f"{one.get(BASES[0]):g}" for one in inside)
+            where = "is outside text_config, where nothing reads it"
+            yield f"{key} = {raw[key]:g} {where}: the text model has {bases}; move it there"
+    for name, given in rope_dicts({name: raw.get(name) for name in SCHEMAS}):
+        off = {key for key, one in given.items() if key != "type" and all(each.get(key) != one for each in inside)}
+        if off:
+            yield f"{name} is outside text_config, where nothing reads it: {', '.join(sorted(off))}; move it there"
 
 
 def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
@@ -349,11 +383,62 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
             )
     try:
         found += read(config).notes
+        found += idle(raw, config)
     except NotUnderstood as error:
         found.append(str(error))
     except ValueError:
         pass  # said among the contradictions
     return list(dict.fromkeys(found))
+
+
+def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Keys of a scaling, or of a window, that change nothing up to the declared length: a fourth and four times of each."""
+    if (declared := declared_length(config)) is None:
+        return
+    for layer, rope in ropes(config).items():
+        given, scaling = parameters_of(raw, layer), rope.scaling
+        kind = OLD_TYPES.get(kind := given.get("rope_type", given.get("type", "default")), kind)
+        if scaling is None or isinstance(scaling, DynamicNTK) or kind not in TYPES:
+            continue  # dynamic changes nothing up to there by its rule
+        if not (own := _rotations(config, layer, rope, declared)):
+            continue
+        where = next((name for name in SCHEMAS if raw.get(name)), "") + (f".{layer}" if layer else "")
+        if own == _rotations(config, layer, rope._replace(scaling=None), declared):
+            yield f"{where}: {kind!r} changes no frequency and no factor up to the declared length {declared}"
+            continue
+        _, must, may = TYPES[kind]
+        for key, ours in (must | may).items():
+            value = getattr(scaling, ours, None)
+            if key == ORIGINAL or given.get(key) is None or isinstance(value, bool) or not value:
+                continue
+            scaled = [
+                [one * by for one in value] if isinstance(value, list | tuple) else value * by for by in (0.25, 4)
+            ]
+            others = [rope._replace(scaling=_changed(scaling, ours, each)) for each in scaled]
+            if all(_rotations(config, layer, each, declared) == own for each in others):
+                yield f"{where}: {key} changes no frequency and no factor up to the declared length {declared}"
+    types = {*(getattr(config, "layer_types", None) or ())}
+    if raw.get("use_sliding_window") is True and raw.get("sliding_window") and types == {FULL}:
+        yield f"sliding_window = {raw['sliding_window']} with use_sliding_window = True: no layer has a window"
+
+
+def _changed(scaling: Any, name: str, value: Any) -> Any:
+    """A scaling with another number; None for one that it refuses, which is none without effect."""
+    try:
+        return dataclasses.replace(scaling, **{name: value})
+    except ValueError:
+        return None
+
+
+def _rotations(config: Any, layer: str | None, rope: RopeConfig, declared: int) -> list[Any]:
+    """Frequencies and factor, in short sequences and in those of the declared length; empty for what cannot be computed."""
+    width = head_dim_of(config, layer)
+    options = {key: one for key, one in rope.options(width).items() if key in FREQUENCY}
+    try:
+        found = [rope_frequencies(width, **options, length=length) for length in (1, declared)]
+    except ValueError:
+        return []
+    return [(one.inverse.tolist(), one.attention_factor) for one in found]
 
 
 def _other_classes(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -375,7 +460,22 @@ def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
     strangers = _strangers(raw, keys_of(config))
     about = [key for key in strangers if any(word in key for word in ROTARY)]
     about = [key for key in about if not isinstance(raw[key], bool | str | None)]
+    about += [
+        key
+        for key, value in strangers_inside(raw, config)
+        if any(word in key for word in ROTARY) and not isinstance(value, bool | str | None)
+    ]
     return list(dict.fromkeys([*about, *not_understood(raw, by_class=True)]))
+
+
+def strangers_inside(raw: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Any]]:
+    """Keys, with their place, of dicts that a class has a config of its own for (MPT's attn_config), and that it has not."""
+    from transformers import PreTrainedConfig
+
+    for name, given in raw.items():
+        if isinstance(given, Mapping) and isinstance(own := getattr(config, name, None), PreTrainedConfig):
+            valid = keys_of(own)
+            yield from ((f"{name}.{key}", value) for key, value in given.items() if key not in valid)
 
 
 def _slip_of(key: str, config: Any) -> str | None:
@@ -452,6 +552,8 @@ def lengths(raw: Mapping[str, Any], rope: RopeConfig, head_dim: int, given: Mapp
     if ORIGINAL not in given and ORIGINAL not in raw:
         for_it = f"max_position_embeddings = {declared} for the length that the model was trained at"
         yield f"{ORIGINAL} is missing, and transformers takes {for_it}; write it"
+    elif isinstance(scaling, LongRoPE) and math.prod(scaling.short_factor) > math.prod(scaling.long_factor):
+        yield "short_factor slows its pairs more than long_factor does: the two lists are swapped"
     elif original > declared:
         yield f"{ORIGINAL} = {original} is longer than max_position_embeddings = {declared}"
     elif isinstance(scaling, Llama3):

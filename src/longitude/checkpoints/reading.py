@@ -59,7 +59,7 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     try:
         seen = traced(theirs)
     except NotUnderstood as error:
-        if (fault := rotary_fault(theirs)) is not None:
+        if (fault := fault_of(theirs)) is not None:
             raise ValueError(fault) from error
         if unread := not_understood(keys, by_class=True):
             raise NotUnderstood(f"not understood: {', '.join(unread)}: {error}", unread) from error
@@ -147,7 +147,7 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
 
 
 def fault_of(config: Mapping[str, Any] | Any) -> str | None:
-    """`rotary_fault`, or what is wrong with windows and heads, with which no class can be built or run."""
+    """`rotary_fault`, or what is wrong with windows, heads and padding, with which no class can be built or run."""
     if (fault := rotary_fault(config)) is not None:
         return fault
     keys = as_mapping(text_part(config))
@@ -157,6 +157,9 @@ def fault_of(config: Mapping[str, Any] | Any) -> str | None:
     if "sliding_window" in keys and window is None and WINDOWED[0] in (keys.get("layer_types") or ()):
         off = " (use_sliding_window is false)" if keys.get("use_sliding_window") is False else ""
         return f"layer_types has {WINDOWED[0]!r}, and sliding_window is null{off}"
+    pad, size = keys.get("pad_token_id"), keys.get("vocab_size")
+    if type(pad) is int and type(size) is int and pad >= size:
+        return heads_apart(keys) or f"expected pad_token_id to be one of {size} tokens, got {pad}"
     return heads_apart(keys)
 
 

@@ -4,6 +4,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,12 @@ from transformers import AutoModel
 from longitude.checkpoints.agreement import Reading
 from longitude.checkpoints.config import (
     FREQUENCY,
+    attention_apart,
     contradictions,
     declared_length,
     head_dim_of,
     not_rotary,
+    positions_of_layers,
     remarks,
     ropes,
     trained_length,
@@ -24,7 +27,7 @@ from longitude.checkpoints.config import (
 )
 from longitude.checkpoints.load import built_without_weights, config_of
 from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
-from longitude.checkpoints.reading import read as reading, text_part
+from longitude.checkpoints.reading import class_of, read as reading, text_part
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding
 from longitude.positions.bias import ALiBi
@@ -222,10 +225,14 @@ def _understood(config: Any) -> tuple[Reading | None, str]:
 
 
 def _of_class(config: Any) -> Iterator[str]:
-    """Difference between the class of a config with ALiBi and the config."""
+    """Difference between a config and what its class does: with the slopes of ALiBi, and with windows."""
     if has_alibi(config) and (own := alibi_of_class(config)) and not np.allclose(own, alibi_of(config), rtol=1e-6):
         theirs = f"its first slope is {own[0]:.4g}, not {alibi_of(config)[0]:.4g}"
         yield f"transformers' class of {config.model_type} does not read alibi_bias_max: {theirs}"
+    with suppress(ValueError):
+        layers = positions_of_layers(config, "half")
+        if any(one.window or one.chunk for one in layers) and (known := class_of(config)) is not None:
+            yield from (words for words in attention_apart(known, layers) if "attends to" in words)
 
 
 def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
