@@ -115,6 +115,10 @@ MIXER_VARIANTS = {
     "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "stick_breaking, remainder": of("stick_breaking", remainder=True),
     "indexed, interleaved": of("indexed", "ssmax", index_rotation="interleaved", index_rotary_dim=4),
+    "parallel, latent and rwkv7": of("parallel", "rope", attention="latent", state="rwkv7"),
+    "parallel, window and lstm": of(
+        "parallel", "alibi", attention={"name": "window", "size": 3}, state="lstm", normalize=False
+    ),
     "kda, bounded": of("kda", lower_bound=-2.0),
     "s4d inv": of("s4d", init="inv"),
     "mamba2, groups": of("mamba2", groups=2, head_dim=8),

@@ -73,6 +73,7 @@ class Mixer(nn.Module):
         saturates: Whether sigmoids or tanh map an infinite token to finite numbers; NaN still reaches the output.
         carries: Whether its cache holds a state beside keys and values, which cannot be cropped.
         choosing: Names of its modules that only choose what is attended to: a choice has no gradient.
+        parts: Names of its options that are mixers themselves.
         far_from: Longest sequence, in tokens, that leaves the parameters for distant tokens unused; None: it has none.
     """
 
@@ -87,6 +88,7 @@ class Mixer(nn.Module):
     saturates = False
     carries = False
     choosing: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
 
