@@ -37,6 +37,7 @@ RATES = {
     "gated_deltanet": {"A_log", "dt_bias", "o_norm.weight"},
     "kda": {"A_log", "dt_bias", "o_norm.weight"},
 }
+RATES["parallel"] = {"attention_norm.weight", "state_norm.weight", *(f"state.{name}" for name in RATES["mamba2"])}
 NORMS = {"mixer_norm.weight", "mlp_norm.weight", "model.norm.weight"}
 
 

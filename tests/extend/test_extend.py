@@ -219,6 +219,18 @@ def test_a_registered_scheme_is_a_method_by_its_name(checkpoint, write, monkeypa
         close(rotary_of(model).inv_freq, rotary_of(before).inv_freq / 2)
 
 
+def test_clipped_pairs_do_not_rotate_in_plain_transformers(checkpoint, write) -> None:
+    """Frequency 0 is a factor that JSON can hold, and pairs that turned in training stay as they are."""
+    out, _ = write(checkpoint("llama"), *by("clipped"))
+    model, before = loaded(out), rotary_of(loaded(checkpoint("llama"))).inv_freq
+    logits(model, 4 * LENGTH)
+    got, clipped = rotary_of(model).inv_freq, before * LENGTH < 2 * torch.pi
+    fade = (1 + torch.linspace(0, torch.pi, int(clipped.sum())).cos()) / 2
+    assert 2 < clipped.sum() < len(clipped)
+    close(got[~clipped], before[~clipped])
+    torch.testing.assert_close(got[clipped], before[clipped] * fade, rtol=1e-5, atol=1e-12)
+
+
 OLD = {"rope_parameters": None, "rope_scaling": None}
 NEOX = OLD | {"rotary_emb_base": 2000, "rotary_pct": 0.5}
 GEMMA_FREQUENCIES = {

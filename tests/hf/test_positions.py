@@ -121,6 +121,16 @@ def test_chunks_padding_and_packing(kind, name, ids, mask, placed):
         close(model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits, packed[:1])
 
 
+def test_rotated_values_in_a_stock_model(ids, placed, stock):
+    """They are cached rotated, and turned back wherever the sequence begins."""
+    model = placed("llama", {"name": "rope", "layout": "half", "rotate_values": True})
+    cache, whole = DynamicCache(config=model.config), model(ids).logits
+    chunks = [model(ids[:, i : i + 1], **named(cache)).logits for i in range(17)]
+    close(torch.cat(chunks, 1), whole)
+    close(model(ids, position_ids=torch.arange(17)[None] + 30).logits, whole)
+    assert (whole - stock()(ids).logits).abs().max() > 1e-3
+
+
 def test_frequencies_that_follow_the_length(ids, placed, stock):
     """Keys stay raw in the cache: each query row has its own frequencies; and each document, which begins again."""
     dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 4, "follow": "row"}

@@ -116,6 +116,7 @@ def test_every_option_is_written_out(spec, tmp_path):
         assert saved == {
             "name": "rope", "head_dim": 32, "layout": "interleaved", "base": 10_000.0, "rotary_dim": None,
             "scaling": None, "proportion": 1.0, "angle_dtype": "float64", "learned_frequencies": False,
+            "rotate_values": False,
         }  # fmt: skip
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is LongitudeConfig

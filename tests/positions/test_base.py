@@ -30,7 +30,7 @@ def test_another_of_the_same_name_changes_nothing() -> None:
 def test_repr_has_numbers_and_words() -> None:
     assert repr(lg.Rotary(8, "half")) == (
         "Rotary(head_dim=8, layout='half', base=10000.0, rotary_dim=8, proportion=1.0, angle_dtype='float64', "
-        "learned_frequencies=False)"
+        "learned_frequencies=False, rotate_values=False)"
     )
     assert repr(lg.Shaw(8, 4, values=False)).startswith("Shaw(head_dim=8, max_distance=4, values=False, shared=False")
 

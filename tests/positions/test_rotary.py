@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 import longitude as lg
 from longitude.positions.rotary import AxialRotary, MultimodalRotary, RotaryTable, XPos
 from longitude.positions.scaling import from_dict
-from tests.support import close, golden, random, refused, refused_calls
+from tests.support import close, golden, heads, random, refused, refused_calls
 
 LAYOUTS = ("half", "interleaved")
 GOLDEN = golden("rotary")
@@ -324,3 +324,64 @@ def test_learned_frequencies_of_axes_are_separate():
         grid.alpha[4:] = math.log(2.0)  # of the second axis
     once, twice = grid.prepare(torch.tensor([[3, 0], [0, 3]])).cos.double(), lg.AxialRotary(16, "half")
     close(once, twice.prepare(torch.tensor([[3, 0], [0, 6]])).cos.double(), 1e-6)
+
+
+# ---- values that rotate ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scaling", [None, lg.scaling.YaRN(8, 64)], ids=str)  # YaRN's has a factor of cos and sin
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rotated_values_turn_by_the_offset_of_key_and_query(layout, scaling):
+    """o_i = sum_j a_ij R_(j - i) v_j, the weights those of RoPE, in plain complex numbers; wherever the sequence begins."""
+    options = {"rotary_dim": 6, "scaling": scaling}
+    turning, plain = lg.Rotary(8, layout, **options, rotate_values=True), lg.Rotary(8, layout, **options)
+    (q, k, v), places = heads(9), torch.arange(9)
+    _, a = lg.attend(q, k, v, encoding=plain, return_weights=True)
+    first, second = ([0, 1, 2], [3, 4, 5]) if layout == "half" else ([0, 2, 4], [1, 3, 5])
+    pairs = torch.complex(v[..., first], v[..., second]).repeat_interleave(2, 1)
+    angles = (places[None] - places[:, None])[..., None] * plain.frequencies().inverse
+    turned = torch.einsum("bhij,ijc,bhjc->bhic", a.to(pairs.dtype), torch.polar(torch.ones_like(angles), angles), pairs)
+    for start in (0, 1000):
+        at = {"q_positions": start, "k_positions": start}
+        out, weights = lg.attend(q, k, v, encoding=turning, return_weights=True, **at)
+        close(weights, a, 1e-11)
+        close(torch.complex(out[..., first], out[..., second]), turned, 1e-11)
+        close(out[..., 6:], a @ v.repeat_interleave(2, 1)[..., 6:], 1e-11)  # the part of a head that does not rotate
+
+
+def test_rotated_values_are_those_of_deepseek_v4():
+    """Its attention from norms to the output projection: one head of keys, which are the values, a window and sinks."""
+    pytest.importorskip("transformers.models.deepseek_v4", reason="transformers is older than the model")
+    from transformers.models.deepseek_v4 import DeepseekV4Config, modeling_deepseek_v4 as v4
+
+    config = DeepseekV4Config(
+        vocab_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, head_dim=16, q_lora_rank=8, o_groups=2,
+        o_lora_rank=8, layer_types=["sliding_attention"], sliding_window=5, partial_rotary_factor=0.5,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    layer, seen = v4.DeepseekV4Attention(config, 0), {}
+    for name, parameter in layer.named_parameters():
+        parameter.data = random(*parameter.shape, seed=len(name), dtype=torch.float32)
+    layer.q_b_norm.register_forward_hook(lambda _, args, out: seen.update(q=out))
+    layer.kv_norm.register_forward_hook(lambda _, args, out: seen.update(kv=out[:, None]))
+    layer.o_a_proj.register_forward_pre_hook(lambda _, args: seen.update(out=args[0]))
+    x, places = random(2, 11, 32, dtype=torch.float32), torch.arange(11)[None] + 7
+    allowed = lg.Window(5).allowed(torch.arange(11), torch.arange(11)) & lg.Causal().allowed(places[0], places[0])
+    tables = v4.DeepseekV4RotaryEmbedding(config)(x, places, "main")
+    hidden = torch.where(allowed, 0.0, -torch.inf)[None, None]
+    layer(x, {"main": tables}, position_ids=places, attention_mask=hidden)
+    q, kv = (seen[name].roll(8, -1) for name in ("q", "kv"))  # the part that rotates stands last there
+    rope, sink = lg.Rotary(16, "interleaved", rotary_dim=8, rotate_values=True), lg.LearnedSink(4)
+    sink.load_state_dict({"logits": layer.sinks.detach()})
+    for backend in ("auto", "reference"):
+        at = {"q_positions": 7, "k_positions": 7, "mask": lg.Causal() & lg.Window(5), "backend": backend}
+        out = lg.attend(q, kv, kv, encoding=[rope, sink], **at).roll(8, -1)
+        close(out.transpose(1, 2).reshape(2, 11, 64), seen["out"].reshape(2, 11, 64), 2e-6)
+
+
+@pytest.mark.parametrize("mixer", ["latent", "hierarchical", "nsa", "performer"])
+def test_mixers_whose_values_have_no_position_refuse_to_rotate_them(mixer):
+    rope = {"name": "rope", "rotate_values": True}
+    sizes = {"vocab_size": 11, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    with pytest.raises(ValueError, match="Rotary"):
+        lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixer=mixer, encodings=[rope]))
+    with pytest.raises(ValueError, match="Rotary"):
+        lg.Composed([lg.ReRoPE(8, "half", window=4), lg.Rotary(8, "half", rotate_values=True)])

@@ -14,6 +14,7 @@ from longitude.positions.scaling import (
     NTK,
     SCHEMES,
     BaseChange,
+    Clipped,
     DynamicNTK,
     Linear,
     Llama3,
@@ -304,6 +305,29 @@ def test_without_a_length_the_declared_or_the_original_one_counts() -> None:
         assert torch.equal(inverse(scaling, length=500), inverse(scaling))
 
 
+# ---- clipped pairs ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("dim", "base", "original", "clipped"),
+    [(64, 1e7, 262_144, 10), (128, 1e4, 4096, 18), (8, 10.0, 4096, 0), (8, 1e9, 1, 4)],  # Qwen3.5; Llama 2
+)
+def test_pairs_that_never_turn_fade_out(dim: int, base: float, original: int, clipped: int) -> None:
+    """Faster pairs stay to the bit, the first of the others too; the slowest does not rotate, and in between they fall."""
+    plain, got = inverse(None, dim, base), inverse(Clipped(original), dim, base)
+    fast, ratio = dim // 2 - clipped, got / plain
+    assert torch.equal(got[:fast], plain[:fast]) and not inverse(Clipped(original, hard=True), dim, base)[fast:].any()
+    assert (ratio[fast:].diff() < 0).all() and (ratio[fast:] + ratio[fast:].flip(0)).allclose(
+        torch.ones_like(ratio[fast:])
+    )
+    assert clipped == 0 or abs(ratio[fast] - 1) < 1e-12 and abs(ratio[-1]) < 1e-12
+
+
+def test_clipped_pairs_of_llama_3() -> None:
+    """The authors' code: 20 of 64 pairs, times (1 + cos t) / 2 for 20 steps t from 0 to pi. These are its first, 7th and last."""
+    got = inverse(Clipped(8192, 20), 128, 5e5) / inverse(None, 128, 5e5)
+    exact(got[:44], [1.0] * 44)
+    torch.testing.assert_close(got[[44, 50, 63]], torch.tensor([1, 0.77347, 0.0]).double(), atol=1e-5, rtol=0)
+
+
 # ---- laws of every scheme --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "scaling",
@@ -355,6 +379,7 @@ EXAMPLES = [
     LongRoPE(ONES, RISING, 2048, factor=4.0, follow="row"),
     Llama3(8.0, 8192),
     BaseChange(5e5),
+    Clipped(2048, 5, hard=True),
 ]
 
 

@@ -12,6 +12,7 @@ from longitude.models import LongitudeConfig
 from longitude.positions.scaling import (
     NTK,
     BaseChange,
+    Clipped,
     DynamicNTK,
     Linear,
     Llama3,
@@ -56,6 +57,9 @@ test_wrong_options = refused_calls(
         (frequencies(LongRoPE(ONES, ONES, 9, attention_factor=1.0)), "longrope", "max_length"),
         (frequencies(LongRoPE(ONES[1:], ONES, 9, 2)), "short_factor", "32", "rotary_dim", "2"),
         (frequencies(LongRoPE(ONES, ONES * 2, 9, 2)), "long_factor", "32", "rotary_dim", "2"),
+        (scheme(Clipped, 0), "clipped", "original_max_length", "0"),
+        (scheme(Clipped, 8, pairs=0), "clipped", "pairs", "0"),
+        (scheme(Clipped, 8, hard=1), "clipped", "hard", "1"),
         (scheme(Linear, 0.5), "factor", "linear", "1", "0.5"),
         (scheme(Llama3, 0.5, 2048), "factor", "llama3", "1"),
         (scheme(LongRoPE, ONES, ONES, 2048, 0.5), "factor", "longrope", "1"),

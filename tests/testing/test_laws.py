@@ -64,6 +64,8 @@ VARIANTS = {
     "rope by row, two lists": testing.example("rope", scaling=TWO_LISTS, layout="half"),
     "rope p": testing.example("rope", proportion=0.5),
     "rope learned": testing.example("rope", learned_frequencies=True),
+    "rope of values": testing.example("rope", rotate_values=True, rotary_dim=6),
+    "rope of values by row": testing.example("rope", rotate_values=True, scaling=TWO_LISTS),
     "xpos steep": testing.example("xpos", layout="half", scale_base=8),
     "axial_rope of four": testing.example("axial_rope", axes=4),
     "mrope interleaved": testing.example("mrope", sections=(2, 1, 1), arrangement="interleaved"),
@@ -101,6 +103,9 @@ MIXER_VARIANTS = {
     "attention of 2026": of("attention", "rope", **PARTS, qk_norm=True, short_conv=("input", "qkv", "output")),
     "window of 2026": of("window", "alibi", size=3, **PARTS, qk_norm=True, short_conv="kv"),
     "latent of 2026": of("latent", "rope", **PARTS, short_conv=("input", "output")),
+    "window, values rotate": mixers.MixerExample(
+        MIXERS["window"], {"size": 3}, testing.example("rope", rotate_values=True)
+    ),
     "window dilated": of("window", "rope", size=3, step=2),
     "window of one": of("window", "alibi", size=1),
     "latent, full queries": of("latent", "rope", q_rank=None),
@@ -110,6 +115,10 @@ MIXER_VARIANTS = {
     "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "stick_breaking, remainder": of("stick_breaking", remainder=True),
     "indexed, interleaved": of("indexed", "ssmax", index_rotation="interleaved", index_rotary_dim=4),
+    "parallel, latent and rwkv7": of("parallel", "rope", attention="latent", state="rwkv7"),
+    "parallel, window and lstm": of(
+        "parallel", "alibi", attention={"name": "window", "size": 3}, state="lstm", normalize=False
+    ),
     "kda, bounded": of("kda", lower_bound=-2.0),
     "s4d inv": of("s4d", init="inv"),
     "mamba2, groups": of("mamba2", groups=2, head_dim=8),
@@ -159,8 +168,8 @@ IN_TURNS = (
 ).split()
 """Laws that take longest: each is quick for every third subject, and each subject meets every third of them."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
-IN_CHUNKS = ("rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
-"""Variants whose caches hold raw keys or a stream."""
+IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
+"""Variants whose caches hold raw keys, rotated values or a stream."""
 
 
 def is_slow(battery, name, law):
@@ -190,7 +199,8 @@ def cases():
 
 
 DOES_NOT_APPLY = (
-    "causal_only|Transport|its tables follow|the table route|it reads no token ids|it has one form|it has no dropout"
+    "causal_only|Transport|its tables follow|the table route|it reads no token ids|it has one form|it has no dropout|"
+    "its values rotate"
 )
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from longitude.attention.layers.indexed import IndexedAttention as IndexedAttention
     from longitude.attention.layers.latent import LatentAttention as LatentAttention
     from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
+    from longitude.attention.layers.parallel import ParallelMixer as ParallelMixer
     from longitude.attention.layers.sparse import NativeSparseAttention as NativeSparseAttention
     from longitude.attention.layers.stick_breaking import StickBreaking as StickBreaking
     from longitude.attention.layers.window import ChunkAttention as ChunkAttention, WindowAttention as WindowAttention
@@ -35,6 +36,7 @@ __getattr__, __all__ = loaded_on_use(
         "layers.indexed": "IndexedAttention",
         "layers.latent": "LatentAttention",
         "layers.longformer": "LongformerAttention",
+        "layers.parallel": "ParallelMixer",
         "layers.sparse": "NativeSparseAttention",
         "layers.stick_breaking": "StickBreaking",
         "layers.window": "ChunkAttention WindowAttention",

@@ -63,7 +63,8 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         positions: Positions of the keys: an int if they count up from it, else [L], [B, L] or, with several axes, [B, L, axes].
         columns: Tensors with an entry per token, each [B, heads, L, ...], by name.
         carry: The O(1) state of the encoding's context (the end of a convolution, a last sum), batch first.
-        tails: The last tokens before each short convolution of the layer, [B, kernel - 1, channels] by place.
+        tails: The last tokens before each short convolution of the layer, [B, kernel - 1, channels] by place; and the state of
+            a mixer beside the attention, "state".
         max_position: The largest position so far, cropped tokens included.
         kind: The kind of cache, for mixers that support only some kinds.
     """
@@ -207,7 +208,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
 
     def require_crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove and any(isinstance(leaf, Tensor) for leaf in tree_leaves((self.carry, self.tails))):
-            what = "a short convolution" if self.tails else "the encoding"
+            what = "a convolution or a recurrent mixer" if self.tails else "the encoding"
             raise UsageError("crop", "a cache used forward only", f"a state of {what}, which cannot be cropped")
 
     def _crop(self, tokens_to_remove: int) -> None:

@@ -63,6 +63,7 @@ class Mixer(nn.Module):
         scores: Whether an encoding may add terms to its scores.
         rotates: Whether an encoding may rotate its queries and keys.
         widens: Whether an encoding may make its queries and keys wider.
+        rotates_values: Whether an encoding may rotate its values, and its outputs back.
         bidirectional: Whether a token also attends to later tokens under lg.NoMask(), as encoders need.
         has_weights: Whether it has attention weights, which return_weights returns.
         shares_sequence: Whether its tokens may be a slice of a sequence (lg.attention.SequenceSlice).
@@ -72,12 +73,14 @@ class Mixer(nn.Module):
         saturates: Whether sigmoids or tanh map an infinite token to finite numbers; NaN still reaches the output.
         carries: Whether its cache holds a state beside keys and values, which cannot be cropped.
         choosing: Names of its modules that only choose what is attended to: a choice has no gradient.
+        parts: Names of its options that are mixers themselves.
         far_from: Longest sequence, in tokens, that leaves the parameters for distant tokens unused; None: it has none.
     """
 
     scores = False
     rotates = False
     widens = False
+    rotates_values = False
     bidirectional = False
     has_weights = False
     shares_sequence = False
@@ -85,6 +88,7 @@ class Mixer(nn.Module):
     saturates = False
     carries = False
     choosing: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
 
@@ -196,17 +200,23 @@ class Mixer(nn.Module):
             return f"{kind.__name__} rotates queries and keys, and {type(self).__name__} takes no rotations"
         if getattr(encoding, "widens", 1) > 1 and not self.widens:
             return f"{kind.__name__} makes queries and keys wider, and {type(self).__name__} keeps their width"
+        if getattr(encoding, "rotate_values", False) and not self.rotates_values:
+            return f"{kind.__name__} rotates values, and {type(self).__name__} has values without positions"
         return None
 
     def require(self, encoding: Composed | None) -> None:
         """ValueError with the first refusal of an encoding's members."""
         for member in encoding or ():
             if (why := self.refuses(member)) is not None:
-                widened = getattr(member, "widens", 1) > 1
+                widened, rotated = getattr(member, "widens", 1) > 1, getattr(member, "rotate_values", False)
                 able = [
                     name
                     for name, kind in MIXERS.items()
-                    if kind.scores and kind.rotates and kind.widens >= widened and kind is not type(self)
+                    if kind.scores
+                    and kind.rotates
+                    and kind.widens >= widened
+                    and kind.rotates_values >= rotated
+                    and kind is not type(self)
                 ]
                 raise ValueError(
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "

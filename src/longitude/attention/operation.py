@@ -320,9 +320,9 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if r.factors is not None:
         r = multiplied(r)
     # As `nan_where_attended` finds, in fewer calls: each layer of a decoding step comes here.
-    if len(r.pairs.beyond_band) == 0:
-        return _computed(backend, r)
-    return nan_where_attended(backend, r, partial(_computed, backend))
+    plain = len(r.pairs.beyond_band) == 0
+    found = _computed(backend, r) if plain else nan_where_attended(backend, r, partial(_computed, backend))
+    return found if r.finish is None else (r.finish(found[0]), found[1])
 
 
 def _computed(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:

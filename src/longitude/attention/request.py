@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -101,6 +102,7 @@ class Request:
     pairs: AllowedPairs = None  # type: ignore[assignment]  (made where none are given, or others)
     factors: Float[Tensor, "#B #H Lq 1"] | None = None  # of queries; applied around a backend, as sinks are
     sinks: Float[Tensor, " H"] | None = None  # logits of keys that are not there
+    finish: Callable[[Tensor], Tensor] | None = None  # of the output; applied around a backend: values were rotated
     made: dict[str, Any] | None = field(default=None, init=False)  # what layers of a decoding step make once for all
 
     def __post_init__(self) -> None:
@@ -304,14 +306,17 @@ def transformed(
             )
         )
         return replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
-    q_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
+    q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
     ints = isinstance(q_positions, int) and isinstance(k_positions, int)
     if r.rows == r.length and (q_positions == k_positions if ints else q_positions is k_positions):
         q, k = encoding.queries_and_keys(r.q, r.k, q_tables)
     else:
         k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype)
         q, k = encoding.queries(r.q, q_tables), encoding.keys(r.k, k_tables)
-    return replace(r, q=q, k=k)
+    r = replace(r, q=q, k=k)
+    if encoding.rotate_values:
+        r.v, r.finish = encoding.values(r.v, k_tables), partial(encoding.outputs, prepared=q_tables)
+    return r
 
 
 def places(

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from longitude.checkpoints.config import FULL, head_dim_of
 from longitude.checkpoints.keys import of_full_attention
 from longitude.checkpoints.positions import rotary_modules
-from longitude.extend.methods import scheme_of, with_scheme
+from longitude.extend.methods import UNROTATED, scheme_of, with_scheme
 from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 
@@ -54,7 +54,8 @@ class RotaryPairs:
         """A scheme as factors: the plain frequencies over its own."""
         plain, _, _ = rope_frequencies(self.rotary_dim, self.base)
         inverse, attention_factor, _ = rope_frequencies(self.rotary_dim, self.base, scaling)
-        return Candidate(tuple((plain / inverse).tolist()), attention_factor)
+        factors = (plain / inverse).clamp(max=UNROTATED)  # pairs of frequency 0, and JSON has no infinity
+        return Candidate(tuple(factors.tolist()), attention_factor)
 
     def starts(self) -> dict[str, Candidate]:
         """Name -> candidate, with the attention factor of its method; "unchanged" is the model as it was trained."""

@@ -66,6 +66,9 @@ class LayerCall:
         """Keys as a cache holds them: transformed if a transformed key stays valid."""
         return self.encoding.keys(key, self.tables) if self.tables is not None else key
 
+    def values(self, value: Tensor) -> Tensor:
+        return self.encoding.values(value, self.tables) if self.tables is not None else value
+
     def attend(
         self,
         q: Tensor,
@@ -88,6 +91,7 @@ class LayerCall:
                 q = self.encoding.queries(q, self.tables)
             else:
                 q, k = self.encoding.queries_and_keys(q, k, self.tables)
+                v = self.values(v)
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         scale = (
             head_dim**-0.5 if scale is None else scale
@@ -111,6 +115,7 @@ class LayerCall:
         )
         if self.encoding.stable_keys:
             out, weights_ = run(r)
+            out = out if self.tables is None else self.encoding.outputs(out, self.tables)
         else:
             out, weights_ = run_parts(parted(r, self.encoding, *places))
         return out.to(dtype), weights_
@@ -126,7 +131,7 @@ class StockCacheLayer(LongitudeCacheLayer):
         if call is None:  # from `extend`
             return super().update(key_states, value_states, *args, **kwargs)
         k, v, call.columns = self.extend(
-            call.keys(key_states), value_states, call.positions, call.columns, call.carry, call.encoding
+            call.keys(key_states), call.values(value_states), call.positions, call.columns, call.carry, call.encoding
         )
         call.k_positions, call.cached = self.positions, True
         return k, v

@@ -234,7 +234,7 @@ class LongitudeConfig(PreTrainedConfig):
         )
         for option in ("qk_norm", "output_gate", "softcap", "short_conv"):
             self._require_taken(option)
-        for spec in self.layer_mixers():
+        for spec in self.every_mixer():
             if not {*self.short_conv} <= {*conv_places(spec.get("short_conv", self.short_conv))}:
                 raise UsageError("short_conv", f"none beside a mixer with {spec['short_conv']}", self.short_conv)
         if self.mlp == "rwkv":
@@ -277,7 +277,7 @@ class LongitudeConfig(PreTrainedConfig):
 
     def _require_taken(self, option: str) -> None:
         """UsageError if the config key of a shared option is set and no layer's mixer has the option."""
-        key, names = SHARED[option], dict.fromkeys(spec["name"] for spec in self.layer_mixers())
+        key, names = SHARED[option], dict.fromkeys(spec["name"] for spec in self.every_mixer())
         if getattr(self, key) and not any(option in options_of(MIXERS[name]) for name in names):
             able = ", ".join(name for name, kind in MIXERS.items() if option in options_of(kind))
             raise UsageError(key, f"a layer with one of the mixers {able}", ", ".join(names))
@@ -314,6 +314,7 @@ class LongitudeConfig(PreTrainedConfig):
         if not isinstance(name := options.pop("name", None), str):
             raise UsageError("mixer", 'a name or {"name": name, **options}', repr(spec))
         full = mixer_resolved(name, options, **self.sizes)
+        full |= {part: self.resolve_mixer(full[part]) for part in MIXERS[name].parts}
         from_config = {*self.sizes, *SHARED} - options.keys()
         return {"name": name, **{option: _plain(value) for option, value in full.items() if option not in from_config}}
 
@@ -324,6 +325,8 @@ class LongitudeConfig(PreTrainedConfig):
     def mixer_options(self, spec: dict[str, Any]) -> dict[str, Any]:
         """All options of the mixer of a resolved spec, including those set by other config keys."""
         options = {option: value for option, value in spec.items() if option != "name"}
+        for part in mixer_class(spec).parts:
+            options[part] = {"name": options[part]["name"], **self.mixer_options(options[part])}
         parameters = options_of(mixer_class(spec))
         shared = {option: getattr(self, field) for option, field in SHARED.items() if option in parameters}
         return mixer_resolved(spec["name"], {**shared, **options}, **self.sizes)
@@ -373,6 +376,12 @@ class LongitudeConfig(PreTrainedConfig):
     def layer_mixers(self) -> list[dict[str, Any]]:
         """For each layer, its resolved mixer."""
         return self.mixers if self.mixers is not None else [self.mixer] * self.num_hidden_layers  # type: ignore[list-item]
+
+    def every_mixer(self) -> list[dict[str, Any]]:
+        """The resolved mixers of all layers, and those that are parts of them."""
+        return [
+            one for spec in self.layer_mixers() for one in (spec, *(spec[part] for part in mixer_class(spec).parts))
+        ]
 
     def layer_specs(self) -> list[list[dict[str, Any]]]:
         """For each layer, the resolved encodings that compose its own."""

@@ -34,6 +34,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "stable_keys": all,
     "widens": math.prod,
     "softmax_factor": math.prod,
+    "rotate_values": any,
     "carries": any,
     "passing_columns": lambda columns: frozenset().union(*columns),
     "query_columns": lambda columns: frozenset().union(*columns),
@@ -60,6 +61,7 @@ class Composed(Encoding):
     query_columns: frozenset[str]
     widens: int
     softmax_factor: float
+    rotate_values: bool
 
     def __init__(self, members: Sequence[Encoding]):
         super().__init__()
@@ -157,6 +159,18 @@ class Composed(Encoding):
             q, k = (m.queries(q, tables), m.keys(k, tables)) if together is None else together(q, k, tables)
         return q, k
 
+    def values(self, v: Tensor, prepared: tuple) -> Tensor:
+        each: Any = self.each
+        for m, tables in zip(each, prepared, strict=True):
+            v = m.values(v, tables) if hasattr(m, "rotate_values") else v
+        return v
+
+    def outputs(self, out: Tensor, prepared: tuple) -> Tensor:
+        each: Any = self.each
+        for m, tables in reversed([*zip(each, prepared, strict=True)]):  # undone in reverse
+            out = m.outputs(out, tables) if hasattr(m, "rotate_values") else out
+        return out
+
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         columns: Columns = {}
         carries = []
@@ -182,6 +196,10 @@ def require_separable(moving: str, members: Sequence[Any]) -> None:
     for m in members:
         if hasattr(m, "length_at") and m.length_at(0, 0) is not None:
             raise ValueError(f"{moving} moves positions, and {type(m).__name__} follows a length; use one of them")
+        if getattr(m, "rotate_values", False):
+            raise ValueError(
+                f"{moving} moves positions by pairs, and {type(m).__name__} rotates values; use one of them"
+            )
         if not m.reads_tokens and _gives(m, RowBias):
             raise ValueError(
                 f"{moving} attends in parts, and {type(m).__name__} reads whole rows of scores; use one of them"

@@ -2,7 +2,7 @@
 
 Rotation pairs dimensions (2k, 2k+1) in the interleaved layout and (k, k + rotary_dim/2) in the half layout. Reordering the
 rows that make queries and keys, inside the rotary block of each head, moves a checkpoint between the two without changing
-a score. Values and outputs are not rotated and stay as they are.
+a score. Values and outputs stay as they are, unless they rotate too (rotate_values): reorder v_proj then, and columns of o_proj.
 """
 
 from typing import Literal

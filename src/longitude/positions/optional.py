@@ -149,6 +149,21 @@ class Together(Protocol):
         ...
 
 
+class RotatesValues(Protocol):
+    """Encodings that also transform values, and outputs back, such as RoPE with rotate_values."""
+
+    rotate_values: bool
+    """Whether this one does; the two methods change nothing where it does not."""
+
+    def values(self, v: Tensor, prepared: Any) -> Tensor:
+        """V [B, Hkv, L, head_dim] -> the same shape, at the positions of the keys."""
+        ...
+
+    def outputs(self, out: Tensor, prepared: Any) -> Tensor:
+        """Outputs of attention [B, H, L, head_dim] -> the same shape, at the positions of the queries."""
+        ...
+
+
 class Extends(Protocol):
     """Encodings with a maximum length that can be extended without training. Others have no maximum."""
 

@@ -14,7 +14,7 @@ from longitude.errors import UsageError, check_choice, check_flags, check_positi
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
-from longitude.positions.rotation import RotaryTable, apply_rotary, rotated
+from longitude.positions.rotation import RotaryTable, apply_rotary, inverse, rotated
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 AngleDtype = Literal["float64", "float32"]
@@ -31,7 +31,7 @@ class Rotary(Encoding):
 
         (x, y) -> (x cos - y sin, x sin + y cos)
 
-    So q_i . k_j depends on i - j alone, and norms stay. Values are not rotated.
+    So q_i . k_j depends on i - j alone, and norms stay. Values are rotated only with rotate_values.
 
     Args:
         head_dim: width of a head.
@@ -47,6 +47,8 @@ class Rotary(Encoding):
             without scaling to the bit.
         learned_frequencies: each pair has theta_k e^alpha_k, after any scaling; alpha, learned by each layer, starts at 0
             (Mistral Large 4). Use it if the trained length should decide the frequencies.
+        rotate_values: values rotate by their positions too, and outputs back by the query's: o_i = R_i^-1 sum_j a_ij R_j v_j
+            (DeepSeek V4). Use it if values must tell the query how far away they are.
 
     Raises:
         ValueError: an odd or too large rotary_dim, an unknown layout, positions that are negative or no integers.
@@ -73,11 +75,13 @@ class Rotary(Encoding):
         proportion: float = 1.0,
         angle_dtype: AngleDtype = "float64",
         learned_frequencies: bool = False,
+        rotate_values: bool = False,
     ):
         super().__init__()
         check_layout(self.registered_name, layout)
         check_choice(self.registered_name, AngleDtype, angle_dtype=angle_dtype)
-        check_flags(self.registered_name, learned_frequencies=learned_frequencies)
+        check_flags(self.registered_name, learned_frequencies=learned_frequencies, rotate_values=rotate_values)
+        self.rotate_values = rotate_values
         self.head_dim, self.layout, self.base, self.angle_dtype = head_dim, layout, base, angle_dtype
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.scaling, self.proportion = from_dict(scaling), proportion
@@ -173,6 +177,12 @@ class Rotary(Encoding):
         if not own or q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
             return self.queries(q, prepared), self.keys(k, prepared)
         return rotated((q, k), prepared, self.layout)
+
+    def values(self, v: Tensor, prepared: RotaryTable) -> Tensor:
+        return self.queries(v, prepared) if self.rotate_values else v
+
+    def outputs(self, out: Tensor, prepared: RotaryTable) -> Tensor:
+        return self.queries(out, inverse(prepared)) if self.rotate_values else out
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", scaling={self.scaling!r}" if self.scaling is not None else "")

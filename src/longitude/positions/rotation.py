@@ -54,6 +54,12 @@ class RotaryTable(Angles):
         return self if self.cos.dtype == dtype else RotaryTable(self.cos.to(dtype), self.sin.to(dtype))
 
 
+def inverse(table: RotaryTable) -> RotaryTable:
+    """The rotation back; a factor of cos and sin is divided out."""
+    square = table.cos.square() + table.sin.square()
+    return RotaryTable(table.cos / square, -table.sin / square)
+
+
 def apply_rotary(x: Tensor, table: RotaryTable, layout: str) -> Tensor:
     """X [B, H, L, 2 pairs] -> the same shape and dtype, rotated in float32 or wider."""
     return rotated((x,), table, layout)[0]

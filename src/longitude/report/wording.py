@@ -45,6 +45,7 @@ PAPERS = {
     "nsa": "NSA",
     "indexed": "DSA",
     "stick_breaking": "stick-breaking attention",
+    "parallel": "parallel heads",
     "chunks": "chunked attention",
     "window": "sliding window",
     "hierarchical": "hierarchical attention",

@@ -24,10 +24,12 @@ PLAIN = "without a scheme"
 
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
-    """Registered schemes that need only a factor and a trained length, by name."""
+    """Registered schemes that a factor and a trained length decide, by name."""
     known = {"factor": float(factor), "original_max_length": original, "max_length": math.ceil(factor * original)}
     found = {}
     for name, scheme in SCHEMES.items():
+        if "factor" not in options_of(scheme):
+            continue
         try:
             found[name] = scheme(**resolve_options(name, options_of(scheme), {}, known, "scaling"))
         except ValueError:  # it needs more than these: LongRoPE's factors, a base
@@ -76,7 +78,7 @@ def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         title=f"How many times slower each pair rotates, {'by scheme' if rotary.scaling is None else 'by the scheme'}",
         caption=f"Frequencies before over those after{every}. Pairs from {turning} on never finished a rotation within "
         f"{trained}: only slower ones stay within angles that were trained."
-        + (f" Not drawn, because more than a factor decides them: {', '.join(left_out)}." if left_out else "")
+        + (f" Not drawn, because a factor alone does not decide them: {', '.join(left_out)}." if left_out else "")
         + at,
         x="rotary pair",
         y="times slower",

@@ -94,6 +94,11 @@ def test_a_memory_is_convolved_with_the_tokens_after_it():
     close(attention(x[:, 7:], memory=x[:, :7]), attention(x)[:, 7:])
 
 
+def test_rotated_values_of_a_memory_are_those_of_a_whole_pass():
+    attention, x = layer(2, lg.Rotary(4, "half", rotate_values=True)), tokens()
+    close(attention(x[:, 7:], memory=x[:, :7]), attention(x)[:, 7:])
+
+
 @torch.no_grad()
 def test_tails_of_convolutions_move_with_their_cache():
     """To the CPU and back, and nowhere where a crop is refused; a cache without them is another layer's."""

@@ -238,6 +238,8 @@ class LatentAttention(AttentionLayer):
 
     # ---- what does not fit ----
     def require_sizes(self, encoding: Composed) -> None:
+        if encoding.rotate_values:
+            self.require(encoding)
         for member in encoding:
             for name, own in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
                 got = getattr(member, name, own)
@@ -298,6 +300,7 @@ class SuffixEncoding:
     prepares = transforms = adds_terms = True
     widens = 1
     sizes = ()  # of its members they are narrower than queries
+    rotate_values = False
 
     def __init__(self, encoding: Composed, before: int):
         self.encoding, self.before = encoding, before

@@ -60,6 +60,7 @@ class MultiHeadAttention(AttentionLayer):
     """
 
     widens = True
+    rotates_values = True
     shares_sequence = True
     cache_kinds: tuple[CacheKind, ...] = ("full",)
 
@@ -140,11 +141,12 @@ class MultiHeadAttention(AttentionLayer):
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if not one:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        tables = inputs.tables
         if encoding.stable_keys and encoding.transforms:
-            tables = inputs.tables
             if tables is None:
                 tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
             q, k = encoding.queries_and_keys(q, k, tables)
+            v = encoding.values(v, tables) if encoding.rotate_values else v
         columns, carry = self.columns_of(x, call, encoding, None if cache is None else of_this_mode(cache.carry))
         k_positions = call.positions
         if cache is not None:
@@ -156,6 +158,8 @@ class MultiHeadAttention(AttentionLayer):
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
         out, weights = self.over_keys(x, (q, k, v), call, encoding, columns, k_positions, weigh)
+        if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
+            out = rotated_back(out, encoding, tables, call)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
         out = out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2)
         out = self.project_output(out, x, call, inputs)
@@ -189,3 +193,10 @@ class MultiHeadAttention(AttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
         return attended(self, qkv, call, encoding, columns, k_positions, self.scale, weigh)
+
+
+def rotated_back(out: Tensor, encoding: Composed, tables: Any, call: Call) -> Tensor:
+    """Outputs [B, H, L, head_dim] of rotated values, without the rotation of their queries. tables: of all tokens of the call."""
+    if call.remembered:  # tokens of a memory have no outputs
+        tables = encoding.prepare(explicit(call.q_positions, out.shape[2], out.device), None, out.dtype)
+    return encoding.outputs(out, tables)
