@@ -19,9 +19,12 @@ DASHES = ([1, 0], [7, 3], [2, 2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
 EDGE, PAPER = "#b6bec7", "#ffffff"
+RED = "#c1121f"
+"""The end of a scale from PAPER on: high losses, unseen angles."""
 DARK = {
     **dict(zip(COLOURS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
     PAPER: "#12171d",
+    RED: "#ff6f61",
     INK: "#e6ebf0",
     GREY: "#9dabb8",
     GRID: "#2a333d",

@@ -26,6 +26,8 @@ function endsOf(spec, channel) {
 
 function fitted(spec, width) {
   const panels = (spec.concat ?? []).filter((panel) => typeof panel.width === "number");
+  const size = spec.usermeta?.panel; // of panels of letters, which do not stretch
+  if (size) return void (spec.columns = Math.max(1, Math.round(width / size)));
   if (panels.length && width < 640) spec.columns = 1;
   for (const panel of panels) {
     panel.width = Math.max(200, Math.floor(width / (spec.columns ?? 1)) - 90);
@@ -54,7 +56,7 @@ async function redraw(place) {
   if (spec.concat && chosen.size) spec.concat = spec.concat.filter((panel) => chosen.has(panel.description)); // a panel is of a label
   fitted(spec, place.clientWidth);
   const live = place.querySelector(".live") ?? place.appendChild(document.createElement("div"));
-  live.className = "live";
+  live.className = spec.usermeta?.panel ? "live whole" : "live";
   if (spec.concat && !spec.concat.length) return live.replaceChildren();
   try {
     const { view } = await vegaEmbed(live, coloured(spec), options);

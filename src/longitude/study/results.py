@@ -38,6 +38,8 @@ REMEDY = "run the same `longitude study` again, it continues"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
+WINDOW = "one window"
+"""Method of documents.parquet: each byte or token of a held-out window of the longest length, in place of a document."""
 BY_POSITION = "per-position"
 """The method with several values per length."""
 
@@ -373,7 +375,10 @@ def keep(run: Run, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tables = {
         ROWS: to_frame(row for row in run.rows if row.method != BY_POSITION),
-        DOCUMENTS: pd.concat([trial.documents for trial in done], ignore_index=True),
+        DOCUMENTS: pd.concat(
+            [trial.documents[trial.documents["method"] != WINDOW].dropna(axis="columns", how="all") for trial in done],
+            ignore_index=True,
+        ),
     }
     for name, table in tables.items():
         with atomic(folder / name) as unfinished:

@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 
 from longitude.measure import DocumentLosses, Row, default_bins, losses_by_length
+from longitude.measure.documents import typical
+from longitude.measure.windows import Reader, nats_of
 from longitude.positions.scaling import Scaling
 from longitude.report.wording import and_
 from longitude.study.config import BYTE, StudyConfig, listed
 from longitude.study.copies import COPIES, foretold
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
-from longitude.study.results import FIRST, LAST
+from longitude.study.results import FIRST, LAST, WINDOW
 from longitude.study.schemes import (
     METHODS,
     PLAIN,
@@ -28,6 +30,7 @@ from longitude.study.schemes import (
     windows_of,
 )
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
+from longitude.study.tokens import reader
 from longitude.study.train import model_config
 
 
@@ -89,7 +92,15 @@ class Text(Task):
             of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.bytes)
             for each in whole
         ]
-        return rows, [*tables, *self.quarters(of, losses)]
+        return rows, [*tables, *self.quarters(of, losses), *self.window(of)]
+
+    def window(self, of: Measuring) -> Iterator[pd.DataFrame]:
+        """Each loss of a typical held-out window of the longest length, with its text, for one picture of all models."""
+        if self.stack == "decoder" and of.lengths:
+            documents = of.data.validation
+            ids = documents[typical(documents, of.config.longest)][: of.lengths[-1] + 1]
+            text = reader(of.config.tokenizer).pieces(ids[1:].tolist())
+            yield of.per_document(WINDOW, of.lengths[-1], nats=nats_of(Reader(of.model), ids), text=text)
 
     def quarters(self, of: Measuring, losses: list[DocumentLosses]) -> Iterator[pd.DataFrame]:
         """The losses at the first and the last quarter of the positions, at the training length."""

@@ -1,0 +1,36 @@
+"""The figure of one text under every model of a study, coloured by loss."""
+
+import math
+from collections.abc import Iterator
+
+from longitude.report import passage
+from longitude.report.figure import Figure
+from longitude.report.wording import papers
+from longitude.study.analysis import Analysis
+from longitude.study.pictures import PICTURES
+from longitude.study.results import WINDOW
+
+
+@PICTURES.register("one-text")
+def one_text(analysis: Analysis) -> Iterator[Figure]:
+    """Of the first seed of each label, as far as its window was measured."""
+    run = analysis.run
+    names, panels = papers(run.labels), {}
+    for label in run.labels:
+        done = next((trial for trial in run.of(label) if trial.status == "done"), None)
+        for (_, method), own in done.measured.items() if done else ():
+            if method == WINDOW:
+                bits = own["nats"].to_numpy() / math.log(2)
+                panels[names[label]] = passage.Panel([*own["text"]], bits, run.train_length, label)
+    if panels:
+        longest = max(len(panel.pieces) for panel in panels.values())
+        yield passage.figure(
+            passage.Passage(
+                name="one-text",
+                title="One text, coloured by the loss of each model",
+                caption=f"{longest} {run.task.unit} of held-out text, of median size when compressed, under the first seed of "
+                "each encoding.",
+                unit=run.task.unit.removesuffix("s"),
+                panels=panels,
+            )
+        )
