@@ -13,14 +13,17 @@ from longitude.positions.composed import compose
 from longitude.positions.rotary import Rotary, XPos
 from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
 from longitude.registry import options_of, resolve_options
-from longitude.show.drawing import Drawing, Line, Lines, offsets_of
+from longitude.show.drawing import Dials, Drawing, Line, Lines, offsets_of
 from longitude.show.shape import Shape
 
 SEEDS = 3
 """Number of seeds for random queries and keys."""
 FACTOR = 4
 """Extension factor of the scaling schemes that are drawn beside unscaled rotations."""
-PLAIN = "without a scheme"
+PLAIN, SHOWN = "without a scheme", "yarn"
+"""No scheme, and the one that is drawn as clocks beside it where a model has none."""
+NEW = 1e-9
+"""Relative amount by which an angle must exceed the trained ones to count as new."""
 
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
@@ -33,6 +36,54 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
         except ValueError:  # it needs more than these: LongRoPE's factors, a base
             continue
     return found
+
+
+def arcs(before: Tensor, after: Tensor, trained: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of its circle that each pair goes through: within the trained length, and at a length with other frequencies."""
+    seen, asked = (offsets * theta.double() / (2 * math.pi) for offsets, theta in ((trained, before), (length, after)))
+    return seen.clamp(max=1).numpy(), asked.clamp(max=1).numpy()
+
+
+def dials(before: Tensor, every: dict[str, Tensor], trained: int, length: int, which: str = "") -> Iterator[Dials]:
+    """A dial for each pair under each scheme.
+
+    Args:
+        before: Frequencies in training.
+        every: Name of a scheme -> frequencies at the length.
+        trained: Tokens that were seen in training.
+        length: Tokens that are asked for.
+        which: Layers, where not all rotate alike.
+    """
+    for place, (name, after) in enumerate(every.items(), 1):
+        seen, asked = arcs(before, after, trained, length)
+        new = int((asked > seen * (1 + NEW)).sum())
+        yield Dials(
+            name=f"clocks-{which.replace(' ', '-')}{place}",
+            title=f"RoPE as clocks, {name}: {new} of {len(seen)} pairs meet new angles{f' ({which})' if which else ''}",
+            caption=f"A dial for each rotary pair, and on it the angles between a query and its keys: within {trained} tokens, "
+            f"as in training, and beyond them up to {length}.",
+            seen=seen,
+            asked=asked,
+        )
+
+
+def clocks(encoding: Encoding, shape: Shape) -> Iterator[Dials]:
+    """The dials of a rotary encoding: trained at the length of the shape, or at that of its scheme, and asked for a multiple."""
+    rotary = encoding.rope if isinstance(encoding, XPos) else encoding
+    if not isinstance(rotary, Rotary):
+        return
+    scaling = rotary.scaling
+    trained = getattr(scaling, "original_max_length", None) or shape.length
+    length = math.ceil(trained * getattr(scaling, "factor", FACTOR))
+    same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
+    before = rope_frequencies(rotary.head_dim, **same).inverse
+    follows = isinstance(scaling, Follows) and scaling.follow != "declared"
+    each = {PLAIN: before}
+    if scaling is not None:
+        each[scaling.name] = rotary.frequencies(length if follows else None).inverse
+    elif rotary.rotary_dim >= 4 and type(rotary) is Rotary:
+        each[SHOWN] = rope_frequencies(rotary.head_dim, scaling=schemes(FACTOR, trained)[SHOWN], **same).inverse
+    yield from dials(before, each, trained, length)
 
 
 def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
@@ -112,7 +163,7 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="cosine of q and k",
         lines={name: (offsets, rotated(encoding, q, k, offsets, shape)) for name, (q, k) in given.items()},
-        log_x=True,
+        far=True,
         focus="q = k, all dimensions alike",
     )
 
