@@ -16,8 +16,7 @@ GROUPS = {
     "server": "endpoint model tokenizer concurrency thinking",
     "execution": "dtype device batch chunk allow_pickle",
 }
-EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
-  longitude measure models/llama models/llama-yarn --text-figure
+EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024 --text-figure
   longitude measure models/llama --tasks passkey needle-single --lengths 512"""
 
 

@@ -36,13 +36,13 @@ def show(
         name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of
             a study; a checkpoint or its config.json. Several are drawn side by side.
         encoding: In a study, the labels whose trained models are drawn; all of them by default.
-        text: A text file. Of a study, draw it under each model, each letter coloured by its loss; of a checkpoint, what
-            --attention reads.
+        text: A text file. A study draws it under each model, each letter coloured by its loss. A checkpoint reads it for
+            --attention.
         clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
         attention: Draw the attention of trained models: by distance, its entropy, and the share of the first token.
         log: Draw distances on a logarithmic axis.
-        length: Positions that are drawn: 1024 by default, of a study its training length. With --clocks the trained length of a
-            label, the asked length of a checkpoint; with --text or --attention the tokens that are read.
+        length: Positions that are drawn: 1024 by default, of a study its training length. With --clocks: the trained length of
+            a label, the asked length of a checkpoint. With --text or --attention: the tokens that are read.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.

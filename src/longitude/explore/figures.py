@@ -9,7 +9,7 @@ import pandas as pd
 
 from longitude.explore import values
 from longitude.report.figure import COLOURS, EDGE, GREY, INK, Figure, ordered, themed
-from longitude.show.charts import dials_chart
+from longitude.show.charts import dials_chart, dials_page
 
 HEIGHT, PANEL_WIDTH = 260, 360
 HERE = "datum.factor == pow(2, doublings)"
@@ -41,18 +41,15 @@ def figures(encodings: Rows) -> Iterator[Figure]:
         resizes=False,
     )
     turned, pairs, unseen = [*values.clocks()], [*values.pairs()], [*values.unseen()]
-    dials = len(turned[0]["dial"])
+    dials, chosen = len(turned[0]["dial"]), f"{HERE} && datum.scheme == scheme"
+    arcs = _lines(turned, chosen, "dial", "seen", "asked")
     yield Figure(
         name="clocks",
         title="RoPE as clocks: angles that training showed, and new ones",
         caption=f"A dial for each rotary pair of a model trained at {ROPE}. On it are the angles between a query and its keys: "
         "in training, and in a context of the chosen length under the chosen method.",
         alt="A dial for each rotary pair; the table of shares of pairs below tells how many meet new angles.",
-        chart=themed(
-            dials_chart(_lines(turned, f"{HERE} && datum.scheme == scheme", "dial", "seen", "asked"), dials).add_params(
-                _control("doublings", 2), _control("scheme", values.NO_SCHEME)
-            )
-        ),
+        chart=themed(_controlled(dials_page(dials_chart(arcs, dials), dials))),
         table=_arcs(turned),
     )
     yield Figure(
@@ -87,8 +84,13 @@ def _control(name: str, value: Any) -> Any:
     return alt.param(name=name, value=value, bind=alt.BindDirect(element=f"#{name}"))
 
 
+def _controlled(chart: Any) -> Any:
+    """By the length and the scaling method."""
+    return chart.add_params(_control("doublings", 2), _control("scheme", values.NO_SCHEME))
+
+
 def _rotary(chart: Any) -> Any:
-    return chart.add_params(_control("doublings", 2), _control("scheme", values.NO_SCHEME)).properties(height=HEIGHT)
+    return _controlled(chart).properties(height=HEIGHT)
 
 
 def _lines(rows: Rows, which: str, *columns: str) -> Any:

@@ -109,8 +109,8 @@ class Passage:
         cell = "" if self.lettered else f" A cell is {self.share} {self.unit}{'s' * (self.share > 1)}."
         return (
             f"{self.caption}{cell} The line is the end of the trained length; numbers are mean bits per {self.unit} before and "
-            f"after it. A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, on one scale for all: white up to the mean "
-            "before the line."
+            f"after it. A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, on one scale for all, without colour up to the "
+            "mean before the line."
         )
 
     def smoothed(self, panel: Panel) -> np.ndarray:
@@ -152,7 +152,7 @@ def figure(passage: Passage) -> Figure:
         title=passage.title,
         caption=passage.words,
         alt=alternative(passage),
-        chart=themed(chart(passage)),
+        chart=themed(chart(passage)).properties(usermeta={"panel": passage.columns * LETTER[0] + 24}),
         resizes=False,
         table=table(passage),
     )
@@ -186,14 +186,15 @@ def table(passage: Passage) -> pd.DataFrame:
 def chart(passage: Passage) -> Any:
     """The panels side by side, in the size of their letters."""
     low, high = passage.ends
-    legend = alt.Legend(title=f"bits per {passage.unit}", orient="top", direction="horizontal", gradientLength=160)
+    legend = alt.Legend(
+        title=f"bits per {passage.unit}", orient="top", gradientLength=160, values=[low, high], format=".3~g"
+    )
     scale = alt.Scale(domain=[low, high], range=[PAPER, RED], clamp=True, interpolate="lab")
     colour = alt.Color("v:Q", scale=scale, legend=legend)
     rows = {name: [*passage.rows(panel)] for name, panel in passage.panels.items()}
     tallest = max(map(len, rows.values()))
     panels = [_panel(passage, name, rows[name], tallest, colour, low + LIGHT * (high - low)) for name in passage.panels]
-    width = passage.columns * LETTER[0]
-    return alt.concat(*panels, columns=min(4, len(panels)), spacing=8).properties(usermeta={"panel": width + 24})
+    return alt.concat(*panels, columns=min(4, len(panels)), spacing=8)
 
 
 def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, colour: alt.Color, light: float) -> Any:

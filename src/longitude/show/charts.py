@@ -31,6 +31,7 @@ from longitude.show.drawing import Dials, Drawing, Grid, Lines, number, ticks, v
 HEIGHT = 300
 DIALS, DIAL = 16, 46
 """Dials in a row, and height of the row in pixels."""
+COLUMNS = alt.param(name="columns", value=DIALS)
 SEEN, NEW, REST = "seen in training", "new", "not reached"
 """Arcs of a dial."""
 
@@ -56,6 +57,7 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
         for chart, of in zip(charts, drawings, strict=True)
     ]
     whole = alt.vconcat(*charts, spacing=40).resolve_scale(color="independent", strokeDash="independent")
+    whole = whole.add_params(COLUMNS) if any(isinstance(each, Dials) for each in drawings) else whole
     save(_themed(whole.properties(padding=10)), out)
     if out.suffix == ".svg":
         words = "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings))
@@ -68,7 +70,7 @@ def figure(drawing: Drawing) -> Figure:
     """The drawing as a figure of a page."""
     if isinstance(drawing, Passage):
         return passage.figure(drawing)
-    table = drawing.frame
+    table, chart = drawing.frame, _themed(_chart(drawing))
     if isinstance(drawing, Lines) and len(drawing.lines) > 1:
         table = table.pivot_table(index="x", columns="line", values="y", sort=False).sort_index().reset_index()
     heads = {} if isinstance(drawing, Dials) else {"x": drawing.x, "y": drawing.y, "row": drawing.y}
@@ -78,7 +80,7 @@ def figure(drawing: Drawing) -> Figure:
         title=drawing.title,
         caption=drawing.caption,
         alt=alternative(drawing),
-        chart=_themed(_chart(drawing)),
+        chart=dials_page(chart, len(table)) if isinstance(drawing, Dials) else chart,
         axes=("x",) if isinstance(drawing, Lines) and drawing.far else (),
         table=numbers.rename(columns=heads),
     )
@@ -249,6 +251,9 @@ def dials_chart(rows: Any, count: int) -> Any:
 
     number = base.mark_text(fontSize=9, color=GREY, aria=False).encode(x, y, text="dial:N")
     arcs = [arc("zero", "full", REST), arc("zero", "seen", SEEN), arc("seen", "asked", NEW)]
-    columns = alt.param(name="columns", value=DIALS)  # a page halves them where it is narrow
-    made = alt.layer(*arcs, number).add_params(columns)
-    return made.properties(height=DIAL * math.ceil(count / DIALS), usermeta={"dials": count, "size": DIAL})
+    return alt.layer(*arcs, number).properties(height=DIAL * math.ceil(count / DIALS))
+
+
+def dials_page(chart: Any, count: int) -> Any:
+    """A chart of dials for a page, which has half as many in a row where it is narrow."""
+    return chart.add_params(COLUMNS).properties(usermeta={"dials": count, "size": DIAL})
