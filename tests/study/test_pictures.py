@@ -16,7 +16,7 @@ from longitude.study import report
 from longitude.study.analysis import analyse
 from longitude.study.biases import panels_of
 from longitude.study.pictures import PICTURES, by_position
-from longitude.study.results import WINDOW, read_run
+from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, Measuring, register_task, rows_by_distance
 from longitude.study.tasks.sequences import Copy
 from longitude.study.train import build_model, save
@@ -76,7 +76,7 @@ def test_the_losses_of_one_text_add_up_to_the_loss_that_the_study_has_of_it(data
     labels = {"label": "rope", "seed": 0}
     of = Measuring(model, TINY, replace(data, validation=[window]), TINY.test_lengths, labels, lambda *_: None)
     tables = {(each["method"][0], each["length"][0]): each for each in TASKS["text"]().measure(of)[1]}
-    each, whole = tables[WINDOW, TINY.longest], tables["non-overlapping", TINY.longest]
+    each, whole = TASKS["text"]().window(of), tables["non-overlapping", TINY.longest]
     assert each["nats"].sum() == pytest.approx(whole["nats"].sum(), rel=1e-6) and len(each) == TINY.longest
     assert "".join(each["text"]).encode() == bytes(window[1:].tolist())
 
@@ -87,7 +87,7 @@ def test_one_text_has_a_panel_for_each_label(tmp_path, numbers):
     [figure] = drawn("one-text", analysis)
     panels = figure.spec()["concat"]
     assert [panel["description"] for panel in panels] == ["none", "rope"]  # by which a reader chooses
-    means = [trial.measured[TINY.longest, WINDOW]["nats"].mean() / math.log(2) for trial in analysis.run.trials]
+    means = [trial.window["nats"].mean() / math.log(2) for trial in analysis.run.trials]
     table = figure.table
     assert [float(table[column].iloc[0]) for column in table.columns[1:3]] == pytest.approx(means, abs=0.006)
     assert np.isfinite(means).all() and all(layer_words(figure.spec(), panel) == "16" for panel in panels)

@@ -108,9 +108,9 @@ class Passage:
         """The caption, with what a colour, a cell, the line and the numbers are."""
         cell = "" if self.lettered else f" A cell is {self.share} {self.unit}{'s' * (self.share > 1)}."
         return (
-            f"{self.caption}{cell} The line is the end of the trained length; numbers are mean bits per {self.unit} before and "
-            f"after it. A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, on one scale for all, without colour up to the "
-            "mean before the line."
+            f"{self.caption}{cell} The line is the end of the trained length, and numbers are mean bits per {self.unit} before "
+            f"and after it. A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. Up to the mean "
+            "before the line there is none."
         )
 
     def smoothed(self, panel: Panel) -> np.ndarray:

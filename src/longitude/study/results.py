@@ -26,8 +26,8 @@ from longitude.study.units import Keys
 
 VERB, KEPT = "study", "study.json"
 """Which command a question.json is of; the file of a study that is kept without its models."""
-STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS = (
-    "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json",
+STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS, WINDOW = (
+    "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json", "one-text.parquet",
 )  # fmt: skip
 """Files of units."""
 PARTS = ("configuration", "data", "recipe", "train_steps", "trials")
@@ -38,8 +38,6 @@ REMEDY = "run the same `longitude study` again, it continues"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
-WINDOW = "one window"
-"""Method of documents.parquet: each byte or token of a held-out window of the longest length, in place of a document."""
 BY_POSITION = "per-position"
 """The method with several values per length."""
 
@@ -52,11 +50,13 @@ class TrialResult(Status):
         folder: Its checkpoint.
         losses: For each step: step, loss (nats per token), learning_rate, tokens.
         documents: Sums of each document, of a trial that is done.
+        window: Columns text, nats: every byte or token of one held-out window of text; None if it was not measured.
     """
 
     folder: Path
     losses: list[dict[str, Any]]
     documents: pd.DataFrame
+    window: pd.DataFrame | None = None
 
     @cached_property
     def measured(self) -> dict[Any, pd.DataFrame]:
@@ -352,9 +352,10 @@ def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, 
     remedy = f"move {measured} away, and the same `longitude study` measures this one again"
     try:
         documents, rows = pd.read_parquet(measured / DOCUMENTS), from_frame(read_rows(measured / ROWS))
+        window = pd.read_parquet(measured / WINDOW) if (measured / WINDOW).exists() else None
     except (ValueError, OSError) as error:
         raise ValueError(f"{measured} is damaged ({error}); {remedy}") from error
-    return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents), rows
+    return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents, window=window), rows
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------
@@ -375,10 +376,7 @@ def keep(run: Run, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tables = {
         ROWS: to_frame(row for row in run.rows if row.method != BY_POSITION),
-        DOCUMENTS: pd.concat(
-            [trial.documents[trial.documents["method"] != WINDOW].dropna(axis="columns", how="all") for trial in done],
-            ignore_index=True,
-        ),
+        DOCUMENTS: pd.concat([trial.documents for trial in done], ignore_index=True),
     }
     for name, table in tables.items():
         with atomic(folder / name) as unfinished:

@@ -8,7 +8,6 @@ from longitude.report.figure import Figure
 from longitude.report.wording import papers
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES
-from longitude.study.results import WINDOW
 
 
 @PICTURES.register("one-text")
@@ -18,10 +17,9 @@ def one_text(analysis: Analysis) -> Iterator[Figure]:
     names, panels = papers(run.labels), {}
     for label in run.labels:
         done = next((trial for trial in run.of(label) if trial.status == "done"), None)
-        for (_, method), own in done.measured.items() if done else ():
-            if method == WINDOW:
-                bits = own["nats"].to_numpy() / math.log(2)
-                panels[names[label]] = passage.Panel([*own["text"]], bits, run.train_length, label)
+        if done and done.window is not None:
+            bits = done.window["nats"].to_numpy() / math.log(2)
+            panels[names[label]] = passage.Panel([*done.window["text"]], bits, run.train_length, label)
     if panels:
         longest = max(len(panel.pieces) for panel in panels.values())
         yield passage.figure(

@@ -16,7 +16,7 @@ from longitude.report.wording import and_
 from longitude.study.config import BYTE, StudyConfig, listed
 from longitude.study.copies import COPIES, foretold
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
-from longitude.study.results import FIRST, LAST, WINDOW
+from longitude.study.results import FIRST, LAST
 from longitude.study.schemes import (
     METHODS,
     PLAIN,
@@ -92,15 +92,15 @@ class Text(Task):
             of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.bytes)
             for each in whole
         ]
-        return rows, [*tables, *self.quarters(of, losses), *self.window(of)]
+        return rows, [*tables, *self.quarters(of, losses)]
 
-    def window(self, of: Measuring) -> Iterator[pd.DataFrame]:
-        """Each loss of a typical held-out window of the longest length, with its text, for one picture of all models."""
-        if self.stack == "decoder" and of.lengths:
-            documents = of.data.validation
-            ids = documents[typical(documents, of.config.longest)][: of.lengths[-1] + 1]
-            text = reader(of.config.tokenizer).pieces(ids[1:].tolist())
-            yield of.per_document(WINDOW, of.lengths[-1], nats=nats_of(Reader(of.model), ids), text=text)
+    def window(self, of: Measuring) -> pd.DataFrame | None:
+        if self.stack != "decoder" or not of.lengths:
+            return None
+        documents = of.data.validation
+        ids = documents[typical(documents, of.config.longest)][: of.lengths[-1] + 1]
+        text = reader(of.config.tokenizer).pieces(ids[1:].tolist())
+        return pd.DataFrame({"text": text, "nats": nats_of(Reader(of.model), ids)})
 
     def quarters(self, of: Measuring, losses: list[DocumentLosses]) -> Iterator[pd.DataFrame]:
         """The losses at the first and the last quarter of the positions, at the training length."""
