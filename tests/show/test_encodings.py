@@ -123,8 +123,9 @@ def test_an_arc_is_the_trained_angles_and_the_rest_of_it_the_asked_ones(label, t
     assert [name.count("yarn") for name in (each.title for each in scaled)] == ([1] if slower == 1 else [0])
 
 
-def test_only_rotary_encodings_have_dials():
-    assert [*clocks(built("alibi", SHAPE).encoding, SHAPE)] == []
+@pytest.mark.parametrize("label", ["alibi", "rerope", "self_extend", "dual_chunk"])
+def test_encodings_whose_pairs_do_not_turn_by_the_position_have_no_dials(label):
+    assert [*clocks(built(label, SHAPE).encoding, SHAPE)] == []
 
 
 def test_a_scheme_is_drawn_before_and_after():

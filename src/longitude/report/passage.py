@@ -107,10 +107,13 @@ class Passage:
     def words(self) -> str:
         """The caption, with what a colour, a cell, the line and the numbers are."""
         cell = "" if self.lettered else f" A cell is {self.share} {self.unit}{'s' * (self.share > 1)}."
+        mean = f"mean bits per {self.unit}"
+        ends = any(panel.means[1] is not None for panel in self.panels.values())
+        line = f"The line is the end of the trained length, and numbers are {mean} before and after it."
+        numbers = line if ends else f"Numbers are {mean}."
         return (
-            f"{self.caption}{cell} The line is the end of the trained length, and numbers are mean bits per {self.unit} before "
-            f"and after it. A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. Up to the mean "
-            "before the line there is none."
+            f"{self.caption}{cell} {numbers} A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. "
+            f"It begins at the mean{' before the line' * ends}."
         )
 
     def smoothed(self, panel: Panel) -> np.ndarray:

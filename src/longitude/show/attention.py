@@ -282,7 +282,7 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
     about = {
         "entropy": (
             "Entropy of attention",
-            "Low: a few tokens have all of it. No head exceeds the line of all tokens alike, log2 of their number.",
+            "Low: a few tokens have all of it. At most it is log2 of the tokens seen, where all have the same weight.",
             "bits",
         ),
         "first": (
@@ -293,7 +293,7 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
     }
     for name, (title, caption, unit) in about.items():
         values = {layer: getattr(each, name) for layer, each in causal.items()}
-        even = {"all tokens alike": np.log2(seen)} if name == "entropy" else {}
+        even = {"all tokens alike, log2": np.log2(seen)} if name == "entropy" else {}
         if len(causal) <= EACH:
             pictures = {
                 layer: {f"head {head}": line for head, line in enumerate(of, 1)} | {"mean of the heads": of.mean(0)}

@@ -33,7 +33,7 @@ from longitude.positions.buckets import T5Bias
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, Scaling, rope_frequencies
 from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
-from longitude.show.rotations import NEW, PLAIN, SHOWN, dials, grouped, schemes
+from longitude.show.rotations import NEW, PLAIN, SHOWN, dials, followed, grouped, schemes
 from longitude.show.shape import Shape
 
 CLOCKS = 4
@@ -72,9 +72,10 @@ class Rotation(NamedTuple):
     trained: int
     window: int | None = None
 
-    def frequencies(self, scaling: Scaling | None) -> Frequencies:
+    def frequencies(self, scaling: Scaling | None, length: int | None = None) -> Frequencies:
         options = self.rope._replace(scaling=scaling, sections=None).options(self.head_dim)
-        return rope_frequencies(self.head_dim, **{name: value for name, value in options.items() if name in FREQUENCY})
+        given = {name: value for name, value in options.items() if name in FREQUENCY}
+        return rope_frequencies(self.head_dim, **given, length=length)
 
     @property
     def plain(self) -> Tensor:
@@ -382,9 +383,17 @@ def clocks(config: Any, length: int | None) -> Iterator[Dials]:
         asked = length or (declared if declared > one.trained else CLOCKS * one.trained)
         own = one.rope.scaling
         scheme = schemes(max(1.0, asked / one.trained), one.trained)[SHOWN] if own is None else own
-        every = {PLAIN: one.plain, SHOWN if own is None else f"its own {own.name}": one.frequencies(scheme).inverse}
+        every = {
+            PLAIN: one.plain,
+            SHOWN if own is None else f"its own {own.name}": one.frequencies(scheme, followed(scheme, asked)).inverse,
+        }
         each = {name: theta[: len(one.plain)] for name, theta in every.items()}
-        yield from dials(one.plain, each, one.trained, asked, "" if one.layers == ALL else one.layers)
+        note = (
+            ""
+            if own is None
+            else " A model that was trained further with this scheme has seen angles that are new here."
+        )
+        yield from dials(one.plain, each, one.trained, asked, "" if one.layers == ALL else one.layers, note)
 
 
 def _turns(rotating: list[Rotation]) -> Lines:

@@ -44,7 +44,9 @@ def arcs(before: Tensor, after: Tensor, trained: int, length: int) -> tuple[np.n
     return seen.clamp(max=1).numpy(), asked.clamp(max=1).numpy()
 
 
-def dials(before: Tensor, every: dict[str, Tensor], trained: int, length: int, which: str = "") -> Iterator[Dials]:
+def dials(
+    before: Tensor, every: dict[str, Tensor], trained: int, length: int, which: str = "", note: str = ""
+) -> Iterator[Dials]:
     """A dial for each pair under each scheme.
 
     Args:
@@ -53,6 +55,7 @@ def dials(before: Tensor, every: dict[str, Tensor], trained: int, length: int, w
         trained: Tokens that were seen in training.
         length: Tokens that are asked for.
         which: Layers, where not all rotate alike.
+        note: A sentence of the caption besides.
     """
     for place, (name, after) in enumerate(every.items(), 1):
         seen, asked = arcs(before, after, trained, length)
@@ -61,29 +64,36 @@ def dials(before: Tensor, every: dict[str, Tensor], trained: int, length: int, w
             name=f"clocks-{which.replace(' ', '-')}{place}",
             title=f"RoPE as clocks, {name}: {new} of {len(seen)} pairs meet new angles{f' ({which})' if which else ''}",
             caption=f"A dial for each rotary pair, and on it the angles between a query and its keys: within {trained} tokens, "
-            f"as in training, and beyond them up to {length}.",
+            f"as in training, and beyond them up to {length}.{note}",
             seen=seen,
             asked=asked,
         )
 
 
 def clocks(encoding: Encoding, shape: Shape) -> Iterator[Dials]:
-    """The dials of a rotary encoding: trained at the length of the shape, or at that of its scheme, and asked for a multiple."""
+    """The dials of RoPE: trained at the length of the shape, or at that of its scheme, and asked for a multiple.
+
+    Encodings that give a pair other positions than those of the text, such as ReRoPE, have none.
+    """
     rotary = encoding.rope if isinstance(encoding, XPos) else encoding
-    if not isinstance(rotary, Rotary):
+    if type(rotary) is not Rotary:
         return
     scaling = rotary.scaling
     trained = getattr(scaling, "original_max_length", None) or shape.length
-    length = math.ceil(trained * getattr(scaling, "factor", FACTOR))
+    length = math.ceil(trained * (getattr(scaling, "factor", None) or FACTOR))
     same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
     before = rope_frequencies(rotary.head_dim, **same).inverse
-    follows = isinstance(scaling, Follows) and scaling.follow != "declared"
     each = {PLAIN: before}
     if scaling is not None:
-        each[scaling.name] = rotary.frequencies(length if follows else None).inverse
-    elif rotary.rotary_dim >= 4 and type(rotary) is Rotary:
+        each[scaling.name] = rotary.frequencies(followed(scaling, length)).inverse
+    elif rotary.rotary_dim >= 4:
         each[SHOWN] = rope_frequencies(rotary.head_dim, scaling=schemes(FACTOR, trained)[SHOWN], **same).inverse
     yield from dials(before, each, trained, length)
+
+
+def followed(scaling: Scaling | None, length: int) -> int | None:
+    """The length, for a scheme whose frequencies depend on that of the text; None for others."""
+    return length if isinstance(scaling, Follows) and scaling.follow != "declared" else None
 
 
 def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
@@ -91,8 +101,8 @@ def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     rotary = encoding.rope if isinstance(encoding, XPos) else encoding
     if not isinstance(rotary, Rotary):
         return
-    follows = isinstance(rotary.scaling, Follows) and rotary.scaling.follow != "declared"
-    now = rotary.frequencies(shape.length if follows else None).inverse
+    follows = followed(rotary.scaling, shape.length)
+    now = rotary.frequencies(follows).inverse
     original = getattr(rotary.scaling, "original_max_length", None)
     trained = original or shape.length
     same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
