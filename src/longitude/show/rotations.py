@@ -76,7 +76,7 @@ def clocks(encoding: Encoding, shape: Shape) -> Iterator[Dials]:
     Encodings that give a pair other positions than those of the text, such as ReRoPE, have none.
     """
     rotary = encoding.rope if isinstance(encoding, XPos) else encoding
-    if type(rotary) is not Rotary:
+    if not isinstance(rotary, Rotary) or (rotary is encoding and type(rotary) is not Rotary):
         return
     scaling = rotary.scaling
     trained = getattr(scaling, "original_max_length", None) or shape.length
