@@ -52,6 +52,16 @@ def test_shares_of_pairs_at_new_angles():
         assert {*only(values.pairs(), scheme="linear", factor=factor)["slower"]} == {factor}
 
 
+def test_dials_are_the_angles_of_a_pair_at_each_length():
+    theta = 10_000.0 ** -(torch.arange(64).double() / 64)
+    turns = 4096 * theta / (2 * torch.pi)
+    for row in values.clocks():
+        assert row["seen"] == pytest.approx(turns.clamp(max=1).tolist(), rel=1e-3)
+        if row["scheme"] in ("none", "linear"):
+            longer = turns * (row["factor"] if row["scheme"] == "none" else 1)
+            assert row["asked"] == pytest.approx(longer.clamp(max=1).tolist(), rel=1e-3)
+
+
 @pytest.mark.slow
 def test_one_small_file_that_asks_for_nothing(written):
     text = written.read_text()
@@ -90,7 +100,7 @@ def opened(written):
             page.on("console", lambda message: wrong.append(message.text))
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.goto(written.as_uri() + address)
-            page.wait_for_function("document.querySelectorAll('.chart.drawn').length === 5")
+            page.wait_for_function("document.querySelectorAll('.chart.drawn').length === 6")
             return page
 
         yield open_
@@ -120,7 +130,7 @@ def test_controls_move_the_charts_by_keyboard_and_stand_in_the_address(opened):
     for control, key in (
         ("#first", "ArrowDown"),
         ("#second", "ArrowUp"),
-        ("#scheme", "Home"),
+        ("#scheme", "End"),
         ("#doublings", "ArrowRight"),
     ):
         before = page.evaluate(drawn)

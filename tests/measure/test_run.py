@@ -25,7 +25,7 @@ from longitude.cli import main
 from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Part, plan
-from longitude.measure.report import terminal, write_report
+from longitude.measure.report import figures, terminal, write_report
 from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.measure.windows import Bounded
@@ -156,6 +156,22 @@ def test_the_page_needs_no_network(llama):
     assert all(f"{row.value:.3f}" in text for row in in_bits(results.rows) if row.method == "sliding")
     shown = [part for part in terminal(results) if hasattr(part, "columns")]
     assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "32", "48", "64"]
+
+
+def test_the_losses_of_one_text_add_up_to_its_perplexity(checkpoints, config, tmp_path):
+    """A document as long as the longest window is that window; its text is the text."""
+    results, failures, _ = go(
+        replace(config, text_figure=True, documents=1, dtype="float64"), tmp_path / "run", checkpoints["llama"]
+    )
+    assert failures == []
+    [one] = [each for each in results.measured if each.window]
+    [whole] = [each for each in results.measured if each.part == Part("perplexity", 64, "non-overlapping")]
+    assert one.window and whole.documents
+    assert sum(one.window["nats"]) == pytest.approx(whole.documents["nats"][0], rel=1e-9)
+    assert len("".join(one.window["text"]).encode()) == whole.documents["bytes"][0]
+    [figure] = [each for each in figures(results) if each.name == "one-text"]
+    [panel] = figure.spec()["concat"]
+    assert panel["title"]["text"] == "llama" and figure.table is not None and not figure.table.empty
 
 
 def test_reasons_alike_stand_once(llama, checkpoints):

@@ -3,9 +3,10 @@
 import re
 
 import altair as alt
+import pytest
 
 from longitude.report import page
-from longitude.report.figure import Figure, themed
+from longitude.report.figure import DARK, ORDERED, Figure, ordered, themed
 
 
 def test_a_notebook_shows_a_figure_with_its_words() -> None:
@@ -21,6 +22,21 @@ def test_a_notebook_shows_a_figure_with_its_words() -> None:
     assert '<title id="rises-title">It rises</title>' in picture
     assert '<desc id="rises-desc">A line from 0 &amp; 0 to &lt;2&gt;.</desc>' in picture
     assert "of the pointer" not in picture
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_an_ordered_palette_has_one_direction(dark):
+    """Each of its colours is lighter than the one before, on white and on black."""
+
+    def light(colour):
+        channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
+
+    for count in (2, 4, len(ORDERED)):
+        colours = ordered(count)
+        assert len({*colours}) == count
+        lightness = [light(DARK[each] if dark else each) for each in colours]
+        assert lightness == sorted(lightness)
 
 
 def test_the_notice_of_what_draws_charts_goes_with_it() -> None:

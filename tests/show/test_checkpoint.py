@@ -4,12 +4,14 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
 import longitude as lg
+from longitude.errors import UsageError
 from longitude.show import checkpoint
 
 LLAMA3 = {
@@ -70,6 +72,41 @@ def test_what_longer_contexts_do_under_each_scheme(saved):
         assert found["yarn", factor].temperature == pytest.approx(0.1 * math.log(factor) + 1)
     lines = {each.name: each for each in checkpoint.drawings(saved(config)[1])}["unseen"].lines
     assert lines["without a scheme"][1].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
+    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=64)
+    config = saved(config)[1]
+    [rotation] = checkpoint.rotations(config)
+    shares = {each.scheme: each.unseen for each in rotation.stretched(4)}
+    plain, yarn = checkpoint.clocks(config, None)
+    for dials, scheme in ((plain, checkpoint.PLAIN), (yarn, "yarn")):
+        assert np.mean(dials.asked > dials.seen * (1 + 1e-9)) == pytest.approx(shares[scheme])
+    assert (plain.asked > 0).all() and np.array_equal(plain.seen, yarn.seen)
+    longer, _ = checkpoint.clocks(config, 1024)
+    np.testing.assert_allclose(longer.asked, np.minimum(1, 16 * rotation.turns.numpy()), rtol=1e-12)
+
+
+def test_dials_of_a_scheme_that_follows_the_length_have_its_frequencies_there(saved):
+    """Dynamic NTK: base (s L / L0 - (s - 1))^(d/(d-2)) times as large at length L."""
+    scaled = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, rope_parameters=scaled
+    )
+    _, own = checkpoint.clocks(saved(config)[1], 512)
+    base = 10_000 * (2 * 512 / 64 - 1) ** (16 / 14)
+    theta = np.array([base ** (-2 * k / 16) for k in range(8)])
+    np.testing.assert_allclose(own.asked, np.minimum(1, 512 * theta / (2 * math.pi)), rtol=1e-6)
+
+
+def test_dials_of_a_scheme_reach_what_the_model_declares(saved):
+    config = transformers.LlamaConfig(rope_parameters=LLAMA3, max_position_embeddings=131_072, head_dim=128)
+    plain, own = checkpoint.clocks(saved(config)[1], None)
+    assert "131072" in own.caption and "llama3" in own.title
+    assert (own.asked <= plain.asked + 1e-12).all() and own.asked.sum() < plain.asked.sum()
+    with pytest.raises(UsageError) as refused:
+        [*checkpoint.clocks(saved(transformers.BloomConfig())[1], None)]
+    assert refused.value.what == "--clocks" and refused.value.got == "bloom"
 
 
 def test_the_frequencies_are_those_that_transformers_rotates_by(saved):

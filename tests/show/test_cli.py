@@ -24,6 +24,12 @@ def test_an_encoding_in_the_terminal(command, tmp_path, monkeypatch):
     assert not any(line == before == "" for before, line in pairwise(lines))
     assert "score_h(i, j) += -m_h |i - j|" in out and "https://arxiv.org/abs/2108.12409" in out
     assert "1 head 1  2 head 2  3 head 3  4 head 4" in out
+    assert re.search(r"^ +0 +10 +20 +30", out, re.MULTILINE)
+
+
+def test_distances_are_linear_and_a_logarithmic_axis_says_so(command):
+    plain, out = (command("show", "alibi", *SMALL, *more)[1] for more in ([], ["--log"]))
+    assert "log scale" not in plain and "(log scale)" in out
     assert re.search(r"^ +0 +1 +4 +16", out, re.MULTILINE)
 
 
@@ -45,6 +51,27 @@ def test_json_holds_the_words_and_the_numbers(command):
     assert code == 0 and found["about"][0]["encodings"][0]["acts"] == ["bias"]
     bias = next(each for each in found["drawings"] if each["name"] == "bias")
     assert {"line": "head 1", "x": 4, "y": -1.0} in bias["rows"]
+
+
+def test_dials_in_the_terminal_and_as_numbers(command):
+    """A line of 48 signs is a full turn; the numbers are the shares."""
+    code, out, _ = command("show", "rope", "--clocks", *SMALL)
+    found = json.loads(command("show", "rope", "--clocks", *SMALL, "--json")[1])
+    rows = found["drawings"][0]["rows"]
+    lines = re.findall(r"^pair +(\d+) (█*)(░*)$", out, re.MULTILINE)[: len(rows)]
+    assert code == 0 and [int(pair) for pair, *_ in lines] == [row["dial"] for row in rows]
+    for row, (_, seen, new) in zip(rows, lines, strict=True):
+        assert len(seen) == round(48 * row["seen"])
+        assert len(new) == max(0, round(48 * row["asked"]) - len(seen))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_dials_as_a_file(suffix, command, tmp_path):
+    file = tmp_path / f"clocks.{suffix}"
+    assert command("show", "rope", "--clocks", *SMALL, "--out", file)[0] == 0
+    text = file.read_text()
+    assert "Pairs with new angles: " in text and "seen in training" in text
 
 
 @pytest.mark.slow
@@ -92,6 +119,10 @@ def test_a_registered_name_is_no_folder_and_other_files_are_refused(command, tmp
         ("alibi --out alibi.pdf", ["--out", "alibi.pdf", ".svg"]),
         ("alibi --out no/alibi.svg", ["--out", "no/alibi.svg"]),
         ("alibi --ot x.svg", ["'--ot'", "'--out'"]),
+        ("alibi --clocks", ["--clocks", "alibi"]),
+        ("rope --attention", ["--attention", "rope"]),
+        ("rope --text x.txt", ["--text", "rope"]),
+        ("rope --clocks --text x.txt", ["--clocks", "--text"]),
     ],
 )
 def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch):

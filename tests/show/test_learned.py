@@ -1,11 +1,14 @@
 """What `longitude show RUN` draws of trained models, against the weights that they have."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
+from longitude.errors import UsageError
 from longitude.positions.buckets import T5Bias
-from longitude.show import learned
+from longitude.show import attention, learned
 from longitude.study.train import build_model, save
 from tests.study.conftest import NUMBERS, units_in, write_run
 
@@ -64,6 +67,67 @@ def test_attention_by_offset_is_the_mean_of_the_weights(study):
     share = np.cumsum(by_head) / np.sum(by_head)
     tokens = found["heads"].lines["layer 1"][1][0]
     assert share[tokens - 1] >= 0.5 and (tokens == 1 or share[tokens - 2] < 0.5)
+
+
+def test_entropy_lies_between_none_and_all_tokens_alike(study):
+    """Of a causal row over n tokens: 0 to log2 n; each row adds up to 1, so its first token has at most 1."""
+    run, trials = learned.opened(study, ["rope"])
+    texts = learned.windows(run, run.task.prepare(run.config), 48)
+    model = learned.model_of(run, trials["rope"])
+    layers, _ = attention.read(model, texts)
+    with torch.no_grad():
+        weights = model(**texts, output_attentions=True).attentions[0].double()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1], dtype=torch.float64), rtol=0, atol=1e-6)
+    layer, seen = layers["layer 1"], np.arange(1, 49)
+    entropy = -(weights * weights.clamp(min=1e-300).log2()).sum(-1).mean(0).numpy()
+    np.testing.assert_allclose(layer.entropy, entropy, atol=1e-9)
+    assert (layer.entropy >= 0).all() and (layer.entropy <= np.log2(seen) + 1e-6).all()
+    np.testing.assert_allclose(layer.first, weights[..., 0].mean(0).numpy(), atol=1e-12)
+    away = torch.arange(48)[:, None] - torch.arange(48)
+    distance = (weights * away).sum(-1)[..., 24:].mean((0, 2)).numpy()
+    np.testing.assert_allclose(layer.distance, distance, rtol=1e-6)
+
+
+def test_what_changes_with_the_length_is_drawn_up_to_the_longest_tested_one(study):
+    run, trials = learned.opened(study, ["rope"])
+    found = {each.name: each for each in learned.drawings(run, trials["rope"], run.task.prepare(run.config), None)}
+    for name in ("entropy-1", "first-2"):
+        x, y = found[name].lines["head 1"]
+        assert len(x) == len(y) <= run.lengths[-1] and x[-1] > run.lengths[-1] - 1
+        assert found[name].marks == {"trained length": LENGTH}
+    assert len(found["attention-1"].lines["head 1"][0]) == LENGTH
+
+
+def test_many_layers_have_grids_and_a_few_lines():
+    random = torch.Generator().manual_seed(0)
+    scores = torch.rand(6, 1, 3, 32, 32, generator=random).log() + torch.full((32, 32), -torch.inf).triu(1)
+    layers = {f"layer {i}": attention.layer_of(each.softmax(-1)) for i, each in enumerate(scores, 1)}
+    names = [each.name for each in (*attention.grids(layers, ""), *attention.by_distance(layers, ""))]
+    names += [each.name for each in attention.by_length(layers, "", None)]
+    assert names == ["distance", "entropies", "sinks", "attention", "field", "entropy", "first"]
+    distance, *_ = attention.grids(layers, "")
+    assert distance.values.shape == (6, 3) and (distance.values[2] == layers["layer 3"].distance).all()
+    assert attention.some(layers)[0] == "layer 1" and attention.some(layers)[-1] == "layer 6"
+
+
+def test_a_text_is_coloured_by_the_losses_of_each_model(study, command, tmp_path):
+    """Bits of the model's own loss; a line for each model in one picture."""
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five six seven eight nine ten ü " * 4)
+    run, trials = learned.opened(study, ["rope"])
+    [drawing] = learned.one_text(run, trials["rope"], text, 40)
+    ids = torch.tensor([list(text.read_bytes()[:41])])
+    with torch.no_grad():
+        loss = learned.model_of(run, trials["rope"])(ids, labels=ids).loss
+    panel = drawing.panels["rope"]
+    assert panel.values.mean() == pytest.approx(float(loss) / math.log(2), rel=1e-5) and panel.mark == LENGTH
+    assert "".join(panel.pieces) == text.read_text()[1:41]
+    code, out, _ = command("show", study, "--encoding", "rope", "t5", "--text", text)
+    assert code == 0 and out.count("trained at 16") == 2 and out.count("One text, coloured") == 1
+    for words, length in (("--text", 10_000), ("no/such/file", None)):
+        with pytest.raises(UsageError) as refused:
+            learned.one_text(run, trials["rope"], text if length else tmp_path / "no/such/file", length)
+        assert words in refused.value.what
 
 
 def test_a_longer_window(study):

@@ -22,7 +22,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
 from longitude.study.plan import plan
 from longitude.study.report import summary_lines, table
-from longitude.study.results import FIRST, LAST, Run, keys_of, question_of, read_run, status_of
+from longitude.study.results import FIRST, LAST, WINDOW, Run, keys_of, question_of, read_run, status_of
 from longitude.study.run_trial import TrialRunner
 from longitude.study.tasks.base import of_task
 from longitude.study.trial import Status, Trial
@@ -279,6 +279,8 @@ def write_run(
             frame.to_parquet(folder / "documents.parquet", index=False)
             rows += (of_trial := [*_rows(config, label, seed, at)])
             write_rows(of_trial, folder / "results.parquet")
+            if (window := _window(config, at)) is not None:
+                window.to_parquet(folder / WINDOW, index=False)
     write_rows(rows, path / "results.parquet")
     with store.making(ngrams_unit(config, data)) as folder:
         (folder / "ngrams.json").write_text(json.dumps(ngrams or {}))
@@ -334,6 +336,16 @@ def _quarters(config, gain, common):
             sizes = np.full(len(common), config.longest // 4)
             place = {"method": method, "length": config.train_length, "document": range(len(common))}
             yield place | {"nats": (bits + common) * math.log(2) * sizes, "tokens": sizes, "bytes": sizes}
+
+
+def _window(config, at):
+    """The losses of one text, as long as the longest length that was measured; they rise behind the training length."""
+    length = max((length for length, bits in at.items() if bits is not None), default=0)
+    if config.task != "text" or not length:
+        return None
+    bits = np.where(np.arange(length) < config.train_length, at[min(at)] or 2.5, at[length])
+    text = list(("def spam(eggs):\n    return eggs\n" * length)[:length])
+    return pd.DataFrame({"text": text, "nats": bits * math.log(2)})
 
 
 def _losses(config, steps, random):

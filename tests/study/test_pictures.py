@@ -1,7 +1,9 @@
 """The figures of a study hold its numbers: seeds, changes with their own intervals, biases of checkpoints, distances, times."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,10 +17,10 @@ from longitude.study.analysis import analyse
 from longitude.study.biases import panels_of
 from longitude.study.pictures import PICTURES, by_position
 from longitude.study.results import read_run
-from longitude.study.tasks.base import TASKS, register_task, rows_by_distance
+from longitude.study.tasks.base import TASKS, Measuring, register_task, rows_by_distance
 from longitude.study.tasks.sequences import Copy
 from longitude.study.train import build_model, save
-from tests.study.conftest import REVERSE, put_rows, run, units_in, values, write_answers, write_run
+from tests.study.conftest import REVERSE, TINY, put_rows, run, units_in, values, write_answers, write_run
 
 
 def drawn(name, analysis):
@@ -65,6 +67,35 @@ def test_the_better_of_a_pair_is_green_in_its_row_and_red_in_its_column(tmp_path
     better, worse = cells["alibi"][1], cells["rope"][0]
     assert (better["kind"], worse["kind"]) == ("holds", "lost") and better["words"][1:] == worse["words"][1:] == "0.40"
     assert better["words"][0] in "-−" and worse["words"][0] == "+"
+
+
+def test_the_losses_of_one_text_add_up_to_the_loss_that_the_study_has_of_it(data):
+    """A document as long as one window is that window."""
+    window = next(document[: TINY.longest + 1] for document in data.validation)
+    model = build_model(TINY, "rope", 0)
+    labels = {"label": "rope", "seed": 0}
+    of = Measuring(model, TINY, replace(data, validation=[window]), TINY.test_lengths, labels, lambda *_: None)
+    tables = {(each["method"][0], each["length"][0]): each for each in TASKS["text"]().measure(of)[1]}
+    each, whole = TASKS["text"]().window(of), tables["non-overlapping", TINY.longest]
+    assert each["nats"].sum() == pytest.approx(whole["nats"].sum(), rel=1e-6) and len(each) == TINY.longest
+    assert "".join(each["text"]).encode() == bytes(window[1:].tolist())
+
+
+def test_one_text_has_a_panel_for_each_label(tmp_path, numbers):
+    path = run(TINY, tmp_path)[0].path
+    analysis = analyse(path)
+    [figure] = drawn("one-text", analysis)
+    panels = figure.spec()["concat"]
+    assert [panel["description"] for panel in panels] == ["none", "rope"]  # by which a reader chooses
+    means = [trial.window["nats"].mean() / math.log(2) for trial in analysis.run.trials]
+    table = figure.table
+    assert [float(table[column].iloc[0]) for column in table.columns[1:3]] == pytest.approx(means, abs=0.006)
+    assert np.isfinite(means).all() and all(layer_words(figure.spec(), panel) == "16" for panel in panels)
+
+
+def layer_words(spec, panel):
+    """The trained length that is written at the line of a panel."""
+    return values(spec, "text", {"layer": panel["layer"][-1:]})[0]["words"]
 
 
 def lines_of(path, label):

@@ -20,7 +20,7 @@ from longitude.study.report import write_report
 from longitude.study.results import read_run
 from tests.study.conftest import BITS, put_rows, summary, values, write_answers, write_run
 
-NAMES = ("by-length", "by-position", "by-length-sliding", "change", "training")
+NAMES = ("by-length", "one-text", "by-position", "by-length-sliding", "change", "training")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
 
 
@@ -158,7 +158,7 @@ def test_little_was_measured(tmp_path):
     text = words_of(tmp_path)
     assert "one document" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
     assert "longitude study --encodings rope:base=500000 rope+fox --train-length 256 --test-lengths 256" in text
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "training"}
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "one-text", "training"}
 
 
 @pytest.mark.slow

@@ -55,7 +55,8 @@ def test_files_of_a_trial(unkilled, data):
         "unit.json", "routes.json", "status.json", "config.json", "generation_config.json", "model.safetensors",
         "losses.jsonl", "trainer/trainer_state.json",
     }  # fmt: skip
-    assert names["measure"] == {"unit.json", "routes.json", "status.json", "results.parquet", "documents.parquet"}
+    tables = {"results.parquet", "documents.parquet", "one-text.parquet"}
+    assert names["measure"] == {"unit.json", "routes.json", "status.json", *tables}
     status = unkilled.status
     assert (status.status, status.step, status.reason) == ("done", 20, None)
     losses = [json.loads(line) for line in (unkilled.trained / "losses.jsonl").read_text().splitlines()]

@@ -11,12 +11,12 @@ from longitude.measure.config import MeasureConfig
 
 GROUPS = {
     "data": "text documents tokens lengths trained seed",
-    "perplexity": "methods stride evaluator evaluator_context bos",
+    "perplexity": "methods stride text_figure evaluator evaluator_context bos",
     "retrieval": "tasks trials depths chat",
     "server": "endpoint model tokenizer concurrency thinking",
     "execution": "dtype device batch chunk allow_pickle",
 }
-EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
+EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024 --text-figure
   longitude measure models/llama --tasks passkey needle-single --lengths 512"""
 
 

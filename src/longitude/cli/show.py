@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,16 @@ from longitude.cli.shared import DONE, checkpoint_of, print_json
 SUFFIXES = (".svg", ".html", ".png")
 
 EXAMPLES = """  longitude show rope alibi --length 512
-  longitude show models/llama/config.json"""
+  longitude show models/llama/config.json --clocks --out clocks.html"""
 
 
 def show(
     name: Annotated[tuple[str, ...], tyro.conf.Positional],
     encoding: tuple[str, ...] = (),
+    text: Path | None = None,
+    clocks: bool = False,
+    attention: bool = False,
+    log: bool = False,
     length: int | None = None,
     heads: int | None = None,
     head_dim: int | None = None,
@@ -31,7 +36,13 @@ def show(
         name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of
             a study; a checkpoint or its config.json. Several are drawn side by side.
         encoding: In a study, the labels whose trained models are drawn; all of them by default.
-        length: Positions that are drawn: 1024 by default, of a study its training length.
+        text: A text file. A study draws it under each model, each letter coloured by its loss. A checkpoint reads it for
+            --attention.
+        clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
+        attention: Draw the attention of trained models: by distance, its entropy, and the share of the first token.
+        log: Draw distances on a logarithmic axis.
+        length: Positions that are drawn: 1024 by default, of a study its training length. With --clocks: the trained length of
+            a label, the asked length of a checkpoint. With --text or --attention: the tokens that are read.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
@@ -44,12 +55,16 @@ def show(
     if out is not None and not out.absolute().parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
     name = tuple(map(checkpoint_of, name))
-    from longitude.show.drawing import side_by_side
-    from longitude.show.subjects import subjects
+    from longitude.show.drawing import Lines, side_by_side
+    from longitude.show.subjects import View, subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
-    shown = [*subjects(name, encoding, {size: given for size, given in sizes.items() if given is not None})]
+    view = View(clocks, attention, text, lambda words: print(f"longitude: {words}", file=sys.stderr, flush=True))
+    given = {size: number for size, number in sizes.items() if number is not None}
+    shown = [*subjects(name, encoding, given, view)]
     drawings = side_by_side({one.label: one.drawings for one in shown})
+    if log:
+        drawings = [replace(each, log_x=True) if isinstance(each, Lines) and each.far else each for each in drawings]
     if out is not None:
         if not drawings:
             raise ValueError(f"--out {out}: nothing is drawn of {', '.join(name)}; leave it out")

@@ -1,13 +1,15 @@
 """The charts of the page. Each holds its whole grid of numbers, and the controls of the page choose what it draws."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from json import dumps
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from longitude.explore import values
-from longitude.report.figure import COLOURS, EDGE, GREY, INK, Figure, themed
+from longitude.report.figure import COLOURS, EDGE, GREY, INK, Figure, ordered, themed
+from longitude.show.charts import dials_chart, dials_page
 
 HEIGHT, PANEL_WIDTH = 260, 360
 HERE = "datum.factor == pow(2, doublings)"
@@ -38,7 +40,18 @@ def figures(encodings: Rows) -> Iterator[Figure]:
         chart=_two([*values.attention()], HERE, f"{values.TRAINED} * pow(2, doublings)", log),
         resizes=False,
     )
-    pairs, unseen = [*values.pairs()], [*values.unseen()]
+    turned, pairs, unseen = [*values.clocks()], [*values.pairs()], [*values.unseen()]
+    dials, chosen = len(turned[0]["dial"]), f"{HERE} && datum.scheme == scheme"
+    arcs = _lines(turned, chosen, "dial", "seen", "asked")
+    yield Figure(
+        name="clocks",
+        title="RoPE as clocks: angles that training showed, and new ones",
+        caption=f"A dial for each rotary pair of a model trained at {ROPE}. On it are the angles between a query and its keys: "
+        "in training, and in a context of the chosen length under the chosen method.",
+        alt="A dial for each rotary pair; the table of shares of pairs below tells how many meet new angles.",
+        chart=themed(_controlled(dials_page(dials_chart(arcs, dials), dials))),
+        table=_arcs(turned),
+    )
     yield Figure(
         name="wavelengths",
         title="RoPE: positions of one full rotation, by pair",
@@ -71,19 +84,40 @@ def _control(name: str, value: Any) -> Any:
     return alt.param(name=name, value=value, bind=alt.BindDirect(element=f"#{name}"))
 
 
+def _controlled(chart: Any) -> Any:
+    """By the length and the scaling method."""
+    return chart.add_params(_control("doublings", 2), _control("scheme", values.NO_SCHEME))
+
+
 def _rotary(chart: Any) -> Any:
-    return chart.add_params(_control("doublings", 2), _control("scheme", "yarn")).properties(height=HEIGHT)
+    return _controlled(chart).properties(height=HEIGHT)
 
 
-def _lines(rows: Rows, which: str, x: str, y: str) -> Any:
+def _lines(rows: Rows, which: str, *columns: str) -> Any:
     """The points of the rows that a condition chooses; each row holds a whole line."""
-    rows = [{key: value for key, value in row.items() if key in (x, y) or isinstance(value, str | int)} for row in rows]
-    return alt.Chart(alt.InlineData(values=rows)).transform_filter(which).transform_flatten([x, y])
+    rows = [
+        {key: value for key, value in row.items() if key in columns or isinstance(value, str | int)} for row in rows
+    ]
+    return alt.Chart(alt.InlineData(values=rows)).transform_filter(which).transform_flatten([*columns])
+
+
+def _arcs(rows: Rows) -> pd.DataFrame:
+    """Shares of the circle of each pair at the longest context, and in training."""
+    last = [row for row in rows if row["factor"] == values.FACTORS[-1]]
+    columns = {f"{row['scheme']}, {values.FACTORS[-1]}x the length": row["asked"] for row in last}
+    return pd.DataFrame({"pair": last[0]["dial"], "training": last[0]["seen"], **columns})
 
 
 def _colour(field: str, columns: int) -> alt.Color:
     legend = alt.Legend(orient="bottom", columns=columns)
     return alt.Color(field, title=None, sort=None, scale=alt.Scale(range=[*COLOURS]), legend=legend)
+
+
+def _hues(of: Mapping[str, Sequence[str]]) -> alt.Scale:
+    """Colours of all lines: of heads in their order, of others by their place in their encoding; of: its lines."""
+    heads = {f"head {head}": colour for head, colour in enumerate(ordered(values.DRAWN.heads), 1)}
+    others = {line: colour for lines in of.values() for line, colour in zip(lines, COLOURS, strict=False)} | heads
+    return alt.Scale(domain=[*others], range=[*others.values()])
 
 
 def _dashed(rows: Rows, **at: Any) -> Any:
@@ -100,20 +134,24 @@ def _two(rows: Rows, also: str | None, end: str, scale: alt.Scale) -> Any:
         end: An expression of the last offset.
         scale: Scale of what is drawn.
     """
+    of: dict[str, list[str]] = {}
+    for row in rows:
+        if row["line"] not in of.setdefault(row["name"], []):
+            of[row["name"]].append(row["line"])
+    hues = _hues(of)
     panels, above = [], {"y": alt.value(-12)}
     for chosen in ("first", "second"):
         which = " && ".join(filter(None, [f"datum.name == {chosen}", also]))
         axis = alt.Axis(grid=False, tickCount=6)
-        lines = _lines(rows, which, "x", "y").encode(
-            alt.X("x:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, alt.ExprRef(end)], nice=False)),
-            alt.Y("y:Q", title=None, axis=alt.Axis(format="~e" if also else "~g", tickCount=5), scale=scale),
-            _colour("line:N", 2),
-            tooltip=["line:N", "x:Q", "y:Q"],
-        )
+        x = alt.X("x:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, alt.ExprRef(end)], nice=False))
+        y = alt.Y("y:Q", title=None, axis=alt.Axis(format="~e" if also else "~g", tickCount=5), scale=scale)
+        legend = alt.Legend(orient="bottom", columns=2, values=alt.ExprRef(f"({dumps(of)})[{chosen}]"))
+        colour = alt.Color("line:N", title=None, scale=hues, legend=legend)
+        lines = _lines(rows, which, "x", "y").encode(x, y, colour, tooltip=["line:N", "x:Q", "y:Q"])
+        parts = [lines.mark_line(strokeWidth=1.8, clip=True), lines.mark_point(opacity=0, size=60)]
         heading = alt.Chart(alt.InlineData(values=[{}])).mark_text(
             align="left", fontWeight=600, fontSize=13, color=INK, text=alt.ExprRef(chosen)
         )
-        parts = [lines.mark_line(strokeWidth=1.8, clip=True), lines.mark_point(opacity=0, size=60)]
         parts.append(heading.encode(x=alt.value(0), **above))
         if also is None:
             axes = {row["name"]: row["axes"] for row in rows}

@@ -14,7 +14,7 @@ from longitude.show.checkpoint import Rotation
 from longitude.show.drawing import Lines
 from longitude.show.encodings import drawings, weights
 from longitude.show.facts import formula
-from longitude.show.rotations import schemes
+from longitude.show.rotations import arcs, schemes
 from longitude.show.shape import Shape
 
 FACTORS = (1, 2, 4, 8, 16)
@@ -33,7 +33,7 @@ def encodings() -> Iterator[dict[str, Any]]:
     """Registered encodings, with their text and main picture as lines; no lines without a picture."""
     for name in list_encodings():
         [part] = built(name, DRAWN).encodings
-        own = [each for each in drawings(part.module, DRAWN) if isinstance(each, Lines) and each.log_x]
+        own = [each for each in drawings(part.module, DRAWN) if isinstance(each, Lines) and (each.far or each.log_x)]
         picture = own[0] if own else None
         yield {
             "name": name,
@@ -68,6 +68,15 @@ def pairs() -> Iterator[dict[str, Any]]:
             numbers = {"positions": 2 * torch.pi / after, "slower": before / after}
             columns = {key: _short(values.double().numpy()) for key, values in numbers.items()}
             yield {"scheme": name, "factor": factor, "pair": [*range(len(after))], **columns}
+
+
+def clocks() -> Iterator[dict[str, Any]]:
+    """Shares of its circle that each pair goes through, in training and at every factor under every scheme."""
+    for factor in FACTORS:
+        for name, scheme in {NO_SCHEME: None, **schemes(factor, ROPE.trained)}.items():
+            seen, asked = arcs(ROPE.plain, ROPE.frequencies(scheme).inverse, ROPE.trained, factor * ROPE.trained)
+            shares = {"seen": _short(seen), "asked": _short(asked)}
+            yield {"scheme": name, "factor": factor, "dial": [*range(len(seen))], **shares}
 
 
 def unseen() -> Iterator[dict[str, Any]]:

@@ -17,7 +17,8 @@ Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
 ]  # fmt: skip
-PERPLEXITY = "perplexity"
+PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
+"""The task of losses, and the unit of the text that is coloured by them."""
 BOS = Literal["tokenizer", "always", "never"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -47,6 +48,8 @@ class MeasureConfig:
     """Step of sliding windows in tokens, at most the shortest length; by default half of each window."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Depths of a single needle, 0 (first) to 1 (last), for tasks that have one."""
+    text_figure: bool = False
+    """Draw one text in the report, each token coloured by its loss, at the longest length."""
     evaluator: str | None = None
     """A model that finds the tokens which need a long context: LongPPL beside perplexity, the perplexity of these alone."""
     evaluator_context: int = 4096
@@ -109,6 +112,10 @@ def require_consistent(config: MeasureConfig) -> None:
         raise UsageError("--endpoint", "--model NAME, the server's name of the model", "none")
     if config.thinking and not config.chat:
         raise UsageError("--thinking", "questions in a chat", "--no-chat", "leave one of them out")
+    if config.text_figure and PERPLEXITY not in config.tasks:
+        raise UsageError(
+            "--text-figure", "perplexity among --tasks, which reads the text", words(config.tasks), "add it"
+        )
     if config.evaluator is not None and PERPLEXITY not in config.tasks:
         raise ValueError("--evaluator: expected perplexity among --tasks, which it adds LongPPL to")
     if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:

@@ -72,6 +72,7 @@ def _windows(config: MeasureConfig, length: int) -> float:
         if "sliding" in config.methods:
             planned = plan_windows([longest] * documents, length, config.stride or max(1, length // 2))
             windows += sum(map(len, planned.values()))
+        windows += config.text_figure and length == longest
         if {"non-overlapping", "per-position"} & {*config.methods}:
             windows += documents * longest / length
     return windows

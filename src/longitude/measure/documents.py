@@ -1,9 +1,12 @@
 """Text as a model's tokens, each with its number of bytes of the text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any
+from zlib import compress
 
 import numpy as np
 import torch
@@ -25,6 +28,12 @@ class Documents:
     text: list[bytes]
     unit: str
 
+    def pieces(self, document: int) -> list[str]:
+        """The text of each token of a document."""
+        ends = np.cumsum(self.sizes[document].numpy()).tolist()
+        text = self.text[document]
+        return [text[start:stop].decode("utf-8", "replace") for start, stop in pairwise([0, *ends])]
+
     @cached_property
     def digest(self) -> str:
         """A hash of the tokens and of the text that they stand for."""
@@ -32,6 +41,12 @@ class Documents:
         for ids, sizes, text in zip(self.ids, self.sizes, self.text, strict=True):
             digest.update(len(ids).to_bytes(8) + ids.numpy().tobytes() + sizes.numpy().tobytes() + text)
         return digest.hexdigest()
+
+
+def typical(documents: Sequence[Tensor], length: int) -> int:
+    """The document whose first window deflates to the median size: neither a table of constants nor repetitions."""
+    sizes = [len(compress(each[: length + 1].numpy().tobytes())) for each in documents]
+    return sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]
 
 
 def bos_of(tokenizer: Any, choice: BOS) -> int | None:

@@ -17,7 +17,14 @@ from longitude.checkpoints.positions import has_alibi, last_position
 from longitude.errors import UsageError
 from longitude.hf.stock import KEY, class_of
 from longitude.measure import retrieval
-from longitude.measure.config import PERPLEXITY, MeasureConfig, check_each_once, require_consistent, with_trained
+from longitude.measure.config import (
+    ONE_TEXT,
+    PERPLEXITY,
+    MeasureConfig,
+    check_each_once,
+    require_consistent,
+    with_trained,
+)
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.endpoint import Endpoint, ServerTokenizer, address
 from longitude.measure.perplexity import follows_length
@@ -97,12 +104,17 @@ class MeasurePlan:
             for length in self.lengths
             for way in self._ways(task, length, subject)
         ]
+        if self.config.text_figure and (within := self.within(subject)):
+            parts.append(Part(ONE_TEXT, within[-1], ""))
         return {part: self._unit(subject, part) for part in parts}
 
     def _unit(self, subject: Subject, part: Part) -> Unit:
         config = self.config
         inputs = part._asdict() | self._reading(subject) | {"seed": config.seed}
-        if part.task == PERPLEXITY:
+        if part.task == ONE_TEXT:
+            assert subject.documents is not None
+            inputs |= {"documents": subject.documents.digest, "bos": subject.bos}
+        elif part.task == PERPLEXITY:
             assert subject.documents is not None
             inputs |= {"documents": subject.documents.digest, "bos": subject.bos, "batch": config.batch}
             inputs["by_position"] = self.by_position(part.length, subject)
@@ -141,8 +153,11 @@ class MeasurePlan:
 
     def by_position(self, length: int, subject: Subject) -> bool:
         """Whether losses at this length are wanted by position: at the longest that the model has positions for."""
-        within = [each for each in self.lengths if subject.last is None or each <= subject.last]
-        return "per-position" in self.config.methods and bool(within) and length == within[-1]
+        return "per-position" in self.config.methods and length in self.within(subject)[-1:]
+
+    def within(self, subject: Subject) -> list[int]:
+        """The lengths that a model has positions for."""
+        return [each for each in self.lengths if subject.last is None or each <= subject.last]
 
 
 def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:

@@ -1,16 +1,19 @@
 """The page of a measurement, one HTML file that needs nothing else and no network, and its tables on the terminal."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from longitude.measure import retrieval
 from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
 from longitude.measure.tables import by_position, effective, sentences, tables, wrong_answers
+from longitude.report import passage
 from longitude.report.figure import Figure, colour_of, themed
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
@@ -88,7 +91,7 @@ def figures(results: Results) -> list[Figure]:
     rows = [row for row in results.rows if row.value is not None and (row.task != "text" or row.metric != "perplexity")]
     flat = [row for row in rows if row.method == "non-overlapping"] or [row for row in rows if row.method == "sliding"]
     by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
-    drawn = []
+    drawn = [*_one_text(results)]
     if flat:
         about = f"Bits per byte, {flat[0].method} windows, lower is better; bands are 95% intervals over documents."
         ticks = alt.Axis(values=sorted({row.length for row in flat if row.length}))
@@ -100,6 +103,30 @@ def figures(results: Results) -> list[Figure]:
         drawn.append(_lines(results, by_position, "by-position", "Loss by position", about, x))
     tasks = dict.fromkeys(row.task for row in rows if row.depth is not None)
     return drawn + [_grid(results, rows, task) for task in tasks]
+
+
+def _one_text(results: Results) -> Iterator[Figure]:
+    """A window of the text under each model, coloured by loss."""
+    models = results.question["models"]
+    panels = {
+        models[each.model]["label"]: passage.Panel(
+            each.window["text"], np.array(each.window["nats"]) / math.log(2), models[each.model]["trained"]
+        )
+        for each in results.measured
+        if each.window
+    }
+    if panels:
+        pieces = [piece for panel in panels.values() for piece in panel.pieces]
+        longest = max(len(panel.pieces) for panel in panels.values())
+        yield passage.figure(
+            passage.Passage(
+                name="one-text",
+                title="One text, coloured by the loss of each model",
+                caption=f"{longest} tokens of the text, of median size when compressed.",
+                unit="byte" if all(len(piece) == 1 for piece in pieces) else "token",
+                panels=panels,
+            )
+        )
 
 
 def _lines(results: Results, rows: list[Row], name: str, title: str, about: str, x: alt.X) -> Figure:

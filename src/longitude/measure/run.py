@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
 from longitude.errors import UsageError
 from longitude.measure import retrieval
-from longitude.measure.config import PERPLEXITY, as_json
+from longitude.measure.config import ONE_TEXT, PERPLEXITY, as_json
+from longitude.measure.documents import typical
 from longitude.measure.endpoint import SUCH, Refused, ServerReader, Unreachable
 from longitude.measure.key_tokens import TASK as LONGPPL, find_key_text, selected
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Part, Subject
 from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import DocumentLosses, losses_by_length
-from longitude.measure.windows import Progress, Resumable
+from longitude.measure.windows import Progress, Resumable, nats_of
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
 from longitude.runs.provenance import commit_of_code, provenance
@@ -43,6 +44,7 @@ class Measured(NamedTuple):
         reason: Reason why there are no rows.
         documents: For perplexity, the sums of each document: nats, bytes.
         answers: For retrieval, the model's label and the fields of an Answer.
+        window: For the picture of one text, the text and the nats of each token.
     """
 
     model: str
@@ -51,6 +53,7 @@ class Measured(NamedTuple):
     reason: str | None
     documents: dict[str, list[float]] | None
     answers: list[dict[str, Any]]
+    window: dict[str, list[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,8 @@ class Run:
             return {"rows": [], "reason": f"its table of positions ends at {last}"}
         if part.task == PERPLEXITY:
             return self.perplexity(opened, part, folder, progress)
+        if part.task == ONE_TEXT:
+            return {"rows": [], "window": self.window(opened, part.length)}
         depths = [float(part.way)] if part.way else None
         asked = {name: getattr(self.config, name) for name in ("trials", "seed", "chat", "bos")}
         answers: list[dict[str, Any]] = []
@@ -275,6 +280,14 @@ class Run:
             return {"rows": [asdict(row) for row in rows], "answers": answers}
         except ValueError as error:
             return {"rows": [], "reason": one_line_of(error)}
+
+    def window(self, opened: Opened, length: int) -> dict[str, list[Any]]:
+        """One window of the text: each token but the first, and its loss in nats."""
+        documents = opened.subject.documents
+        assert documents is not None
+        which = typical(documents.ids, length)
+        nats = nats_of(opened.reading.reader, documents.ids[which][: length + 1])
+        return {"text": documents.pieces(which)[1 : length + 1], "nats": nats.tolist()}
 
     def perplexity(self, opened: Opened, part: Part, folder: Path, progress: Progress) -> dict[str, Any]:
         """All lengths of a measurement score the same targets of every document."""
@@ -376,7 +389,7 @@ def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:
         answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
     except (TypeError, KeyError, AttributeError):
         raise ValueError(f"{folder / RESULT} is damaged; {remedy}") from None
-    return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers)
+    return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers, saved.get("window"))
 
 
 def _write_answers(results: Results, path: Path) -> None:

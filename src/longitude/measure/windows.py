@@ -156,6 +156,16 @@ class Bounded(Reader):
         return torch.cat(losses, dim=1)[:, max(0, skip - width + 1) :]
 
 
+def nats_of(reader: Reader, ids: Tensor) -> np.ndarray:
+    """-ln p of each token of a text [n + 1] but the first, given all before it as the reader reads it: float64 [n]."""
+    tokens = ids[None].clone()
+    if reader.bos is not None:
+        tokens[:, 0] = reader.bos
+    with evaluating(reader.model):
+        device = next((each.device for each in reader.model.parameters()), "cpu")
+        return reader.losses(tokens.to(device), 0)[0].double().cpu().numpy()
+
+
 class Resumable(Reader):
     """Reads through another reader and keeps the losses of each pass in a journal, so that after a kill none is read again.
 

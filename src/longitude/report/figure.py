@@ -15,13 +15,25 @@ from longitude.runs.files import atomic
 # Okabe and Ito's colours, distinct for colour-blind readers, less yellow and black, the light ones darkened so that
 # words in them can be read on white. A second round of them is dashed, a third dotted, and labels show it, too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
+# From dark to light through the hues of a flame: heads and layers in their order.
+ORDERED = ("#0d0887", "#4903a0", "#7401a8", "#9c179e", "#bd3786", "#d8576b", "#e56b5d", "#ed7953")
 DASHES = ([1, 0], [7, 3], [2, 2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
 EDGE, PAPER = "#b6bec7", "#ffffff"
+RED = "#c1121f"
+"""The end of a scale from PAPER on: high losses, unseen angles."""
 DARK = {
     **dict(zip(COLOURS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
+    **dict(
+        zip(
+            ORDERED,
+            ("#8a63ff", "#ac66f0", "#c868dc", "#e06dbf", "#f47896", "#fb8f72", "#fdae4f", "#fbd24a"),
+            strict=True,
+        )
+    ),
     PAPER: "#12171d",
+    RED: "#ff6f61",
     INK: "#e6ebf0",
     GREY: "#9dabb8",
     GRID: "#2a333d",
@@ -75,6 +87,11 @@ class Figure:
 def colour_of(index: int) -> str:
     """The colour of the index-th label of a figure."""
     return COLOURS[index % len(COLOURS)]
+
+
+def ordered(count: int) -> list[str]:
+    """Colours of so many lines that have an order: neighbours alike, the first and the last unlike."""
+    return [ORDERED[round(i * (len(ORDERED) - 1) / max(1, count - 1))] for i in range(count)]
 
 
 def dash_of(index: int) -> list[int]:

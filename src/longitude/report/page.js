@@ -26,6 +26,13 @@ function endsOf(spec, channel) {
 
 function fitted(spec, width) {
   const panels = (spec.concat ?? []).filter((panel) => typeof panel.width === "number");
+  const { panel: size, dials, size: high } = spec.usermeta ?? {};
+  if (size) return void (spec.columns = Math.max(1, Math.round(width / size))); // panels of letters do not stretch
+  if (dials) {
+    const columns = spec.params.find((param) => param.name === "columns");
+    columns.value = width < 500 ? 8 : 16;
+    spec.height = high * Math.ceil(dials / columns.value);
+  }
   if (panels.length && width < 640) spec.columns = 1;
   for (const panel of panels) {
     panel.width = Math.max(200, Math.floor(width / (spec.columns ?? 1)) - 90);
@@ -42,19 +49,22 @@ async function redraw(place) {
   const figure = place.closest("figure"), spec = structuredClone(specs[place.dataset.chart]);
   for (const button of figure.querySelectorAll("[data-axis]")) {
     const scales = scalesOf(spec, button.dataset.axis);
-    if (!button.hasAttribute("aria-pressed")) button.setAttribute("aria-pressed", String(scales.some((scale) => scale.type === "log")));
+    if (!button.hasAttribute("aria-pressed")) button.setAttribute("aria-pressed", String(scales.some((scale) => /log$/.test(scale.type))));
     const log = button.getAttribute("aria-pressed") === "true";
-    for (const end of endsOf(spec, button.dataset.axis)) end.title = end.title.replace(/ \(log scale\)$/, "") + (log ? " (log scale)" : "");
+    for (const end of endsOf(spec, button.dataset.axis)) {
+      end.title = end.title.replace(/ \(log scale\)$/, "") + (log ? " (log scale)" : "");
+      if (log && end.scale?.domain?.[0] <= 0) end.axis.values = [0, ...Array.from({ length: 12 }, (_, k) => 4 ** k).flatMap((x) => [x, -x])];
+    }
     for (const scale of scales) {
       delete scale.base;
-      scale.type = button.getAttribute("aria-pressed") === "true" ? "log" : "linear";
+      scale.type = !log ? "linear" : scale.domain?.[0] <= 0 ? "symlog" : "log";
       if (scale.type === "log") scale.base = 2;
     }
   }
   if (spec.concat && chosen.size) spec.concat = spec.concat.filter((panel) => chosen.has(panel.description)); // a panel is of a label
   fitted(spec, place.clientWidth);
   const live = place.querySelector(".live") ?? place.appendChild(document.createElement("div"));
-  live.className = "live";
+  live.className = spec.usermeta?.panel ? "live whole" : "live";
   if (spec.concat && !spec.concat.length) return live.replaceChildren();
   try {
     const { view } = await vegaEmbed(live, coloured(spec), options);

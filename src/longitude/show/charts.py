@@ -1,5 +1,6 @@
 """Drawings as Altair charts: SVG, PNG and HTML files."""
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,11 +8,32 @@ from typing import Any, cast
 
 import altair as alt
 
-from longitude.report.figure import EDGE, GREY, WIDTH, Figure, colour_of, dash_of, described, save, themed
+from longitude.report import passage
+from longitude.report.figure import (
+    COLOURS,
+    EDGE,
+    GREY,
+    GRID,
+    RED,
+    WIDTH,
+    Figure,
+    colour_of,
+    dash_of,
+    described,
+    ordered,
+    save,
+    themed,
+)
+from longitude.report.passage import Passage
 from longitude.runs.files import atomic
-from longitude.show.drawing import Drawing, Grid, Lines, number, ticks, valued
+from longitude.show.drawing import Dials, Drawing, Grid, Lines, number, ticks, valued
 
 HEIGHT = 300
+DIALS, DIAL = 16, 46
+"""Dials in a row, and height of the row in pixels."""
+COLUMNS = alt.param(name="columns", value=DIALS)
+SEEN, NEW, REST = "seen in training", "new", "not reached"
+"""Arcs of a dial."""
 
 
 def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], drawings: Sequence[Drawing]) -> None:
@@ -29,8 +51,13 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
         figures = [figure(drawing) for drawing in drawings]
         write_page(out, "longitude.show", "show.html.j2", figures, title=title, parts=[(n, [*w]) for n, w in parts])
         return
-    charts = [_chart(drawing, captioned=True).properties(width=WIDTH) for drawing in drawings]
+    charts = [_chart(drawing, captioned=True) for drawing in drawings]
+    charts = [
+        chart if isinstance(of, Passage) else chart.properties(width=WIDTH)
+        for chart, of in zip(charts, drawings, strict=True)
+    ]
     whole = alt.vconcat(*charts, spacing=40).resolve_scale(color="independent", strokeDash="independent")
+    whole = whole.add_params(COLUMNS) if any(isinstance(each, Dials) for each in drawings) else whole
     save(_themed(whole.properties(padding=10)), out)
     if out.suffix == ".svg":
         words = "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings))
@@ -41,22 +68,31 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
 
 def figure(drawing: Drawing) -> Figure:
     """The drawing as a figure of a page."""
-    table = drawing.frame
+    if isinstance(drawing, Passage):
+        return passage.figure(drawing)
+    table, chart = drawing.frame, _themed(_chart(drawing))
     if isinstance(drawing, Lines) and len(drawing.lines) > 1:
         table = table.pivot_table(index="x", columns="line", values="y", sort=False).sort_index().reset_index()
+    heads = {} if isinstance(drawing, Dials) else {"x": drawing.x, "y": drawing.y, "row": drawing.y}
     numbers = table.map(lambda cell: "" if cell != cell else number(cell) if isinstance(cell, int | float) else cell)
     return Figure(
         name=drawing.name,
         title=drawing.title,
         caption=drawing.caption,
         alt=alternative(drawing),
-        chart=_themed(_chart(drawing)),
-        table=numbers.rename(columns={"x": drawing.x, "y": drawing.y, "row": drawing.y}),
+        chart=dials_page(chart, len(table)) if isinstance(drawing, Dials) else chart,
+        axes=("x",) if isinstance(drawing, Lines) and drawing.far else (),
+        table=numbers.rename(columns=heads),
     )
 
 
 def alternative(drawing: Drawing) -> str:
     """Alternative text of a drawing: its title and caption, and the first and last point of each curve."""
+    if isinstance(drawing, Passage):
+        return passage.alternative(drawing)
+    if isinstance(drawing, Dials):
+        new = [str(i) for i, (seen, asked) in enumerate(zip(drawing.seen, drawing.asked, strict=True)) if asked > seen]
+        return f"Dials: {drawing.title}. {drawing.caption} Pairs with new angles: {', '.join(new) or 'none'}."
     if isinstance(drawing, Grid):
         return f"Heat map: {drawing.title}. {drawing.caption}"
     ends = []
@@ -73,10 +109,12 @@ def _themed(chart: Any) -> Any:
 
 
 def _chart(drawing: Drawing, captioned: bool = False) -> Any:
-    chart = _lines(drawing) if isinstance(drawing, Lines) else _grid(drawing)
+    draw: Any = {Lines: _lines, Grid: _grid, Dials: _dials, Passage: passage.chart}[type(drawing)]
+    chart = draw(drawing)
     if not captioned:
         return chart
-    words: Any = textwrap.wrap(drawing.caption, 115)  # readers' letters are wider than those it is laid out with
+    caption = drawing.words if isinstance(drawing, Passage) else drawing.caption
+    words: Any = textwrap.wrap(caption, 115)  # readers' letters are wider than those it is laid out with
     return chart.properties(
         title=alt.TitleParams(
             drawing.title, subtitle=words, anchor="start", frame="group", subtitleColor=GREY, offset=12
@@ -87,7 +125,15 @@ def _chart(drawing: Drawing, captioned: bool = False) -> Any:
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def _lines(drawing: Lines) -> Any:
     names, frame = [*drawing.lines], cast(Any, drawing.frame)
-    colours, dashes = ([style(i) for i in range(len(names))] for style in (colour_of, dash_of))
+    colours, dashes = (dict(zip(names, map(style, range(len(names))), strict=True)) for style in (colour_of, dash_of))
+    if len(drawing.ordered) > 1:
+        others = [name for name in names if name not in drawing.ordered]
+        colours = dict(zip(drawing.ordered, ordered(len(drawing.ordered)), strict=True))
+        colours |= {name: colours.get(name.partition(",")[0], GREY) for name in others}  # a head before its training
+        dashes = {name: [1, 0] for name in drawing.ordered} | {
+            name: [[6, 3], [2, 2]][i % 2] for i, name in enumerate(others)
+        }
+    colours, dashes = ([style[name] for name in names] for style in (colours, dashes))
     columns = max(1, min(4, 110 // max(map(len, names))))
     legend = (
         None
@@ -100,7 +146,7 @@ def _lines(drawing: Lines) -> Any:
     room: dict[str, Any] = {"padding": 6} if dotted else {}  # pixels, for whole dots at the edges
     x = alt.X(
         "x:Q",
-        title=f"{drawing.x} (log scale)" if drawing.log_x else drawing.x,
+        title=drawing.x_title,
         scale=alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False, **room),
         axis=alt.Axis(
             grid=False, labelOverlap="greedy", values=ticks(low, high, "offsets" if drawing.log_x else "linear")
@@ -111,7 +157,7 @@ def _lines(drawing: Lines) -> Any:
     y = alt.Y(
         "y:Q",
         title=drawing.y,
-        scale=alt.Scale(type="log" if drawing.log_y else "linear", zero=False, nice=False, **bottom, **room),
+        scale=alt.Scale(nice=False, **({"type": "log"} if drawing.log_y else {"zero": False}), **bottom, **room),
         axis=alt.Axis(tickCount=6, **at),
     )
     base = alt.Chart(alt.InlineData(values=_short(frame, "y").to_dict("records")))
@@ -125,9 +171,7 @@ def _lines(drawing: Lines) -> Any:
     marks = {words: at for words, at in drawing.marks.items() if low <= at <= high}
     levels = [_rule("y", words, at, y, x=alt.value(WIDTH)) for words, at in drawing.levels.items()]
     rules = [_rule("x", words, at, x, y=alt.value(8)) for words, at in marks.items()]
-    return alt.layer(line, *(layer for pair in [*levels, *rules] for layer in pair)).properties(
-        height=HEIGHT, title=drawing.title
-    )
+    return alt.layer(line, *(layer for pair in [*levels, *rules] for layer in pair)).properties(height=HEIGHT)
 
 
 def _short(frame: Any, column: str) -> Any:
@@ -150,10 +194,12 @@ def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple
 # ---- grids -----------------------------------------------------------------------------------------------------------
 def _grid(drawing: Grid) -> Any:
     rows, columns = list(drawing.rows), list(drawing.columns)
-    last = columns[-1] - columns[-2] if len(columns) > 1 else 1
+    first, last = (columns[1] - columns[0], columns[-1] - columns[-2]) if len(columns) > 1 else (1, 1)
     overlapping = [*(each + 0.1 * last for each in columns[1:]), columns[-1] + last]  # without seams
-    ends = dict(zip(columns, overlapping, strict=True))
-    frame = _short(cast(Any, drawing.frame), "value").assign(to=lambda each: each["x"].map(ends))
+    frame = _short(cast(Any, drawing.frame), "value")
+    for name, places in (("from", columns), ("to", overlapping)):  # a cell has its number at its middle
+        frame[name] = frame["x"].map(dict(zip(columns, (place - first / 2 for place in places), strict=True)))
+    span = [columns[0] - first / 2, columns[-1] + last - first / 2]
     base = alt.Chart(alt.InlineData(values=frame.dropna().to_dict("records")))
     few = alt.Axis(grid=False, labelOverlap="greedy", ticks=False, tickMinStep=1)
     diverges = frame["value"].min() < 0 < frame["value"].max()
@@ -161,7 +207,7 @@ def _grid(drawing: Grid) -> Any:
     middle: dict[str, Any] = {"domainMid": 0} if diverges else {}
     scale = alt.Scale(scheme="blueorange" if diverges else "viridis", **least, **middle)
     chart = base.mark_rect(aria=False).encode(
-        alt.X("x:Q", title=drawing.x, scale=alt.Scale(nice=False, zero=False), axis=few),
+        alt.X("from:Q", title=drawing.x, scale=alt.Scale(domain=span, nice=False, clamp=True), axis=few),
         alt.X2("to:Q"),
         alt.Y("row:N", title=drawing.y, sort=rows, scale=alt.Scale(paddingInner=0, paddingOuter=0), axis=few),
         color=alt.Color(
@@ -169,4 +215,45 @@ def _grid(drawing: Grid) -> Any:
         ),
         tooltip=["row:N", "x:Q", alt.Tooltip("value:Q", format=".4g")],
     )
-    return chart.properties(height=min(HEIGHT, max(90, 24 * len(rows))), title=drawing.title)
+    return chart.properties(height=min(HEIGHT, max(90, 24 * len(rows))))
+
+
+# ---- dials -----------------------------------------------------------------------------------------------------------
+def _dials(drawing: Dials) -> Any:
+    rows = _short(_short(drawing.frame, "seen"), "asked").to_dict("records")
+    return dials_chart(alt.Chart(alt.InlineData(values=rows)), len(rows))
+
+
+def dials_chart(rows: Any, count: int) -> Any:
+    """Dials in rows as long as the page is wide.
+
+    Args:
+        rows: A chart of the data, with the fields dial, seen and asked.
+        count: Number of dials.
+    """
+    scale = alt.Scale(domain=[SEEN, NEW, REST], range=[COLOURS[0], RED, GRID])
+    base = rows.transform_calculate(
+        column="datum.dial % columns", row="floor(datum.dial / columns)", zero="0", full="1"
+    )
+    x, y = (alt.X("column:O", axis=None), alt.Y("row:O", axis=None))
+    tooltip = ["dial:Q", alt.Tooltip("seen:Q", format=".1%"), alt.Tooltip("asked:Q", format=".1%")]
+
+    def arc(start: str, end: str, words: str) -> Any:
+        turn = alt.Theta(f"{start}:Q", scale=alt.Scale(domain=[0, 1], range=[0, 2 * math.pi]), stack=None)
+        part = base.transform_filter(f"datum.{end} > datum.{start}").mark_arc(
+            innerRadius=12, outerRadius=19, aria=False
+        )
+        legend = alt.Legend(title=None, orient="top", labelLimit=400)
+        colour = alt.Color("words:N", scale=scale, legend=legend)
+        return part.transform_calculate(words=f"'{words}'").encode(
+            x, y, theta=turn, theta2=f"{end}:Q", color=colour, tooltip=tooltip
+        )
+
+    number = base.mark_text(fontSize=9, color=GREY, aria=False).encode(x, y, text="dial:N")
+    arcs = [arc("zero", "full", REST), arc("zero", "seen", SEEN), arc("seen", "asked", NEW)]
+    return alt.layer(*arcs, number).properties(height=DIAL * math.ceil(count / DIALS))
+
+
+def dials_page(chart: Any, count: int) -> Any:
+    """A chart of dials for a page, which has half as many in a row where it is narrow."""
+    return chart.add_params(COLUMNS).properties(usermeta={"dials": count, "size": DIAL})

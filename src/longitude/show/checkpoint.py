@@ -28,21 +28,22 @@ from longitude.checkpoints.config import (
 from longitude.checkpoints.load import built_without_weights, config_of
 from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
 from longitude.checkpoints.reading import class_of, read as reading, text_part
+from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, Scaling, rope_frequencies
-from longitude.show.drawing import Drawing, Lines, number, side_by_side
-from longitude.show.rotations import PLAIN, grouped, schemes
+from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
+from longitude.show.rotations import NEW, PLAIN, SHOWN, dials, followed, grouped, schemes
 from longitude.show.shape import Shape
 
+CLOCKS = 4
+"""Length that dials are drawn for, in multiples of the trained one, where a model declares no longer one."""
 FACTORS = (2, 4, 8)
 """Lengths that are shown, in multiples of the trained length."""
 ALL = "all layers"
-NEW = 1e-9
-"""Relative amount by which an angle must exceed the trained ones to count as new."""
 
 
 class Stretched(NamedTuple):
@@ -74,9 +75,10 @@ class Rotation(NamedTuple):
     trained: int
     window: int | None = None
 
-    def frequencies(self, scaling: Scaling | None) -> Frequencies:
+    def frequencies(self, scaling: Scaling | None, length: int | None = None) -> Frequencies:
         options = self.rope._replace(scaling=scaling, sections=None).options(self.head_dim)
-        return rope_frequencies(self.head_dim, **{name: value for name, value in options.items() if name in FREQUENCY})
+        given = {name: value for name, value in options.items() if name in FREQUENCY}
+        return rope_frequencies(self.head_dim, **given, length=length)
 
     @property
     def plain(self) -> Tensor:
@@ -368,6 +370,37 @@ def drawings(config: Any) -> list[Drawing]:
     heads = heads_of(config)
     shape = Shape(length=min(length, 4096), heads=heads["num_heads"], head_dim=heads["head_dim"])
     return side_by_side({name: drawn.drawings(each.double().eval(), shape) for name, each in own.items()})
+
+
+def clocks(config: Any, length: int | None) -> Iterator[Dials]:
+    """The dials of each rotation, without a scheme and with its own, or with the one that is usual.
+
+    length: Tokens that are asked for; None: those that the model declares, or four times the trained length.
+
+    Raises:
+        UsageError: No layer rotates by offsets that grow with the length.
+    """
+    free = [one for one in rotations(config) if one.window is None]
+    if not free:
+        raise UsageError(
+            "--clocks", "a model with rotary layers that see the whole text", config.model_type, "leave it out"
+        )
+    for one in free:
+        declared = declared_length(config) or 0
+        asked = length or (declared if declared > one.trained else CLOCKS * one.trained)
+        own = one.rope.scaling
+        scheme = schemes(max(1.0, asked / one.trained), one.trained)[SHOWN] if own is None else own
+        every = {
+            PLAIN: one.plain,
+            SHOWN if own is None else f"its own {own.name}": one.frequencies(scheme, followed(scheme, asked)).inverse,
+        }
+        each = {name: theta[: len(one.plain)] for name, theta in every.items()}
+        note = (
+            ""
+            if own is None
+            else " A model that was trained further with this scheme has seen angles that are new here."
+        )
+        yield from dials(one.plain, each, one.trained, asked, "" if one.layers == ALL else one.layers, note)
 
 
 def _turns(rotating: list[Rotation]) -> Lines:

@@ -40,7 +40,7 @@ def gates(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
             x="offset (query - key)",
             y="added to the score",
             lines=lines,
-            log_x=True,
+            far=True,
             focus=middle(lines),
             floor=floor_of(forgotten),
         )
@@ -76,7 +76,7 @@ def reflections(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
             lines={
                 f"random key {seed + 1}": (np.arange(length), carried(encoding, seed, shape)) for seed in range(SEEDS)
             },
-            log_x=True,
+            far=True,
             focus="random key 1",
         )
 
@@ -114,7 +114,7 @@ def counted(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="position",
         lines={name: (np.arange(length), positions_of(encoding, mean + noise)) for name, mean in means.items()},
-        log_x=True,
+        far=True,
         levels={"last column": encoding.max_position - 1},
         focus="scores of mean 0",
     )

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from longitude.report.passage import Passage
+
 POINTS = 160
 """Approximate number of points of a curve over offsets."""
 DENSE = 256  # offsets below this are all drawn: fast rotary pairs turn once in six of them
@@ -33,6 +35,7 @@ class Lines:
         lines: Name -> (x [n], y [n]); numbers that are not finite are left out.
         log_x: Whether the horizontal axis is logarithmic (symmetric: 0 is shown, and numbers below 0 mirror those above).
         log_y: Whether the vertical axis is logarithmic; all numbers must be above 0.
+        far: Whether the horizontal axis is a distance between tokens: linear, unless a reader asks for a logarithmic one.
         marks: Label -> position of a vertical marker line on the horizontal axis.
         levels: Label -> position of a horizontal marker line on the vertical axis.
         focus: The line that represents the drawing in comparisons of encodings; None: all lines.
@@ -47,10 +50,21 @@ class Lines:
     lines: Mapping[str, Line]
     log_x: bool = False
     log_y: bool = False
+    far: bool = False
     marks: Mapping[str, float] = field(default_factory=dict)
     levels: Mapping[str, float] = field(default_factory=dict)
     focus: str | None = None
     floor: float | None = None
+
+    @property
+    def x_title(self) -> str:
+        """Title of the horizontal axis, which says where it is logarithmic."""
+        return f"{self.x} (log scale)" if self.log_x else self.x
+
+    @property
+    def ordered(self) -> list[str]:
+        """Lines that have an order, by number: heads or layers, of which neighbours have colours alike."""
+        return [name for name in self.lines if re.fullmatch(r"(head|layer) \d+", name)]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -94,7 +108,31 @@ class Grid:
         return pd.DataFrame({"row": names, "x": columns.ravel(), "value": np.asarray(self.values, float).ravel()})
 
 
-Drawing = Lines | Grid
+@dataclass(frozen=True, kw_only=True)
+class Dials:
+    """A dial for each of several angles, with the shares of its circle that were seen and that are asked for.
+
+    Attributes:
+        name: Name of its file and of its section in a page.
+        title: Title of the drawing.
+        caption: The meaning of the drawing.
+        seen: Share of each circle [n], 0 to 1, within the trained length.
+        asked: Share of each circle [n] within the length that is asked for.
+    """
+
+    name: str
+    title: str
+    caption: str
+    seen: np.ndarray
+    asked: np.ndarray
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Columns dial, seen, asked: the shares."""
+        return pd.DataFrame({"dial": range(len(self.seen)), "seen": self.seen, "asked": self.asked})
+
+
+Drawing = Lines | Grid | Dials | Passage
 
 
 def floor_of(values: np.ndarray) -> float | None:
@@ -130,7 +168,7 @@ def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = 
 
 
 def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
-    """Combine the drawings of several labels: curves of a kind share a picture, grids have separate pictures.
+    """Combine the drawings of several labels: curves of a kind share a picture, and texts; grids and dials have their own.
 
     Args:
         parts: Label -> its drawings; those of a single label stay unchanged.
@@ -144,6 +182,11 @@ def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
     found: list[Drawing] = []
     for kind in kinds:
         same = {label: each for label, drawings in parts.items() for each in drawings if each.name == kind}
+        texts = {label: each for label, each in same.items() if isinstance(each, Passage)}
+        if len(texts) == len(same) > 1:
+            panels = {name: panel for each in texts.values() for name, panel in each.panels.items()}
+            found.append(replace(next(iter(texts.values())), panels=panels))
+            continue
         curves = {label: each for label, each in same.items() if isinstance(each, Lines)}
         if len(curves) == len(same) > 1:
             found.append(_together(curves))

@@ -72,7 +72,7 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="cosine",
         lines={"cosine": (offsets, cosine)},
-        log_x=True,
+        far=True,
     )
 
 
@@ -104,7 +104,7 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="bias",
         lines=lines,
-        log_x=True,
+        far=True,
         focus=middle(lines),
         floor=floor,
     )
@@ -155,7 +155,7 @@ def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="bucket",
         lines={"bucket": (offsets, found.numpy())},
-        log_x=True,
+        far=True,
         marks={"max_distance": encoding.max_distance},
     )
 
@@ -181,7 +181,7 @@ def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
             x="offset (query - key)",
             y="added to the score",
             lines=lines,
-            log_x=True,
+            far=True,
             marks={} if term.reach is None else {"last offset of its own": term.reach},
             focus="random query 1",
         )
@@ -231,7 +231,7 @@ def weights(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="weight",
         lines=lines,
-        log_x=True,
+        far=True,
         levels={f"all keys alike, 1/{shape.length}": 1 / shape.length},
         focus=middle(lines),
     )

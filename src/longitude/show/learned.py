@@ -1,5 +1,6 @@
-"""Drawings of a study's trained models: biases before and after training, attention by distance, and its reach."""
+"""Drawings of a study's trained models: biases before and after training, attention, and a text by its losses."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,19 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.attention.mixer import Mixer
 from longitude.checkpoints.quiet import quiet
-from longitude.errors import unknown
+from longitude.errors import UsageError, unknown
+from longitude.measure.windows import Reader, nats_of
+from longitude.report.passage import Panel, Passage
 from longitude.report.wording import named
-from longitude.show.drawing import Drawing, Grid, Lines, floor_of, middle
+from longitude.show import attention as weights
+from longitude.show.drawing import Drawing, Lines, floor_of, middle
 from longitude.study.biases import panels_of
 from longitude.study.data import StudyData
 from longitude.study.results import Run, TrialResult, read_run
+from longitude.study.tokens import reader
+from longitude.study.train import measurable
 
 TEXTS = 8
 """Windows of held-out text that attention is averaged over."""
-STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "decoder_attentions"}
-"""Layers -> what a model returns their weights as."""
+LONG, LONGEST = 2, 2048
+"""Windows of the longest tested length, and its maximum: their weights take the square of it."""
 
 
 def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialResult]]:
@@ -74,11 +79,79 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{about['parameters']:,}" if about["parameters"] else "unknown"
 
 
-def drawings(run: Run, trial: TrialResult, data: StudyData, length: int) -> list[Drawing]:
-    """Drawings of a trained model: its biases, and the attention of its heads in held-out text of this length."""
+def drawings(run: Run, trial: TrialResult, data: StudyData, length: int | None) -> list[Drawing]:
+    """Drawings of a trained model: its biases, and the attention of its heads in held-out text.
+
+    length: of windows; None: the training length, and the longest tested one for what changes with the length.
+    """
+    return [*biases(run, trial), *attention(run, trial, data, length)]
+
+
+def attention(run: Run, trial: TrialResult, data: StudyData, length: int | None) -> Iterator[Drawing]:
+    """Drawings of the attention of a trained model, as `drawings`."""
+    model = model_of(run, trial)
+    near = windows(run, data, length or run.train_length)
+    layers, crossed = weights.read(model, near)
+    if not layers:
+        return
+    yield from weights.crossing(crossed)
+    texts = about(near)
+    yield from weights.by_distance(layers, texts)
+    yield from weights.grids(layers, texts)
+    if length is None and run.task.stack == "decoder" and data.validation:
+        longest = int(min(run.lengths[-1], measurable(model, run.config)[0], LONGEST))
+        far = {name: each[:LONG] for name, each in windows(run, data, longest).items()}
+        layers, texts = weights.read(model, far)[0], about(far)
+    yield from weights.by_length(layers, texts, run.train_length)
+
+
+def about(inputs: dict[str, Tensor]) -> str:
+    """What was read, in words."""
+    first = next(iter(inputs.values()))
+    return f"{len(first)} held-out windows of {first.shape[1]} tokens"
+
+
+def model_of(run: Run, trial: TrialResult) -> Any:
+    """A trained model."""
     with quiet():
-        model = run.task.model.from_pretrained(trial.folder).eval()
-    return [*biases(run, trial), *attention(model, windows(run, data, length))]
+        return run.task.model.from_pretrained(trial.folder).eval()
+
+
+def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> list[Drawing]:
+    """A text coloured by the losses of a trained model.
+
+    Args:
+        run: The study.
+        trial: One of its models.
+        text: A file.
+        length: Bytes or tokens that the model reads; None: the longest tested length, as far as the text and the model go.
+
+    Raises:
+        UsageError: The model does not predict the next token, or the text is shorter.
+    """
+    if run.task.stack != "decoder" or run.task.generated:
+        raise UsageError("--text", "a study of --task text, whose models predict a text", f"--task {run.config.task}")
+    by = reader(run.config.tokenizer)
+    ids = torch.from_numpy(by.read(weights.read_file(text)).ids.astype(np.int64))
+    longest = len(ids) - 1
+    if longest < max(length or 0, 2):
+        expected = f"{length or 2} {run.task.unit} and one more"
+        raise UsageError(
+            f"--text {text}", expected, len(ids), "give a longer text" + " or a shorter --length" * bool(length)
+        )
+    model = model_of(run, trial)
+    size = int(min(length or run.lengths[-1], longest, measurable(model, run.config)[0]))
+    bits = nats_of(Reader(model), ids[: size + 1]) / math.log(2)
+    panel = Panel(by.pieces(ids[1 : size + 1].tolist()), bits, run.train_length)
+    return [
+        Passage(
+            name="one-text",
+            title="One text, coloured by the loss of each model",
+            caption=f"The first {size} {run.task.unit} of {text.name}.",
+            unit=run.task.unit.removesuffix("s"),
+            panels={trial.label: panel},
+        )
+    ]
 
 
 def biases(run: Run, trial: TrialResult) -> Iterator[Drawing]:
@@ -95,14 +168,13 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Drawing]:
             x="offset (query - key)",
             y="bias",
             lines=lines,
-            log_x=True,
+            far=True,
             marks={"training length": run.train_length},
             focus=middle({name: 0 for name in lines if not name.endswith("before")}),
             floor=floor_of(np.concatenate([np.asarray(y, float) for _, y in lines.values()])),
         )
 
 
-# ---- attention -------------------------------------------------------------------------------------------------------
 def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
     """Inputs of a batch of held-out windows. ValueError where no document is so long, or the task has one length alone."""
     texts = [text[:length] for text in data.validation if len(text) >= length][:TEXTS]
@@ -118,103 +190,3 @@ def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
     batch = [examples[index] for index in range(min(TEXTS, len(examples)))]
     read = [name for name in batch[0] if "labels" not in name or run.task.stack == "encoder-decoder"]  # targets, too
     return {name: torch.stack([each[name] for each in batch]) for name in read}
-
-
-@torch.no_grad()
-def attention(model: Any, inputs: dict[str, Tensor]) -> Iterator[Drawing]:
-    """Mean weights by offset, by layer and head, and within how many tokens they are; of cross-attention by place."""
-    if not any(module.has_weights for module in model.modules() if isinstance(module, Mixer)):
-        return
-    out = model(**inputs, output_attentions=True)
-    yield from crossing(out.get("cross_attentions") or ())
-    layers = {
-        f"{stack}layer {place}": one
-        for stack, name in STACKS.items()
-        for place, one in enumerate(out.get(name) or (), 1)
-        if one is not None
-    }
-    found = {layer: by_offset(one) for layer, one in layers.items()}
-    where = {layer: _where(one) for layer, one in layers.items()}
-    for layer, (offsets, mean) in found.items():
-        lines = {f"head {head}": (offsets, line) for head, line in enumerate(mean, 1)}
-        yield Lines(
-            name="attention-" + layer.replace("layer ", "").replace(", ", "-"),
-            title=f"Attention by offset, {layer}",
-            caption="The weight of the key at this offset before the query"
-            + (", after it where the offset is below 0. " if offsets[0] < 0 else ". ")
-            + where[layer],
-            x="offset (query - key)",
-            y="weight",
-            lines=lines,
-            log_x=True,
-            focus=middle(lines),
-        )
-    within = {layer: _within(*each) for layer, each in found.items()}
-    every, last = " ".join(dict.fromkeys(where.values())), [*found][-1]
-    yield Lines(
-        name="field",
-        title="Receptive field: the share of attention within this many tokens, by layer",
-        caption=f"The mean of the heads of a layer. {every}",
-        x="tokens before the query" + (" or after it" if any(offsets[0] < 0 for offsets, _ in found.values()) else ""),
-        y="share of attention",
-        lines={layer: (np.arange(share.shape[1]), share.mean(0)) for layer, share in within.items()},
-        log_x=True,
-        focus=last,
-    )
-    half = {layer: 1 + (share < 0.5).sum(1) for layer, share in within.items()}
-    yield Lines(
-        name="heads",
-        title="Nearest tokens that hold half of a head's attention",
-        caption=f"Few are a local head, many a global one; the query's own token is one of them. {every}",
-        x="head",
-        y="tokens",
-        lines={layer: (np.arange(1, len(tokens) + 1), tokens) for layer, tokens in half.items()},
-        log_y=True,
-        focus=last,
-    )
-
-
-def crossing(layers: Sequence[Tensor]) -> Iterator[Grid]:
-    """Cross-attention of each layer [B, H, L, S], by place in answer and source; no offset is defined between the two."""
-    for place, weights in enumerate(layers, 1):
-        mean = weights.double().mean((0, 1)).numpy()
-        yield Grid(
-            name=f"cross-{place}",
-            title=f"Cross-attention by place, decoder, layer {place}",
-            caption=f"Mean weight over the heads and {len(weights)} held-out examples; each row adds up to 1.",
-            x="place in the source",
-            y="place in the answer",
-            values=mean,
-            rows=[str(row) for row in range(1, len(mean) + 1)],
-            columns=range(1, mean.shape[1] + 1),
-            floor=0.0,
-        )
-
-
-def by_offset(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [B, H, L, L] -> (offsets [n], their mean weights [H, n]).
-
-    Causal ones from offset 0, over the queries of the second half that have the key; others, over all queries that have it.
-    """
-    length, mean, both = weights.shape[-1], weights.double().mean(0), _both(weights)
-    offsets, rows = range(1 - length if both else 0, length), torch.arange(0 if both else length // 2, length)
-    have = {d: rows[(rows >= d) & (rows - d < length)] for d in offsets}
-    return np.array(offsets), torch.stack([mean[:, own, own - d].mean(1) for d, own in have.items()], 1).numpy()
-
-
-def _both(weights: Tensor) -> bool:
-    """Whether queries attend to later keys, too."""
-    return bool(weights.triu(1).any())
-
-
-def _where(weights: Tensor) -> str:
-    part = "all queries" if _both(weights) else "the second half"
-    return f"Mean over {part} of {len(weights)} held-out windows of {weights.shape[-1]} tokens."
-
-
-def _within(offsets: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """The share [H, L] of the weights at a distance of 0, 1, 2, ... or less, on both sides."""
-    by_distance = np.zeros((len(mean), offsets[-1] + 1))
-    for offset, column in zip(np.abs(offsets), mean.T, strict=True):
-        by_distance[:, offset] += column
-    return (by_distance / by_distance.sum(1, keepdims=True)).cumsum(1)

@@ -58,7 +58,7 @@ def blocks(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="tokens of a key",
         lines={"block": (offsets, sizes[::-1])},
-        log_x=True,
+        far=True,
         log_y=True,
         marks={"window": mixer.window},
     )
@@ -115,7 +115,7 @@ def influence(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="share of the greatest",
         lines={"influence": (np.arange(shape.length), np.where(share > LEAST, share, np.nan))},
-        log_x=True,
+        far=True,
         log_y=True,
     )
 

@@ -13,14 +13,17 @@ from longitude.positions.composed import compose
 from longitude.positions.rotary import Rotary, XPos
 from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
 from longitude.registry import options_of, resolve_options
-from longitude.show.drawing import Drawing, Line, Lines, offsets_of
+from longitude.show.drawing import Dials, Drawing, Line, Lines, offsets_of
 from longitude.show.shape import Shape
 
 SEEDS = 3
 """Number of seeds for random queries and keys."""
 FACTOR = 4
 """Extension factor of the scaling schemes that are drawn beside unscaled rotations."""
-PLAIN = "without a scheme"
+PLAIN, SHOWN = "without a scheme", "yarn"
+"""No scheme, and the one that is drawn as clocks beside it where a model has none."""
+NEW = 1e-9
+"""Relative amount by which an angle must exceed the trained ones to count as new."""
 
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
@@ -37,13 +40,71 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
     return found
 
 
+def arcs(before: Tensor, after: Tensor, trained: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of its circle that each pair goes through: within the trained length, and at a length with other frequencies."""
+    seen, asked = (offsets * theta.double() / (2 * math.pi) for offsets, theta in ((trained, before), (length, after)))
+    return seen.clamp(max=1).numpy(), asked.clamp(max=1).numpy()
+
+
+def dials(
+    before: Tensor, every: dict[str, Tensor], trained: int, length: int, which: str = "", note: str = ""
+) -> Iterator[Dials]:
+    """A dial for each pair under each scheme.
+
+    Args:
+        before: Frequencies in training.
+        every: Name of a scheme -> frequencies at the length.
+        trained: Tokens that were seen in training.
+        length: Tokens that are asked for.
+        which: Layers, where not all rotate alike.
+        note: A sentence of the caption besides.
+    """
+    for place, (name, after) in enumerate(every.items(), 1):
+        seen, asked = arcs(before, after, trained, length)
+        new = int((asked > seen * (1 + NEW)).sum())
+        yield Dials(
+            name=f"clocks-{which.replace(' ', '-')}{place}",
+            title=f"RoPE as clocks, {name}: {new} of {len(seen)} pairs meet new angles{f' ({which})' if which else ''}",
+            caption=f"A dial for each rotary pair, and on it the angles between a query and its keys: within {trained} tokens, "
+            f"as in training, and beyond them up to {length}.{note}",
+            seen=seen,
+            asked=asked,
+        )
+
+
+def clocks(encoding: Encoding, shape: Shape) -> Iterator[Dials]:
+    """The dials of RoPE: trained at the length of the shape, or at that of its scheme, and asked for a multiple.
+
+    Encodings that give a pair other positions than those of the text, such as ReRoPE, have none.
+    """
+    rotary = encoding.rope if isinstance(encoding, XPos) else encoding
+    if not isinstance(rotary, Rotary) or (rotary is encoding and type(rotary) is not Rotary):
+        return
+    scaling = rotary.scaling
+    trained = getattr(scaling, "original_max_length", None) or shape.length
+    length = math.ceil(trained * (getattr(scaling, "factor", None) or FACTOR))
+    same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
+    before = rope_frequencies(rotary.head_dim, **same).inverse
+    each = {PLAIN: before}
+    if scaling is not None:
+        each[scaling.name] = rotary.frequencies(followed(scaling, length)).inverse
+    elif rotary.rotary_dim >= 4:
+        each[SHOWN] = rope_frequencies(rotary.head_dim, scaling=schemes(FACTOR, trained)[SHOWN], **same).inverse
+    yield from dials(before, each, trained, length)
+
+
+def followed(scaling: Scaling | None, length: int) -> int | None:
+    """The length, for a scheme whose frequencies depend on that of the text; None for others."""
+    return length if isinstance(scaling, Follows) and scaling.follow != "declared" else None
+
+
 def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Positions of one full rotation of each rotary pair, before and after its scheme; how much schemes slow pairs down."""
     rotary = encoding.rope if isinstance(encoding, XPos) else encoding
     if not isinstance(rotary, Rotary):
         return
-    follows = isinstance(rotary.scaling, Follows) and rotary.scaling.follow != "declared"
-    now = rotary.frequencies(shape.length if follows else None).inverse
+    follows = followed(rotary.scaling, shape.length)
+    now = rotary.frequencies(follows).inverse
     original = getattr(rotary.scaling, "original_max_length", None)
     trained = original or shape.length
     same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
@@ -114,7 +175,7 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         x="offset (query - key)",
         y="cosine of q and k",
         lines={name: (offsets, rotated(encoding, q, k, offsets, shape)) for name, (q, k) in given.items()},
-        log_x=True,
+        far=True,
         focus="q = k, all dimensions alike",
     )
 

@@ -1,11 +1,12 @@
 """Subjects of `longitude show`: labels, studies and checkpoints, with their text and drawings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longitude.attention.mixer import MIXERS
+from longitude.errors import UsageError
 from longitude.positions.base import ENCODINGS
 from longitude.show.drawing import Drawing
 from longitude.show.shape import Shape
@@ -28,13 +29,37 @@ class Subject:
     drawings: list[Drawing]
 
 
-def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int]) -> Iterator[Subject]:
+@dataclass(frozen=True)
+class View:
+    """What is drawn of each subject in the place of its own pictures.
+
+    Attributes:
+        clocks: A dial for each rotary pair.
+        attention: The attention of trained models.
+        text: A file: a text coloured by the losses of a study's models, or that attention reads in a checkpoint.
+        note: Called with a sentence about what takes long.
+    """
+
+    clocks: bool = False
+    attention: bool = False
+    text: Path | None = None
+    note: Callable[[str], object] = print
+
+    def __post_init__(self) -> None:
+        if self.clocks and (self.attention or self.text):
+            raise UsageError("--clocks", "no other view", "--attention or --text", "leave one of them out")
+
+
+def subjects(
+    names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int], view: View = View()
+) -> Iterator[Subject]:
     """All that is named.
 
     Args:
         names: Labels, folders of studies, checkpoints (folders, names of the hub, config.json).
         encoding: Labels of a study.
         sizes: length, heads and head_dim as far as they are given.
+        view: What is drawn of each.
 
     Raises:
         ValueError: For what is unknown or does not go together.
@@ -43,7 +68,7 @@ def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int
         path = Path(name).expanduser()
         if path.is_dir() and _holds_study(path):
             _require_no(sizes, ("heads", "head_dim"), name, "has models of its own")
-            yield from _of_study(path, encoding, sizes.get("length"))
+            yield from _of_study(path, encoding, sizes.get("length"), view)
             continue
         if encoding:
             raise ValueError(
@@ -53,10 +78,11 @@ def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int
             path.exists() or path.suffix == ".json" or "/" in name
         ):
             _require_checkpoint(path)
-            _require_no(sizes, ("length", "heads", "head_dim"), name, "has a length and heads of its own")
-            yield _of_checkpoint(name)
+            length = ("length",) * (not (view.clocks or view.attention))
+            _require_no(sizes, (*length, "heads", "head_dim"), name, "has a length and heads of its own")
+            yield _of_checkpoint(name, sizes.get("length"), view)
         else:
-            yield _of_label(name, Shape(**sizes))
+            yield _of_label(name, Shape(**sizes), view)
 
 
 def _holds_study(path: Path) -> bool:
@@ -82,32 +108,63 @@ def _require_no(sizes: dict[str, int], refused: Sequence[str], name: str, why: s
         )
 
 
-def _of_label(label: str, shape: Shape) -> Subject:
-    from longitude.show import encodings, facts, mixers
+def _of_label(label: str, shape: Shape, view: View) -> Subject:
+    from longitude.show import encodings, facts, mixers, rotations
     from longitude.show.build import built
 
+    if view.attention or view.text:
+        option = "--attention" if view.attention else "--text"
+        raise UsageError(option, "a study or a checkpoint, which has trained weights", label, "leave it out")
     made = built(label, shape)
     about = facts.facts(made, shape)
+    if view.clocks:
+        drawings: list[Drawing] = [dial for part in made.encodings for dial in rotations.clocks(part.module, shape)]
+        if not drawings:
+            raise UsageError("--clocks", "a rotary encoding, such as rope", label, "leave it out")
+        return Subject(label, about, [*facts.words(about)], drawings)
     drawings = [] if made.encoding is None else encodings.drawings(made.encoding, shape)
     drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, shape)]
     return Subject(label, about, [*facts.words(about)], drawings)
 
 
-def _of_study(path: Path, encoding: Sequence[str], length: int | None) -> Iterator[Subject]:
+def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: View) -> Iterator[Subject]:
     from longitude.show import learned
 
+    if view.clocks:
+        raise UsageError(
+            "--clocks", "a label or a checkpoint", f"the study {path}", "name a label: longitude show rope"
+        )
+    if view.attention and view.text:
+        raise UsageError(
+            "--text", "--attention of a checkpoint, or a text alone", f"both for the study {path}", "leave one out"
+        )
     run, trials = learned.opened(path, encoding)
-    data = run.task.prepare(run.config)
+    data = None if view.text else run.task.prepare(run.config)
     for label, trial in trials.items():
         about = learned.facts(run, trial)
-        drawings = learned.drawings(run, trial, data, length or run.train_length)
+        if data is None:
+            assert view.text is not None
+            drawings = learned.one_text(run, trial, view.text, length)
+        else:
+            draw = learned.attention if view.attention else learned.drawings
+            drawings = [*draw(run, trial, data, length)]
         yield Subject(label, about, [*learned.words(about)], drawings)
 
 
-def _of_checkpoint(name: str) -> Subject:
+def _of_checkpoint(name: str, length: int | None, view: View) -> Subject:
     from longitude.checkpoints.config import raw_config
     from longitude.show import checkpoint
 
+    if view.text and not view.attention:
+        remedy = "or longitude measure MODEL --text-figure for its losses"
+        raise UsageError("--text", "--attention, which reads the text", name, f"add --attention, {remedy}")
     config = checkpoint.read(name)
     about = checkpoint.facts(name, config, raw_config(name))
-    return Subject(name, about, [*checkpoint.words(about)], checkpoint.drawings(config))
+    drawings: list[Drawing] = []
+    if view.attention:
+        from longitude.show.attention import of_checkpoint
+
+        drawings += of_checkpoint(name, view.text, length, view.note)
+    else:
+        drawings += checkpoint.clocks(config, length) if view.clocks else checkpoint.drawings(config)
+    return Subject(name, about, [*checkpoint.words(about)], drawings)

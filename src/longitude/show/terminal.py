@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from plotille import Canvas, color
 
-from longitude.show.drawing import Drawing, Grid, Lines, number, ticks, valued
+from longitude.report.passage import SIGNS, Passage
+from longitude.show.drawing import Dials, Drawing, Grid, Lines, number, ticks, valued
 
 SHADES = " ░▒▓█"
 CURVES = 8
@@ -24,6 +25,8 @@ COLOURS = (
     "white",
     "blue",
 )
+ARC = 48
+"""Letters of a full turn of a dial."""
 MARGIN = 9
 """Letters before the curves."""
 
@@ -36,8 +39,14 @@ def drawn(drawing: Drawing, width: int = 80, colour: bool = False) -> str:
         width: Characters per line.
         colour: Whether the terminal shows colours.
     """
-    lines = _curves(drawing, width, colour) if isinstance(drawing, Lines) else _shades(drawing, width)
-    return "\n".join([*wrapped(drawing.title, width), *lines, *wrapped(drawing.caption, width)])
+    if isinstance(drawing, Lines):
+        lines = _curves(drawing, width, colour)
+    elif isinstance(drawing, Grid):
+        lines = _shades(drawing, width)
+    else:
+        lines = _arcs(drawing) if isinstance(drawing, Dials) else _texts(drawing)
+    caption = drawing.words if isinstance(drawing, Passage) else drawing.caption
+    return "\n".join([*wrapped(drawing.title, width), *lines, *wrapped(caption, width)])
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
@@ -139,7 +148,7 @@ def _axis(drawing: Lines, canvas: Canvas, places: Mapping[float, float]) -> Iter
             end = start + len(text)
     yield " " * (MARGIN - 1) + "└" + "".join(rule)
     yield "".join(numbers).rstrip()
-    yield f"{drawing.x:^{canvas.width + 2 * MARGIN}}".rstrip()
+    yield f"{drawing.x_title:^{canvas.width + 2 * MARGIN}}".rstrip()
 
 
 def _keys(names: Sequence[str]) -> dict[str, str]:
@@ -179,6 +188,30 @@ def _shades(grid: Grid, width: int) -> Iterator[str]:
     first, last = number(grid.columns[columns[0]]), number(grid.columns[columns[-1]])
     yield " " * (room + 1) + first + grid.x.center(max(0, len(columns) - len(first) - len(last))) + last
     yield f"blank: {number(bottom)}{' or less' if low < bottom else ''}, full: {number(high)}"
+
+
+# ---- dials and texts -------------------------------------------------------------------------------------------------
+def _arcs(dials: Dials) -> Iterator[str]:
+    """A circle as a line, from an angle of 0 to a full turn."""
+    for pair in _some([*range(len(dials.seen))], ROWS):
+        seen, asked = (round(ARC * float(share)) for share in (dials.seen[pair], dials.asked[pair]))
+        yield f"pair {pair:>4} {'█' * seen}{'░' * max(0, asked - seen)}".rstrip()
+    yield f"█ seen in training, ░ new; {ARC} signs are a full turn"
+
+
+def _texts(passage: Passage) -> Iterator[str]:
+    """Each row of a text with a row of shades below it."""
+    low, high = passage.ends
+    for name, panel in passage.panels.items():
+        yield f"{name}: {panel.summary}"
+        for row in passage.rows(panel):
+            if panel.mark in row.pieces and panel.mark:
+                yield f"{'─' * row.pieces.index(panel.mark)}┐ trained at {panel.mark}"
+            shares = np.nan_to_num(np.clip((row.values - low) / (high - low), 0, 1)) * (len(SHADES) - 1)
+            if passage.lettered:
+                yield row.text.translate(SIGNS).rstrip()
+            yield "".join(SHADES[round(share)] for share in shares).rstrip()
+    yield f"blank: {number(low)} bits per {passage.unit} or less, full: {number(high)} or more"
 
 
 def _some(things: Sequence[Any], most: int) -> list[Any]:

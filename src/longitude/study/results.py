@@ -26,8 +26,8 @@ from longitude.study.units import Keys
 
 VERB, KEPT = "study", "study.json"
 """Which command a question.json is of; the file of a study that is kept without its models."""
-STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS = (
-    "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json",
+STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS, WINDOW = (
+    "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json", "one-text.parquet",
 )  # fmt: skip
 """Files of units."""
 PARTS = ("configuration", "data", "recipe", "train_steps", "trials")
@@ -50,11 +50,13 @@ class TrialResult(Status):
         folder: Its checkpoint.
         losses: For each step: step, loss (nats per token), learning_rate, tokens.
         documents: Sums of each document, of a trial that is done.
+        window: Columns text, nats: every byte or token of one held-out window of text; None if it was not measured.
     """
 
     folder: Path
     losses: list[dict[str, Any]]
     documents: pd.DataFrame
+    window: pd.DataFrame | None = None
 
     @cached_property
     def measured(self) -> dict[Any, pd.DataFrame]:
@@ -350,9 +352,10 @@ def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, 
     remedy = f"move {measured} away, and the same `longitude study` measures this one again"
     try:
         documents, rows = pd.read_parquet(measured / DOCUMENTS), from_frame(read_rows(measured / ROWS))
+        window = pd.read_parquet(measured / WINDOW) if (measured / WINDOW).exists() else None
     except (ValueError, OSError) as error:
         raise ValueError(f"{measured} is damaged ({error}); {remedy}") from error
-    return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents), rows
+    return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents, window=window), rows
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from longitude.runs.store import Store, Unit
 from longitude.study.config import StudyConfig
 from longitude.study.costs import flops_per_token, tokens_read
 from longitude.study.data import StudyData
-from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, read_status
+from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, WINDOW, read_status
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
 from longitude.study.train import (
@@ -217,6 +217,9 @@ class TrialRunner:
         documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
         with atomic(folder / DOCUMENTS) as unfinished:
             documents.to_parquet(unfinished, index=False)
+        if (window := self.task.window(of)) is not None:
+            with atomic(folder / WINDOW) as unfinished:
+                window.to_parquet(unfinished, index=False)
         write_rows(rows, folder / ROWS)
         return all(row.value is not None for row in rows), "; ".join(left_out) or None
 

@@ -1,6 +1,8 @@
 """Inputs of a study's models: the bytes of a text, or the tokens of a tokenizer with their bytes."""
 
+import codecs
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +51,13 @@ class Reader:
             return Read(np.frombuffer(content, np.uint8))
         ids, sizes = tokens_of(content.decode("utf-8"), self.tokenizer)
         return Read(ids.numpy().astype(np.int32), sizes.numpy().astype(np.int32))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token; of a character of several bytes it is with the last of them."""
+        if self.tokenizer is not None:
+            return [self.tokenizer.decode([token]) for token in ids]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(bytes([byte])) for byte in ids]
 
     @property
     def unit(self) -> str:

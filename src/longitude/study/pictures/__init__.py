@@ -8,6 +8,7 @@ PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.
 MAIN = "by-length"
 ORDER = (
     MAIN,
+    "one-text",
     "by-position",
     "by-length-and-position",
     "by-length-sliding",

@@ -152,6 +152,13 @@ class Task(ABC):
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         """Rows, and for each length and method a table `of.per_document`."""
 
+    def window(self, of: Measuring) -> pd.DataFrame | None:
+        """Each loss of a typical held-out window of the longest length, for one picture of all models; None without a text.
+
+        Columns: text, of each byte or token; nats.
+        """
+        return None
+
     def left_out(self, of: Measuring) -> str | None:
         """Which methods have no meaning for a model, in words that follow its label; None where all have."""
         return None

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from longitude.measure import DocumentLosses, Row, default_bins, losses_by_length
+from longitude.measure.documents import typical
+from longitude.measure.windows import Reader, nats_of
 from longitude.positions.scaling import Scaling
 from longitude.report.wording import and_
 from longitude.study.config import BYTE, StudyConfig, listed
@@ -28,6 +30,7 @@ from longitude.study.schemes import (
     windows_of,
 )
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
+from longitude.study.tokens import reader
 from longitude.study.train import model_config
 
 
@@ -90,6 +93,14 @@ class Text(Task):
             for each in whole
         ]
         return rows, [*tables, *self.quarters(of, losses)]
+
+    def window(self, of: Measuring) -> pd.DataFrame | None:
+        if self.stack != "decoder" or not of.lengths:
+            return None
+        documents = of.data.validation
+        ids = documents[typical(documents, of.config.longest)][: of.lengths[-1] + 1]
+        text = reader(of.config.tokenizer).pieces(ids[1:].tolist())
+        return pd.DataFrame({"text": text, "nats": nats_of(Reader(of.model), ids)})
 
     def quarters(self, of: Measuring, losses: list[DocumentLosses]) -> Iterator[pd.DataFrame]:
         """The losses at the first and the last quarter of the positions, at the training length."""

@@ -1,0 +1,271 @@
+"""A text whose pieces are coloured by a number, in a panel for each model: where in a text a model's loss is high."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from longitude.report.figure import GREY, INK, PAPER, RED, Figure, themed
+
+COLUMNS, WIDE = 32, 64
+"""Letters, or cells, of a row, and where there are at most two panels: powers of two, so that most trained lengths end a row."""
+LETTER, LINE = (6, 10), 13
+"""Width and size of a letter and height of a row, in pixels."""
+CELL = 6
+"""Height of a row of cells without letters, in pixels."""
+MOST = 8192
+"""Letters and cells of a picture: an SVG of half a megabyte. Longer texts have several pieces in a cell and no letters."""
+ROWS = 64
+"""Rows of a panel up to which it has letters: a taller one is not seen at a glance."""
+SMOOTH = {"byte": 33, "token": 9}
+"""Pieces that a colour averages over, about a row: the loss of single bytes jumps between 0 and 10 bits."""
+LIGHT = 0.7  # share of the scale from which on letters in the colour of the page stand out more than dark ones
+STEP = 0.25  # colours differ by a quarter of a bit: neighbours of one colour are one rectangle
+MONO = "DejaVu Sans Mono, Menlo, Courier New, monospace"  # letters 0.6 of their size wide
+SIGNS = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
+
+
+class Panel(NamedTuple):
+    """A text under a model.
+
+    Attributes:
+        pieces: The text of each byte or token [n].
+        values: A number of each [n], in bits.
+        mark: How many of them are within the trained length; None if that is not known.
+        label: What a reader of a study chooses the panel by.
+    """
+
+    pieces: Sequence[str]
+    values: np.ndarray
+    mark: int | None = None
+    label: str | None = None
+
+    @property
+    def means(self) -> tuple[float, float | None]:
+        """Mean within the trained length, and behind it; without such two parts, of all and None."""
+        if not self.mark or self.mark >= len(self.values):
+            return float(self.values.mean()), None
+        return float(self.values[: self.mark].mean()), float(self.values[self.mark :].mean())
+
+    @property
+    def summary(self) -> str:
+        """2.61 bits before, 4.37 after."""
+        before, after = self.means
+        return f"{before:.2f} bits" if after is None else f"{before:.2f} bits before, {after:.2f} after"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """A text coloured by a number of each piece.
+
+    Attributes:
+        name: Name of its file and of its section in a page.
+        title: Title of the drawing.
+        caption: The meaning of the drawing.
+        unit: Unit of a piece, "byte" or "token".
+        panels: Name of a model -> the text under it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    unit: str
+    panels: Mapping[str, Panel]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Columns panel, place, text, value: every piece."""
+        parts = [
+            pd.DataFrame({"panel": name, "place": range(len(p.pieces)), "text": p.pieces, "value": p.values})
+            for name, p in self.panels.items()
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    @property
+    def columns(self) -> int:
+        """Letters, or cells, of a row."""
+        return COLUMNS if len(self.panels) > 2 else WIDE
+
+    @property
+    def lettered(self) -> bool:
+        """Whether the text can be read; a long one has cells of several pieces."""
+        letters = [sum(map(len, panel.pieces)) for panel in self.panels.values()]
+        return max(letters) <= self.columns * ROWS and sum(letters) <= MOST
+
+    @property
+    def share(self) -> int:
+        """Pieces of a cell, where there are no letters."""
+        longest = max(len(panel.pieces) for panel in self.panels.values())
+        return math.ceil(longest / min(self.columns * ROWS, MOST // len(self.panels)))
+
+    @property
+    def words(self) -> str:
+        """The caption, with what a colour, a cell, the line and the numbers are."""
+        cell = "" if self.lettered else f" A cell is {self.share} {self.unit}{'s' * (self.share > 1)}."
+        mean = f"mean bits per {self.unit}"
+        ends = any(panel.means[1] is not None for panel in self.panels.values())
+        line = f"The line is the end of the trained length, and numbers are {mean} before and after it."
+        numbers = line if ends else f"Numbers are {mean}."
+        return (
+            f"{self.caption}{cell} {numbers} A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. "
+            f"It begins at the mean{' before the line' * ends}."
+        )
+
+    def smoothed(self, panel: Panel) -> np.ndarray:
+        """What is coloured: the mean of the values around each, of fewer at the ends."""
+        return np.asarray(pd.Series(panel.values).rolling(SMOOTH[self.unit], center=True, min_periods=1).mean())
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the colours, in half bits: the mean within the trained length, and the 95th percentile."""
+        low = np.nanmean([panel.means[0] for panel in self.panels.values()])
+        high = np.nanpercentile(np.concatenate([*map(self.smoothed, self.panels.values())]), 95)
+        low = math.floor(2 * low) / 2
+        return low, max(low + 1, math.ceil(2 * high) / 2)
+
+    def rows(self, panel: Panel) -> Iterator["Row"]:
+        """The rows of a panel, from top to bottom."""
+        smooth = self.smoothed(panel)
+        if self.lettered:
+            letters = [(letter, i) for i, piece in enumerate(panel.pieces) for letter in piece]
+        else:
+            letters = [(" ", i) for i in range(0, len(panel.pieces), self.share)]
+        for start in range(0, len(letters), self.columns):
+            row = letters[start : start + self.columns]
+            yield Row("".join(letter for letter, _ in row), [i for _, i in row], smooth[[i for _, i in row]])
+
+
+class Row(NamedTuple):
+    """Letters of a row, the piece that each is of, and its number as it is coloured."""
+
+    text: str
+    pieces: list[int]
+    values: np.ndarray
+
+
+def figure(passage: Passage) -> Figure:
+    """The passage as a figure of a page."""
+    return Figure(
+        name=passage.name,
+        title=passage.title,
+        caption=passage.words,
+        alt=alternative(passage),
+        chart=themed(chart(passage)).properties(usermeta={"panel": passage.columns * LETTER[0] + 24}),
+        resizes=False,
+        table=table(passage),
+    )
+
+
+def alternative(passage: Passage) -> str:
+    """Alternative text: the caption, and the means of each panel."""
+    each = "; ".join(f"{name}: {panel.summary}" for name, panel in passage.panels.items())
+    return f"A text coloured by loss: {passage.title}. {passage.words} {each}."
+
+
+def table(passage: Passage) -> pd.DataFrame:
+    """Means of a row's pieces in each panel, with their text where it is the same in all."""
+    first = next(iter(passage.panels.values()))
+    longest = max(len(panel.pieces) for panel in passage.panels.values())
+    step = max(passage.columns, passage.columns * math.ceil(longest / passage.columns / ROWS))
+    same = all(list(panel.pieces) == list(first.pieces)[: len(panel.pieces)] for panel in passage.panels.values())
+    lines = []
+    for start in range(0, longest, step):
+        line: dict[str, str] = {f"{passage.unit}s": f"{start} to {min(start + step, longest) - 1}"}
+        for name, panel in passage.panels.items():
+            part = panel.values[start : start + step]
+            line[f"{name}, bits"] = f"{part.mean():.2f}" if len(part) else ""
+        if same:
+            line["text"] = "".join(first.pieces[start : start + step])
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+# ---- the chart -------------------------------------------------------------------------------------------------------
+def chart(passage: Passage) -> Any:
+    """The panels side by side, in the size of their letters."""
+    low, high = passage.ends
+    legend = alt.Legend(
+        title=f"bits per {passage.unit}", orient="top", gradientLength=160, values=[low, high], format=".3~g"
+    )
+    scale = alt.Scale(domain=[low, high], range=[PAPER, RED], clamp=True, interpolate="lab")
+    colour = alt.Color("v:Q", scale=scale, legend=legend)
+    rows = {name: [*passage.rows(panel)] for name, panel in passage.panels.items()}
+    tallest = max(map(len, rows.values()))
+    panels = [_panel(passage, name, rows[name], tallest, colour, low + LIGHT * (high - low)) for name in passage.panels]
+    return alt.concat(*panels, columns=min(4, len(panels)), spacing=8)
+
+
+def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, colour: alt.Color, light: float) -> Any:
+    """light: numbers above it have letters in the colour of the page."""
+    panel, height = passage.panels[name], LINE if passage.lettered else CELL
+    x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, passage.columns], nice=False))
+    y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[tallest, 0], nice=False))
+    found = [cell for place, row in enumerate(rows) for cell in _cells(row, place)]
+    cells = {key: [cell[key] for cell in found] for key in ("x", "to", "y", "v")}
+    base = (
+        alt.Chart(alt.InlineData(values=[cells])).transform_flatten([*cells]).transform_calculate(below="datum.y + 1")
+    )
+    layers = [base.mark_rect(aria=False, stroke=None).encode(x, y, x2="to:Q", y2="below:Q", color=colour)]
+    if passage.lettered:
+        words = [word for place, row in enumerate(rows) for word in _words(row, place, light)]
+        columns = {key: [word[key] for word in words] for key in ("x", "y", "t", "dark")}
+        text = alt.Chart(alt.InlineData(values=[columns])).transform_flatten([*columns])
+        marks = {"align": "left", "baseline": "middle", "font": MONO, "fontSize": LETTER[1], "aria": False}
+        ink = alt.condition("datum.dark", alt.value(PAPER), alt.value(INK))
+        middle = alt.Y("middle:Q", axis=None)
+        text = text.transform_calculate(middle="datum.y + 0.5")
+        layers.append(text.mark_text(**marks).encode(x, middle, text="t:N", color=ink))
+    place = _place(passage, panel)
+    if place is not None:
+        layers += _rule(panel, passage.columns, *place, x, y)
+    title = alt.TitleParams(name, subtitle=panel.summary, subtitleColor=GREY, anchor="start", offset=8)
+    described = {"description": panel.label} if panel.label else {}
+    return alt.layer(*layers, title=title).properties(
+        width=passage.columns * LETTER[0], height=tallest * height, **described
+    )
+
+
+def _cells(row: Row, place: int) -> Iterator[dict[str, Any]]:
+    """Neighbours of one colour as one cell."""
+    colours = np.round(row.values / STEP) * STEP
+    edges = [0, *(i for i in range(1, len(colours)) if colours[i] != colours[i - 1]), len(colours)]
+    for start, stop in pairwise(edges):
+        if np.isfinite(colours[start]):
+            yield {"x": start, "to": stop, "y": place, "v": float(colours[start])}
+
+
+def _words(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
+    """Letters without a gap that have one ink."""
+    inks = [
+        (letter.isspace() and letter not in "\n\r\t", bool(value > light))
+        for letter, value in zip(row.text, row.values, strict=True)
+    ]
+    at = 0
+    for (blank, dark), run in groupby(inks):
+        length = len(list(run))
+        if not blank:
+            yield {"x": at, "y": place, "t": row.text[at : at + length].translate(SIGNS), "dark": dark}
+        at += length
+
+
+def _place(passage: Passage, panel: Panel) -> tuple[int, int] | None:
+    """(row, column) of the first piece behind the trained length; None where all are within."""
+    if panel.mark is None or panel.mark >= len(panel.pieces):
+        return None
+    before = sum(map(len, panel.pieces[: panel.mark])) if passage.lettered else math.ceil(panel.mark / passage.share)
+    return divmod(before, passage.columns)
+
+
+def _rule(panel: Panel, columns: int, row: int, column: int, x: alt.X, y: alt.Y) -> list[Any]:
+    """The line between what is within the trained length and what is behind it, with the length at its left."""
+    corners = [(0, row + 1), (column, row + 1), (column, row), (columns, row)] if column else [(0, row), (columns, row)]
+    points = [{"i": i, "x": x_, "y": y_} for i, (x_, y_) in enumerate(corners)]
+    line = alt.Chart(alt.InlineData(values=points)).mark_line(color=INK, strokeWidth=2, aria=False)
+    number = alt.Chart(alt.InlineData(values=[points[0] | {"words": str(panel.mark)}]))
+    number = number.mark_text(align="right", dx=-3, color=INK, fontSize=10, fontWeight=600)
+    return [line.encode(x, y, order="i:O"), number.encode(x, y, text="words:N")]

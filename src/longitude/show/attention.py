@@ -1,0 +1,374 @@
+"""Drawings of attention weights that a model gives: by distance, their entropy, and what the first token has of them."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longitude.attention.mixer import Mixer
+from longitude.checkpoints.config import trained_length
+from longitude.checkpoints.load import config_of, load
+from longitude.errors import UsageError
+from longitude.hf.stock import KEY
+from longitude.runs.memory import available_memory
+from longitude.show.drawing import Drawing, Grid, Lines, middle
+
+STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "decoder_attentions"}
+"""Layers -> what a model returns their weights as."""
+EACH = 4
+"""Layers up to which each has its pictures, with a line for every head; of more there are grids, and lines for some."""
+SOME = 5
+"""Layers with a line, of many."""
+POINTS = 64
+"""Points of a line over positions, about: each is the mean of its neighbours."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of a layer, over the queries of some texts; means over the texts.
+
+    Attributes:
+        offsets: Distance of keys before the query [n]; below 0 after it.
+        weights: Mean weight at each offset [H, n].
+        entropy: Entropy of each query's weights in bits [H, L].
+        first: Weight of the first token [H, L].
+        distance: Mean distance of what is attended to [H], over the second half of the queries, or all if not causal.
+    """
+
+    offsets: np.ndarray
+    weights: np.ndarray
+    entropy: np.ndarray
+    first: np.ndarray
+    distance: np.ndarray
+
+    @property
+    def causal(self) -> bool:
+        return bool(self.offsets[0] == 0)
+
+    @property
+    def length(self) -> int:
+        return self.entropy.shape[1]
+
+    @property
+    def within(self) -> np.ndarray:
+        """The share [H, L] of the weights at a distance of 0, 1, 2, ... or less, on both sides."""
+        by_distance = np.zeros((len(self.weights), self.offsets[-1] + 1))
+        for offset, column in zip(np.abs(self.offsets), self.weights.T, strict=True):
+            by_distance[:, offset] += column
+        return (by_distance / by_distance.sum(1, keepdims=True)).cumsum(1)
+
+    def late(self, values: np.ndarray) -> np.ndarray:
+        """Means [H] of values [H, L] over the second half of the queries."""
+        return values[:, self.length // 2 :].mean(1)
+
+
+def layer_of(weights: Tensor) -> Layer:
+    """What is drawn of weights [1, H, L, L]."""
+    offsets, by_offset = _by_offset(weights)
+    each = weights[0].double()
+    length, causal = each.shape[-1], not _both(weights)
+    places = torch.arange(length, dtype=torch.float64)
+    away = torch.einsum("hij,ij->hi", each, (places[:, None] - places).abs())
+    entropy = torch.special.entr(each).sum(-1) / math.log(2)
+    far = away[:, length // 2 if causal else 0 :].mean(1)
+    return Layer(offsets, by_offset, entropy.numpy(), each[:, :, 0].numpy(), far.numpy())
+
+
+def _by_offset(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [B, H, L, L] -> (offsets [n], their mean weights [H, n]).
+
+    Causal ones from offset 0, over the queries of the second half that have the key; others, over all queries that have it.
+    """
+    length, mean, both = weights.shape[-1], weights.double().mean(0), _both(weights)
+    offsets, rows = range(1 - length if both else 0, length), torch.arange(0 if both else length // 2, length)
+    have = {d: rows[(rows >= d) & (rows - d < length)] for d in offsets}
+    return np.array(offsets), torch.stack([mean[:, own, own - d].mean(1) for d, own in have.items()], 1).numpy()
+
+
+def _both(weights: Tensor) -> bool:
+    """Whether queries attend to later keys, too."""
+    return bool(weights.triu(1).any())
+
+
+@torch.no_grad()
+def read(model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Layer], list[Tensor]]:
+    """Layers by name, and the cross-attention of each layer [texts, H, L, S]; nothing of a model that gives no weights.
+
+    One text after the other: weights are as large as the square of the length.
+    """
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]  # of our own models
+    if mixers and not any(mixer.has_weights for mixer in mixers):
+        return {}, []
+    texts, crossed, count = [], [], len(next(iter(inputs.values())))
+    for i in range(count):
+        out = model(**{name: each[i : i + 1] for name, each in inputs.items()}, output_attentions=True)
+        crossed.append(out.get("cross_attentions") or ())
+        texts.append(
+            {
+                f"{stack}layer {place}": layer_of(one)
+                for stack, name in STACKS.items()
+                for place, one in enumerate(out.get(name) or (), 1)
+                if one is not None
+            }
+        )
+    layers = {name: _mean([text[name] for text in texts]) for name in texts[0]}
+    return layers, [torch.cat(each) for each in zip(*crossed, strict=True)]
+
+
+def _mean(texts: Sequence[Layer]) -> Layer:
+    """The means of several texts, over the offsets that the first has."""
+    widest = max(texts, key=lambda each: len(each.offsets))
+    same = [each for each in texts if len(each.offsets) == len(widest.offsets)]
+    means = {field.name: np.mean([getattr(each, field.name) for each in same], 0) for field in fields(Layer)}
+    return Layer(**means | {"offsets": widest.offsets})
+
+
+# ---- a checkpoint ----------------------------------------------------------------------------------------------------
+TOPICS = ("objects", "naming", "types", "specialnames")
+"""Chapters of Python's own documentation, which every Python has: the text that is read where none is given."""
+LENGTH, TRIED = 256, 64
+"""Tokens that are read by default, and those that tell how long that takes."""
+WORTH_SAYING = 3.0
+"""Seconds from which on the time is printed first."""
+
+
+def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callable[[str], object]) -> list[Drawing]:
+    """Drawings of the attention of a checkpoint in one text, by its own eager attention.
+
+    Args:
+        path: Folder or name of a causal model of transformers.
+        text: A file; None: a part of Python's documentation.
+        length: Tokens of the text that are read; None: `LENGTH`, as far as the text goes.
+        note: Called with the expected time, where it is long.
+
+    Raises:
+        UsageError: The text is shorter, the weights do not fit into memory, or the model gives none.
+    """
+    config = config_of(path)
+    own = config.model_type == "longitude" or getattr(config, KEY, None) is not None
+    checkpoint = load(path, attn_implementation=None if own else "eager")
+    content = "\n".join(topics[name] for name in TOPICS) if text is None else read_file(text).decode()
+    ids = checkpoint.tokenizer(content, return_tensors="pt", verbose=False).input_ids[:, : length or LENGTH]
+    if ids.shape[1] < max(2, length or 0):
+        expected = f"at least {length or 2} tokens"
+        raise UsageError(f"--text {text}", expected, ids.shape[1], "give a longer text or a shorter --length")
+    part = checkpoint.config.get_text_config()
+    heads, depth = getattr(part, "num_attention_heads", None) or 1, getattr(part, "num_hidden_layers", None) or 1
+    need, free = 4 * heads * (depth + 6) * ids.shape[1] ** 2, available_memory("cpu")
+    if need > free:
+        needed = f"{need / 1e9:.1f} GB for the attention weights"
+        raise UsageError(
+            "--length", f"{needed} to fit into the {free / 1e9:.1f} GB that are free", ids.shape[1], "take less"
+        )
+    begun = time.perf_counter()
+    layers, _ = read(checkpoint.model, {"input_ids": ids[:, :TRIED]})
+    if not layers:
+        got = f"none from {type(checkpoint.model).__name__}"
+        raise UsageError("--attention", "a model that gives attention weights", got, "leave --attention out")
+    seconds = (time.perf_counter() - begun) * (ids.shape[1] / TRIED) ** 2
+    if ids.shape[1] > TRIED and seconds > WORTH_SAYING:
+        note(f"reading {ids.shape[1]} tokens with all attention weights takes about {seconds:.0f} s")
+    layers, _ = read(checkpoint.model, {"input_ids": ids})
+    texts = f"{ids.shape[1]} tokens of {text.name if text else 'the documentation of Python'}"
+    return [*grids(layers, texts), *by_distance(layers, texts), *by_length(layers, texts, trained_length(config))]
+
+
+def read_file(path: Path) -> bytes:
+    """A text file. UsageError where there is none, or it is not UTF-8."""
+    try:
+        content = path.expanduser().read_bytes()
+        content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--text {path}", "a file of UTF-8 text", getattr(error, "strerror", None) or "other bytes"
+        ) from None
+    return content
+
+
+# ---- by distance -----------------------------------------------------------------------------------------------------
+def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
+    """Mean weights by offset of each layer, or of some, the receptive field, and how near each head looks.
+
+    Args:
+        layers: Result of `read`.
+        texts: What they were read on: "8 held-out windows of 64 tokens".
+    """
+    where = {
+        name: f"Mean over {'the second half' if layer.causal else 'all queries'} of {texts}."
+        for name, layer in layers.items()
+    }
+    every, last = " ".join(dict.fromkeys(where.values())), [*layers][-1]
+    if len(layers) <= EACH:
+        for name, layer in layers.items():
+            lines = {f"head {head}": (layer.offsets, line) for head, line in enumerate(layer.weights, 1)}
+            yield Lines(
+                name="attention-" + name.replace("layer ", "").replace(", ", "-"),
+                title=f"Attention by distance, {name}",
+                caption="The weight of the key this far before the query"
+                + (". " if layer.causal else ", after it where the distance is below 0. ")
+                + where[name],
+                x="offset (query - key)",
+                y="weight",
+                lines=lines,
+                far=True,
+                focus=middle(lines),
+            )
+    else:
+        yield Lines(
+            name="attention",
+            title="Attention by distance, by layer",
+            caption=f"The weight of the key this far before the query, a mean of the heads. {every}",
+            x="offset (query - key)",
+            y="weight",
+            lines={name: (layers[name].offsets, layers[name].weights.mean(0)) for name in some(layers)},
+            far=True,
+            log_y=True,
+            focus=last,
+        )
+    yield Lines(
+        name="field",
+        title="Receptive field: the share of attention within this many tokens, by layer",
+        caption=f"The mean of the heads of a layer. {every}",
+        x="tokens before the query" + ("" if all(layer.causal for layer in layers.values()) else " or after it"),
+        y="share of attention",
+        lines={name: (np.arange(layers[name].within.shape[1]), layers[name].within.mean(0)) for name in some(layers)},
+        far=True,
+        focus=last,
+    )
+    half = {name: 1 + (layer.within < 0.5).sum(1) for name, layer in layers.items()}
+    if len(layers) > EACH:
+        return
+    yield Lines(
+        name="heads",
+        title="Nearest tokens that hold half of a head's attention",
+        caption=f"Few are a local head, many a global one; the query's own token is one of them. {every}",
+        x="head",
+        y="tokens",
+        lines={name: (np.arange(1, len(tokens) + 1), tokens) for name, tokens in half.items()},
+        log_y=True,
+        focus=last,
+    )
+
+
+def some(layers: Mapping[str, Layer]) -> list[str]:
+    """Layers that have a line: all of a few, some of many, with the first and the last."""
+    names = [*layers]
+    if len(names) <= EACH:
+        return names
+    return [names[i] for i in np.unique(np.linspace(0, len(names) - 1, SOME).round().astype(int))]
+
+
+# ---- by length -------------------------------------------------------------------------------------------------------
+def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> Iterator[Drawing]:
+    """Entropy of the weights and the weight of the first token, by the tokens that a query sees; of causal layers.
+
+    Args:
+        layers: Result of `read`.
+        texts: What they were read on.
+        trained: The trained length, which is marked.
+    """
+    causal = {name: layer for name, layer in layers.items() if layer.causal}
+    if not causal:
+        return
+    marks = {"trained length": trained} if trained else {}
+    seen = np.arange(1, next(iter(causal.values())).length + 1)
+    about = {
+        "entropy": (
+            "Entropy of attention",
+            "Low: a few tokens have all of it. At most it is log2 of the tokens seen, where all have the same weight.",
+            "bits",
+        ),
+        "first": (
+            "Share of attention at the first token",
+            "A head that finds nothing leaves its attention there: an attention sink.",
+            "share",
+        ),
+    }
+    for name, (title, caption, unit) in about.items():
+        values = {layer: getattr(each, name) for layer, each in causal.items()}
+        even = {"all tokens alike, log2": np.log2(seen)} if name == "entropy" else {}
+        if len(causal) <= EACH:
+            pictures = {
+                layer: {f"head {head}": line for head, line in enumerate(of, 1)} | {"mean of the heads": of.mean(0)}
+                for layer, of in values.items()
+            }
+        else:
+            pictures = {"": {layer: values[layer].mean(0) for layer in some(causal)}}
+            caption = f"{caption} A mean of the heads."
+        for layer, lines in pictures.items():
+            number = layer.replace("layer ", "").replace(", ", "-")
+            yield Lines(
+                name=f"{name}-{number}" if number else name,
+                title=f"{title}, {layer or 'by layer'}",
+                caption=f"{caption} Mean over {texts}.",
+                x="tokens that the query sees",
+                y=f"{'entropy' if name == 'entropy' else 'weight of the first token'}, {unit}",
+                lines={line: binned(seen, of) for line, of in (lines | even).items()},
+                marks=marks,
+                focus="mean of the heads" if layer else [*lines][-1],
+            )
+
+
+def binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """About `POINTS` means of neighbours."""
+    parts = np.array_split(np.arange(len(x)), min(len(x), POINTS))
+    return np.array([x[part].mean() for part in parts]), np.array([y[part].mean() for part in parts])
+
+
+def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
+    """Mean distance, entropy and sink of every head, of many layers."""
+    if len(layers) <= EACH or len({len(layer.distance) for layer in layers.values()}) > 1:
+        return
+    heads = len(next(iter(layers.values())).distance)
+    about = {
+        "distance": (
+            "Mean distance of what each head attends to",
+            "In tokens: dark heads are local, and a sink at the first token counts as far.",
+            lambda layer: layer.distance,
+        ),
+        "entropies": (
+            "Entropy of each head's attention",
+            "In bits: dark heads look at a few tokens.",
+            lambda layer: layer.late(layer.entropy),
+        ),
+        "sinks": (
+            "What each head leaves at the first token",
+            "As a share: light heads are attention sinks.",
+            lambda layer: layer.late(layer.first),
+        ),
+    }
+    for name, (title, caption, value) in about.items():
+        yield Grid(
+            name=name,
+            title=title,
+            caption=f"{caption} Mean over the second half of {texts}.",
+            x="head",
+            y="layer",
+            values=np.stack([value(layer) for layer in layers.values()]),
+            rows=[name.replace("layer ", "") for name in layers],
+            columns=range(1, heads + 1),
+        )
+
+
+def crossing(layers: Sequence[Tensor]) -> Iterator[Grid]:
+    """Cross-attention of each layer [B, H, L, S], by place in answer and source; no offset is defined between the two."""
+    for place, weights in enumerate(layers, 1):
+        mean = weights.double().mean((0, 1)).numpy()
+        yield Grid(
+            name=f"cross-{place}",
+            title=f"Cross-attention by place, decoder, layer {place}",
+            caption=f"Mean weight over the heads and {len(weights)} held-out examples; each row adds up to 1.",
+            x="place in the source",
+            y="place in the answer",
+            values=mean,
+            rows=[str(row) for row in range(1, len(mean) + 1)],
+            columns=range(1, mean.shape[1] + 1),
+            floor=0.0,
+        )

@@ -1,0 +1,56 @@
+"""The attention of a checkpoint is what transformers returns for its own eager implementation."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from longitude.errors import UsageError
+from longitude.show import attention
+from tests.measure.conftest import write
+
+TEXT = "one two three four five six seven eight nine ten"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "bloom", "ours"])
+def test_a_checkpoint_in_a_text(name, tmp_path, text):
+    path = write(tmp_path, name)
+    found = {each.name: each for each in attention.of_checkpoint(str(path), text, 32, print)}
+    model = AutoModelForCausalLM.from_pretrained(path, **({} if name == "ours" else {"attn_implementation": "eager"}))
+    ids = torch.tensor([list(TEXT.encode()[:32])])
+    with torch.no_grad():
+        weights = model.eval()(input_ids=ids, output_attentions=True).attentions[1][0].double().numpy()
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    x, first = found["first-2"].lines["head 1"]
+    np.testing.assert_allclose(first, weights[0, :, 0], atol=1e-5)
+    entropy = np.array(found["entropy-2"].lines["head 2"][1])
+    assert (entropy >= -1e-9).all() and (entropy <= np.log2(x) + 1e-5).all()
+    offset_2 = np.mean([weights[0, i, i - 2] for i in range(16, 32)])
+    assert found["attention-2"].lines["head 1"][1][2] == pytest.approx(offset_2, rel=1e-4)
+
+
+def test_a_text_that_is_too_short_and_a_model_that_gives_nothing(tmp_path, text, monkeypatch):
+    path = str(write(tmp_path, "llama"))
+    with pytest.raises(UsageError) as refused:
+        attention.of_checkpoint(path, text, 1000, print)
+    assert "--text" in refused.value.what and refused.value.got == str(len(TEXT))
+    monkeypatch.setattr(attention, "available_memory", lambda device: 10)
+    with pytest.raises(UsageError) as refused:
+        attention.of_checkpoint(path, text, 32, print)
+    assert refused.value.what == "--length"
+    monkeypatch.undo()
+    monkeypatch.setattr(attention, "read", lambda model, inputs: ({}, []))
+    with pytest.raises(UsageError) as refused:
+        attention.of_checkpoint(path, text, 32, print)
+    assert refused.value.what == "--attention"
+
+
+def test_the_built_in_text_is_long_enough_for_any_picture():
+    assert sum(len(attention.topics[name]) for name in attention.TOPICS) > 100_000
