@@ -4,7 +4,7 @@
 
 Each step is one command of `longitude`, which is printed with the time that it took: type the same ones for your model. MODEL is
 a GGUF file, a folder or a name on the hub. The same call continues after a kill: steps whose results are in --runs are not run
-again. With two cores, 135 million parameters and 16,384 tokens it takes an hour of processor time; `--to 4096` is sooner there.
+again. With two cores, 135 million parameters and 16,384 tokens that is half an hour of a processor; `--to 4096` is shorter.
 """
 
 from __future__ import annotations
