@@ -44,5 +44,8 @@ class Clipped(Scaling):
         theta, count = plain(rotary_dim, base, device), rotary_dim // 2
         slow = sum(base ** (-2 * k / rotary_dim) * self.original_max_length < 2 * math.pi for k in range(count))
         n = min(count, slow if self.pairs is None else self.pairs)  # an int, for graphs
-        fade = (1 + torch.linspace(0, math.pi, n, dtype=theta.dtype, device=device).cos()) / 2
+        steps = torch.arange(
+            n, dtype=theta.dtype, device=theta.device
+        )  # linspace fails while transformers loads a model
+        fade = (1 + (math.pi * steps / max(1, n - 1)).cos()) / 2
         return torch.cat([theta[: count - n], theta[count - n :] * (0 if self.hard else fade)])
