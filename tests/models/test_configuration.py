@@ -160,6 +160,17 @@ def test_a_preset_keeps_what_a_model_knows():
     assert config.encoding[0]["num_kv_heads"] == 2
 
 
+@pytest.mark.parametrize(
+    "scheme", [lg.scaling.Clipped(64), lg.scaling.YaRN(4.0, 64), lg.scaling.Llama3(4.0, 64)], ids=repr
+)
+def test_models_with_a_scheme_are_saved_and_loaded(scheme, tmp_path):
+    """transformers makes them on the meta device, where a tensor of another device ends it."""
+    model = LongitudeForCausalLM(LongitudeConfig(encoding={"name": "rope", "scaling": scheme}))
+    model.save_pretrained(tmp_path)
+    loaded, x = LongitudeForCausalLM.from_pretrained(tmp_path), torch.arange(9)[None]
+    close(loaded(x).logits, model(x).logits, 1e-6)
+
+
 @pytest.mark.parametrize("mixer", ["latent", "mamba", "rwkv4", {"name": "mamba2", "head_dim": 12}], ids=str)
 def test_heads_need_not_divide_a_width_of_which_no_mixer_makes_heads(mixer):
     config = LongitudeConfig(hidden_size=42, num_attention_heads=4, num_hidden_layers=1, mixer=mixer)

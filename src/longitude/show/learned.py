@@ -13,7 +13,7 @@ from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError, unknown
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.passage import Panel, Passage
-from longitude.report.wording import named
+from longitude.report.wording import named, papers
 from longitude.show import attention as weights
 from longitude.show.drawing import Drawing, Lines, floor_of, middle
 from longitude.study.biases import panels_of
@@ -149,7 +149,7 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> li
             title="One text, coloured by the loss of each model",
             caption=f"The first {size} {run.task.unit} of {text.name}.",
             unit=run.task.unit.removesuffix("s"),
-            panels={trial.label: panel},
+            panels={papers(run.labels)[trial.label]: panel},
         )
     ]
 

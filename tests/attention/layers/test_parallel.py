@@ -100,6 +100,13 @@ def test_options_of_a_config_reach_its_attention():
     assert encoded["head_dim"] == lg.attention.LatentAttention(64, 4).rope_dim != 16
 
 
+def test_a_label_gives_options_to_both():
+    label = "rope+parallel:attention=window,attention.size=3,state.state_size=8,normalize=false"
+    mixer = LongitudeConfig(hidden_size=64, encoding=label).mixer
+    assert (mixer["attention"]["name"], mixer["attention"]["size"]) == ("window", 3)
+    assert (mixer["state"]["name"], mixer["state"]["state_size"], mixer["normalize"]) == ("mamba2", 8, False)
+
+
 def other_cache() -> None:
     layer, other = lg.mixer("parallel", **SIZES), lg.MultiHeadAttention(16, 4, 2)
     cache = other.cache_layer()
@@ -118,5 +125,7 @@ test_wrong_options = refused_calls(
         (lambda: model(short_conv="kv", attention={"name": "attention", "short_conv": ["input"]}), "short_conv"),
         (lambda: model(qk_norm=True, attention="stick_breaking"), "qk_norm"),
         (other_cache, "cache"),
+        (lambda: LongitudeConfig(encoding="parallel:attention.siz=3,attention=window"), "'siz'", "'size'"),
+        (lambda: LongitudeConfig(encoding="parallel:atention.size=3"), "'atention.size'"),
     ]
 )

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.scaling.base import SCHEMES, Follows, Frequencies, Scaling, register_scheme
-from longitude.positions.scaling.clipped import Clipped
-from longitude.positions.scaling.linear import BaseChange, Linear
+from longitude.positions.scaling.linear import BaseChange, Clipped, Linear
 from longitude.positions.scaling.llama3 import Llama3
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.positions.scaling.ntk import NTK, DynamicNTK
