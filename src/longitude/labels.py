@@ -77,22 +77,13 @@ def conv(at: str = "input") -> None:
 def parse_label(label: str, mixer: str = "attention") -> Label:
     """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in order.
 
-<<<<<<< HEAD
-    Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
-    those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
-    written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and
-    repeated over a model's: rope..rope..rope..nope. "conv" is a short convolution of each mixer that can have one (`mixer`, where
-    the label names none). Raises ValueError for any other character, and
-    for an unknown name or option, with the nearest one.
-=======
     Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme
     follow those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
     written scaling.base=5e5. Options of a mixer within another have its name in front:
     parallel:attention=window,attention.size=8. Labels of single layers, each with one mixer or none, are joined by "..", and
-    repeated over a model's: rope..rope..rope..none. "conv" is a short convolution of each mixer that can have one (`mixer`,
+    repeated over a model's: rope..rope..rope..nope. "conv" is a short convolution of each mixer that can have one (`mixer`,
     where the label names none). Raises ValueError for any other character, and for an unknown name or option, with the
     nearest one.
->>>>>>> x-e
     """
     from longitude.attention.mixer import MIXERS
 

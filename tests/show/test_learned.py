@@ -119,7 +119,7 @@ def test_a_text_is_coloured_by_the_losses_of_each_model(study, command, tmp_path
     ids = torch.tensor([list(text.read_bytes()[:41])])
     with torch.no_grad():
         loss = learned.model_of(run, trials["rope"])(ids, labels=ids).loss
-    panel = drawing.panels["RoPE"]
+    panel = drawing.panels["RoPE (base=10000)"]
     assert panel.values.mean() == pytest.approx(float(loss) / math.log(2), rel=1e-5) and panel.mark == LENGTH
     assert "".join(panel.pieces) == text.read_text()[1:41]
     code, out, _ = command("show", study, "--encoding", "rope", "t5", "--text", text)

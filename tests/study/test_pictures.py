@@ -86,7 +86,7 @@ def test_one_text_has_a_panel_for_each_label(tmp_path, numbers):
     analysis = analyse(path)
     [figure] = drawn("one-text", analysis)
     panels = figure.spec()["concat"]
-    assert [panel["description"] for panel in panels] == ["none", "rope"]  # by which a reader chooses
+    assert [panel["description"] for panel in panels] == ["nope", "rope"]  # by which a reader chooses
     means = [trial.window["nats"].mean() / math.log(2) for trial in analysis.run.trials]
     table = figure.table
     assert [float(table[column].iloc[0]) for column in table.columns[1:3]] == pytest.approx(means, abs=0.006)
