@@ -255,6 +255,7 @@ def die() -> None:
         (run_trial, "write_rows", 2),  # while the chosen are measured
     ],
 )
+@pytest.mark.slow
 def test_a_sweep_killed_in_either_phase_ends_with_the_same_rows(where, name, when, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(where, name, dying(getattr(where, name), when, die))

@@ -166,7 +166,7 @@ IN_TURNS = (
     "shared_tables random_calls queries_without_keys masks_as_tensors "
     "nan_in_documents prompt_lookup batch_invariance restarted_positions cache_operations"
 ).split()
-"""Laws that take longest: each is quick for every third subject, and each subject meets every third of them."""
+"""Laws that take longest: each is quick for every fourth subject, and each subject meets every fourth of them."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
 IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
 """Variants whose caches hold raw keys, rotated values or a stream."""
@@ -174,7 +174,7 @@ IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two
 
 def is_slow(battery, name, law):
     own = list(MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES).index(name)
-    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 3:
+    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 4:
         return True
     if battery is mixers:
         return (name in MIXER_VARIANTS and name != "attention of 2026") or law in TRACED

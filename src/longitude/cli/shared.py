@@ -21,6 +21,8 @@ PLAIN = {
     "≤": "<=",
     "≥": ">=",
     "°": "deg",
+    "↵": "$",
+    "┐": "+",
 }
 PLAIN |= dict.fromkeys("│┆╎", "|") | dict.fromkeys("─┄━╌", "-") | dict.fromkeys("█▓▒░▇▆▅▄▃▂▁", "#")
 """Replacements of signs that the encoding of standard output does not support."""
