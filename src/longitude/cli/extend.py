@@ -107,10 +107,9 @@ class ExtendOptions:
                 )
         if self.gguf is not None:
             self._require("--to, the new length", self.to, ("gguf",))
-            if self.fine_tune is not None or self.dry_run:
-                raise UsageError(
-                    "--gguf", "the weights of MODEL, extended", "--fine-tune or --dry-run", "leave one of them out"
-                )
+            if self.fine_tune is not None or self.dry_run or self.plan:
+                got = "--fine-tune, --dry-run or --plan"
+                raise UsageError("--gguf", "the weights of MODEL, extended", got, "leave one of them out")
             if self.gguf.exists():
                 raise UsageError("--gguf", "a file that does not exist yet", str(self.gguf), "name another")
         if self.fine_tune is not None:
