@@ -58,6 +58,8 @@ def run(name: str, arguments: list[str], runs: Path) -> dict[str, Any]:
         kept = {"command": command, "load": os.getloadavg()[0], **times, "result": json.loads(done.stdout)}
         path.write_text(json.dumps(kept, indent=1))
     found = json.loads(path.read_text())
+    if found["command"] != command:
+        raise SystemExit(f"{path} is of another command, {found['command']}; give another --runs")
     print("{seconds:.0f} s, of a processor {processor_seconds:.0f} s, load {load:.1f}".format(**found))
     return found
 

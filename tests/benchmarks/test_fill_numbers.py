@@ -7,6 +7,7 @@ import pytest
 import draw
 import draw_study
 import fill_numbers
+import pictures
 
 
 def test_documents_have_what_the_results_have() -> None:
@@ -14,6 +15,11 @@ def test_documents_have_what_the_results_have() -> None:
     for path in fill_numbers.documents():
         text = path.read_text(encoding="utf-8")
         assert text.count("<!-- numbers: ") == text.count("<!-- end -->") == len(fill_numbers.blocks(text)), path
+
+
+def test_the_picture_that_is_drawn_by_hand_has_the_style_of_the_others() -> None:
+    where = fill_numbers.ROOT / "src" / "longitude" / "explore" / "where.svg"
+    assert pictures.STYLE in where.read_text(encoding="utf-8")
 
 
 def test_pictures_are_those_of_the_results() -> None:

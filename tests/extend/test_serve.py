@@ -150,10 +150,19 @@ def test_a_copy_of_a_gguf_file_has_the_new_positions(method, tmp_path, command, 
     assert not list(tmp_path.glob(".*.gguf"))
 
 
-@pytest.mark.parametrize("more", [["--method", "llama3"], ["--method", "dynamic"], ["--method", "yarn", "--dry-run"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--method", "llama3"],
+        ["--method", "dynamic"],
+        ["--method", "yarn", "--dry-run"],
+        ["--method", "yarn", "--plan"],
+    ],
+)
 def test_a_copy_that_llama_cpp_would_read_otherwise_is_refused(more, tmp_path, command, monkeypatch) -> None:
     write_gguf(tmp_path / "one.gguf")
     monkeypatch.chdir(tmp_path)
     given = ["one.gguf", "--to", TO, *more, "--no-measure", "--out", "longer", "--gguf"]
     assert command(*given, "longer.gguf")[0] == 2 == command(tmp_path, *given[1:], "longer.gguf")[0]
+    assert command(*given[:3], "--method", "yarn", *given[-4:], "no/longer.gguf")[0] == 2  # before anything is written
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} <= {"one.gguf", "runs"}

@@ -28,6 +28,8 @@ def llama3(tmp_path, monkeypatch):
 def test_8b_at_128k(llama3) -> None:
     options = {"lengths": (8192, 131072), "documents": 2, "methods": ("non-overlapping",)}
     short, long = costs(MeasureConfig(**options), (llama3,))
+    drawn = costs(MeasureConfig(**options, text_figure=True), (llama3,))  # a window more, of the longest length
+    assert [each.flops / plain.flops for each, plain in zip(drawn, (short, long), strict=True)] == [1, 1.5]
     for cost, length in ((short, 8192), (long, 131072)):
         window = 2 * MATRICES * length + 32 * 4 * 4096 * length * (length + 1) / 2
         assert cost.tokens == 2 * 131072

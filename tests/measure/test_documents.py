@@ -1,5 +1,7 @@
 """Bytes of tokens: their sum is the bytes of the text that they stand for, whatever the tokenizer does to it."""
 
+from itertools import permutations
+
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -7,8 +9,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from longitude.checkpoints.load import byte_tokenizer
-from longitude.measure.documents import documents_of, tokens_of
+from longitude.measure.documents import documents_of, tokens_of, typical
 from longitude.measure.sources import Text
+from longitude.study.tokens import Reader
 from tests.measure.conftest import byte_pairs
 from tests.support import refused
 
@@ -51,6 +54,24 @@ def test_all_bytes_of_the_text_are_counted_once(make, text):
     assert ids.tolist() == tokenizer(text, add_special_tokens=False).input_ids
     whole = text.rstrip() if make is folding else text  # spaces at its end are in no token
     assert (sizes >= 0).all() and int(sizes.sum()) == len(whole.encode())
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, byte_bpe, sentencepiece])
+def test_pieces_are_the_text_with_its_spaces(make):
+    """Of a window, too, whose first token may begin within a character."""
+    by = Reader()
+    by.tokenizer = make()
+    ids = by.tokenizer(HARD.strip(), add_special_tokens=False).input_ids
+    for start in (0, 4, 5):
+        pieces = by.pieces(ids[start:])
+        assert "".join(pieces) == by.tokenizer.decode(ids[start:]) and len(pieces) == len(ids) - start
+    assert " " in "".join(by.pieces(ids)[1:9])
+
+
+def test_the_typical_document_is_neither_repetition_nor_noise():
+    noise = torch.randint(256, (400,), generator=torch.Generator().manual_seed(0))
+    for order in permutations([noise * 0, noise % 4, noise]):
+        assert order[typical(order, 399)] is order[[len({*each.tolist()}) for each in order].index(4)]
 
 
 def test_a_tokenizer_without_offsets_that_drops_text_is_refused():

@@ -174,6 +174,13 @@ def test_the_losses_of_one_text_add_up_to_its_perplexity(checkpoints, config, tm
     assert panel["title"]["text"] == "llama" and figure.table is not None and not figure.table.empty
 
 
+def test_a_model_with_fewer_positions_has_the_beginning_of_the_same_text(checkpoints, config, tmp_path):
+    asked = replace(config, text_figure=True, lengths=(16, 64), documents=9)
+    results, _, _ = go(asked, tmp_path / "run", checkpoints["llama"], checkpoints["gpt2"])
+    long, short = ("".join(each.window["text"]) for each in results.measured if each.window)
+    assert len(short) < len(long) and long.startswith(short)
+
+
 def test_reasons_alike_stand_once(llama, checkpoints):
     results, _ = llama
     reasons = {(32, "0"): "takes 257 of 32", (32, "1"): "takes 258 of 32", (48, "0"): "takes 258 of 48"}

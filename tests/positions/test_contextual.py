@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import longitude as lg
 from longitude.positions.contextual import sum_by_doubling
-from tests.support import close, golden, refused_calls
+from tests.support import close, golden, random, refused_calls
 
 TABLES = golden("contextual")
 
@@ -108,6 +108,16 @@ def test_fox_sums_in_float64() -> None:
 
 
 # ---- CoPE: Golovneva et al. 2024, equations 4 to 7 ---------------------------------------------------------------------------
+def test_a_sum_by_doubling_begins_again_in_each_document() -> None:
+    """Values, and gradients, which stay within a document: those of another may be infinite."""
+    sizes = [1, 7, 3, 9]
+    documents = torch.arange(4).repeat_interleave(torch.tensor(sizes))[None]
+    x, direction = random(2, 20).requires_grad_(), random(2, 20, seed=1)
+    ours, want = sum_by_doubling(x, documents), torch.cat([part.cumsum(-1) for part in x.split(sizes, -1)], -1)
+    close(ours, want)
+    close(torch.autograd.grad(ours, x, direction)[0], torch.autograd.grad(want, x, direction)[0])
+
+
 def test_a_sum_by_doubling() -> None:
     """That of tokens up to each, in a fixed order; CUDA has no other one that is the same each time."""
     for length in (1, 2, 7, 64, 100):

@@ -60,6 +60,7 @@ test_wrong_options = refused_calls(
         (scheme(Clipped, 0), "clipped", "original_max_length", "0"),
         (scheme(Clipped, 8, pairs=0), "clipped", "pairs", "0"),
         (scheme(Clipped, 8, hard=1), "clipped", "hard", "1"),
+        (frequencies(Clipped(8, pairs=33)), "clipped", "pairs", "32", "33"),
         (scheme(Linear, 0.5), "factor", "linear", "1", "0.5"),
         (scheme(Llama3, 0.5, 2048), "factor", "llama3", "1"),
         (scheme(LongRoPE, ONES, ONES, 2048, 0.5), "factor", "longrope", "1"),

@@ -7,6 +7,7 @@ import pytest
 
 from longitude.report import passage
 from longitude.report.passage import SMOOTH, Panel, Passage
+from longitude.show import terminal
 
 
 def made(pieces, values, mark=None, panels=3, unit="token"):
@@ -30,7 +31,7 @@ def test_rows_hold_the_whole_text_and_a_colour_is_the_mean_around_its_piece():
             assert value == pytest.approx(near.mean())
 
 
-@pytest.mark.parametrize(("count", "panels"), [(2000, 3), (5000, 3), (2000, 30)])
+@pytest.mark.parametrize(("count", "panels"), [(900, 3), (2000, 3), (5000, 3), (2000, 30)])
 def test_cells_cover_each_row_and_a_long_text_shares_them(count, panels):
     drawn = made(["ab"] * count, np.arange(count), mark=512, panels=panels)
     panel = drawn.panels["model 0"]
@@ -42,8 +43,22 @@ def test_cells_cover_each_row_and_a_long_text_shares_them(count, panels):
         ends = [(cell["x"], cell["to"]) for cell in passage._cells(row, place)]
         assert ends[0][0] == 0 and ends[-1][1] == len(row.pieces)
         assert all(one[1] == other[0] for one, other in itertools.pairwise(ends))
-    row, column = passage._place(drawn, panel)
+    row, column = passage.place_of(drawn, panel)
     assert rows[row].pieces[column] >= 512 > (rows[row].pieces[column - 1] if column else rows[row - 1].pieces[-1])
+
+
+@pytest.mark.parametrize(("pieces", "mark"), [(["ab"] * 5000, 500), (["a", "", "b"] * 40, 64)])
+def test_the_terminal_has_the_line_where_no_cell_begins_at_it(pieces, mark):
+    drawn = made(pieces, np.arange(len(pieces)), mark=mark, panels=3)
+    assert terminal.drawn(drawn).count(f"trained at {mark}") == 3
+    assert mark % drawn.share if not drawn.lettered else not pieces[mark]
+
+
+def test_numbers_that_are_not_finite_leave_a_scale():
+    values = np.array([np.nan, np.inf, 3.0, 4.0] * 8)
+    low, high = made(["a"] * 32, values, 16).ends
+    assert np.isfinite([low, high]).all() and low < high
+    assert np.isfinite(made(["a"] * 32, values * np.nan).ends).all()
 
 
 def test_means_before_and_after_the_line():

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from longitude.errors import UsageError
 from longitude.show import attention
-from tests.measure.conftest import write
+from tests.measure.conftest import TRAINED, write
 
 TEXT = "one two three four five six seven eight nine ten"
 
@@ -50,6 +50,23 @@ def test_a_text_that_is_too_short_and_a_model_that_gives_nothing(tmp_path, text,
     with pytest.raises(UsageError) as refused:
         attention.of_checkpoint(path, text, 32, print)
     assert refused.value.what == "--attention"
+
+
+def test_a_table_of_positions_ends(tmp_path, text):
+    path = str(write(tmp_path, "gpt2"))
+    with pytest.raises(UsageError) as refused:
+        attention.of_checkpoint(path, text, TRAINED + 1, print)
+    assert refused.value.what == "--length" and str(TRAINED) in (refused.value.expected or "")
+    assert attention.of_checkpoint(path, text, None, print)
+
+
+def test_layers_of_a_hybrid_have_their_own_numbers():
+    """transformers returns the weights of attention layers alone."""
+    kinds = ["conv", "conv", "full_attention", "conv"]
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+    config = AutoConfig.for_model("lfm2", vocab_size=64, num_hidden_layers=4, layer_types=kinds, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    assert [*attention.read(model, {"input_ids": torch.arange(8)[None]})[0]] == ["layer 3"]
 
 
 def test_the_built_in_text_is_long_enough_for_any_picture():

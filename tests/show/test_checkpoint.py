@@ -252,6 +252,23 @@ def test_the_decoder_of_an_encoder_decoder_has_its_own_heads(saved):
     assert checkpoint.facts(*saved(config))["kind"] == ["learned"]
 
 
+@pytest.mark.parametrize("encoding", ["rope", "rope..nope", "alibi", "rope+window:size=8"])
+def test_dials_of_our_own_models_are_those_of_the_label(encoding, saved):
+    """At the lengths of the model; without a layer that rotates by the whole text there are none."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
+    config = lg.models.LongitudeConfig(**sizes, encoding=encoding)
+    config = saved(config)[1]
+    if encoding in ("alibi", "rope+window:size=8"):
+        with pytest.raises(UsageError, match="--clocks"):
+            [*checkpoint.clocks(config, None)]
+        return
+    plain, yarn = checkpoint.clocks(config, 512)
+    theta = np.array([10_000 ** (-2 * k / 16) for k in range(8)])
+    np.testing.assert_allclose(plain.seen, np.minimum(1, 64 * theta / (2 * math.pi)), rtol=1e-6)
+    np.testing.assert_allclose(plain.asked, np.minimum(1, 512 * theta / (2 * math.pi)), rtol=1e-6)
+    assert yarn.asked[-1] == pytest.approx(yarn.seen[-1])  # slowed down by 512 / 64
+
+
 @pytest.mark.parametrize(("kind", "followed"), [("mistral", True), ("granite", False)])
 def test_a_window_that_a_class_does_not_follow_is_noted(saved, kind, followed):
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}

@@ -120,6 +120,8 @@ def test_a_registered_name_is_no_folder_and_other_files_are_refused(command, tmp
         ("alibi --out no/alibi.svg", ["--out", "no/alibi.svg"]),
         ("alibi --ot x.svg", ["'--ot'", "'--out'"]),
         ("alibi --clocks", ["--clocks", "alibi"]),
+        ("rope+window:size=8 --clocks", ["--clocks", "window"]),
+        ("rope --clocks --log", ["--log", "rope"]),
         ("rope --attention", ["--attention", "rope"]),
         ("rope --text x.txt", ["--text", "rope"]),
         ("rope --clocks --text x.txt", ["--clocks", "--text"]),

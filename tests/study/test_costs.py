@@ -38,6 +38,7 @@ def test_flops_are_six_for_each_weight_of_a_product_and_those_of_attention():
         ("s4d:state_size=6", 2 * 32 * 6),
         ("performer:features=24", 4 * 2 * 24 * 16),
         ("rwkv4", 0),
+        ("parallel:state.state_size=8,state.head_dim=16", 2 * 8 * 32 + 2 * 64 * 8),
     ],
 )
 def test_products_that_are_no_linear_layer(mixer, products):

@@ -338,6 +338,7 @@ def test_tokens_have_the_bytes_of_the_text(tokenizer):
         or by.vocabulary > 256
     )
     assert by.tokenizer.decode(ids) == content.decode()
+    assert "".join(by.pieces(ids.tolist())) == content.decode()
     assert by.description["tokenizer"].keys() == {"name", "vocabulary", "sha256"}
     with_bytes = Reader(tokenizer)
     with_bytes.tokenizer = byte_tokenizer()

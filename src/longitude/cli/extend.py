@@ -107,12 +107,11 @@ class ExtendOptions:
                 )
         if self.gguf is not None:
             self._require("--to, the new length", self.to, ("gguf",))
-            if self.fine_tune is not None or self.dry_run:
-                raise UsageError(
-                    "--gguf", "the weights of MODEL, extended", "--fine-tune or --dry-run", "leave one of them out"
-                )
-            if self.gguf.exists():
-                raise UsageError("--gguf", "a file that does not exist yet", str(self.gguf), "name another")
+            if self.fine_tune is not None or self.dry_run or self.plan:
+                got = "--fine-tune, --dry-run or --plan"
+                raise UsageError("--gguf", "the weights of MODEL, extended", got, "leave one of them out")
+            if self.gguf.exists() or not self.gguf.absolute().parent.is_dir():
+                raise UsageError("--gguf", "a new file in a folder that exists", str(self.gguf), "name another")
         if self.fine_tune is not None:
             check_sizes("--fine-tune", **{"--steps": self.steps or 0, "--batch": self.batch})
 

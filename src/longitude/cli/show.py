@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from longitude.cli.shared import DONE, checkpoint_of, print_json
+from longitude.errors import UsageError
 
 SUFFIXES = (".svg", ".html", ".png")
 
@@ -42,7 +43,8 @@ def show(
         attention: Draw the attention of trained models: by distance, its entropy, and the share of the first token.
         log: Draw distances on a logarithmic axis.
         length: Positions that are drawn: 1024 by default, of a study its training length. With --clocks: the trained length of
-            a label, the asked length of a checkpoint. With --text or --attention: the tokens that are read.
+            a label whose scheme names none, the asked length of a checkpoint. With --text or --attention: the tokens that are
+            read.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
@@ -64,6 +66,8 @@ def show(
     shown = [*subjects(name, encoding, given, view)]
     drawings = side_by_side({one.label: one.drawings for one in shown})
     if log:
+        if not any(isinstance(each, Lines) and each.far for each in drawings):
+            raise UsageError("--log", "a picture with a distance", f"none of {', '.join(name)}", "leave it out")
         drawings = [replace(each, log_x=True) if isinstance(each, Lines) and each.far else each for each in drawings]
     if out is not None:
         if not drawings:

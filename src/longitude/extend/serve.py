@@ -191,7 +191,7 @@ def page(plan: ExtendPlan, trained: bool) -> str:
     """What `serve.md` says, wherever its folder is moved."""
     parts = [
         "# How to serve this checkpoint",
-        f"In this folder, nothing but the length of {plan.length} tokens has to be given:",
+        f"In this folder, give only the length, {plan.length} tokens:",
     ]
     parts.append(_listed(of_folder(plan, ".")))
     if not trained:

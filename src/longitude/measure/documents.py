@@ -1,5 +1,6 @@
 """Text as a model's tokens, each with its number of bytes of the text."""
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,9 +31,7 @@ class Documents:
 
     def pieces(self, document: int) -> list[str]:
         """The text of each token of a document."""
-        ends = np.cumsum(self.sizes[document].numpy()).tolist()
-        text = self.text[document]
-        return [text[start:stop].decode("utf-8", "replace") for start, stop in pairwise([0, *ends])]
+        return pieces_of(self.text[document], self.sizes[document].numpy())
 
     @cached_property
     def digest(self) -> str:
@@ -41,6 +40,12 @@ class Documents:
         for ids, sizes, text in zip(self.ids, self.sizes, self.text, strict=True):
             digest.update(len(ids).to_bytes(8) + ids.numpy().tobytes() + sizes.numpy().tobytes() + text)
         return digest.hexdigest()
+
+
+def pieces_of(text: bytes, sizes: np.ndarray) -> list[str]:
+    """The text of each token; of a character of several tokens it is with the last of them."""
+    decoder, ends = codecs.getincrementaldecoder("utf-8")("replace"), np.cumsum(sizes).tolist()
+    return [decoder.decode(text[start:stop]) for start, stop in pairwise([0, *ends])]
 
 
 def typical(documents: Sequence[Tensor], length: int) -> int:
@@ -127,7 +132,7 @@ def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:
         ends = np.concatenate([[0], np.cumsum(widths)])[ends]
     else:
         read = tokenizer(content, add_special_tokens=False, verbose=False)
-        ends = _ends(read["input_ids"], tokenizer)
+        ends = ends_of(read["input_ids"], tokenizer)
         if len(ends) and ends[-1] != len(content.encode()):
             raise ValueError(
                 f"the tokenizer ({type(tokenizer).__name__}) gives no offsets, and what it decodes has {ends[-1]} bytes where "
@@ -137,7 +142,7 @@ def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:
     return torch.tensor(read["input_ids"], dtype=torch.int64), torch.from_numpy(np.asarray(sizes, dtype=np.int64))
 
 
-def _ends(ids: list[int], tokenizer: Any, back: int = 16) -> np.ndarray:
+def ends_of(ids: list[int], tokenizer: Any, back: int = 16) -> np.ndarray:
     """Bytes of decoded text up to the end of each token: it and the few before it, decoded with it and without it."""
 
     def size(some: list[int]) -> int:

@@ -120,10 +120,8 @@ def _one_text(results: Results) -> Iterator[Figure]:
         longest = max(len(panel.pieces) for panel in panels.values())
         yield passage.figure(
             passage.Passage(
-                name="one-text",
-                title="One text, coloured by the loss of each model",
                 caption=f"{longest} tokens of the text, of median size when compressed.",
-                unit="byte" if all(len(piece) == 1 for piece in pieces) else "token",
+                unit="byte" if all(len(piece) < 2 for piece in pieces) else "token",
                 panels=panels,
             )
         )

@@ -285,7 +285,7 @@ class Run:
         """One window of the text: each token but the first, and its loss in nats."""
         documents = opened.subject.documents
         assert documents is not None
-        which = typical(documents.ids, length)
+        which = typical(documents.ids, self.config.lengths[-1])  # the same one for a model with fewer positions
         nats = nats_of(opened.reading.reader, documents.ids[which][: length + 1])
         return {"text": documents.pieces(which)[1 : length + 1], "nats": nats.tolist()}
 

@@ -64,18 +64,18 @@ class Passage:
     """A text coloured by a number of each piece.
 
     Attributes:
-        name: Name of its file and of its section in a page.
-        title: Title of the drawing.
-        caption: The meaning of the drawing.
+        caption: Which text it is.
         unit: Unit of a piece, "byte" or "token".
         panels: Name of a model -> the text under it.
+        name: Name of its file and of its section in a page.
+        title: Title of the drawing.
     """
 
-    name: str
-    title: str
     caption: str
     unit: str
     panels: Mapping[str, Panel]
+    name: str = "one-text"
+    title: str = "One text, coloured by the loss of each model"
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -123,10 +123,11 @@ class Passage:
     @property
     def ends(self) -> tuple[float, float]:
         """Ends of the colours, in half bits: the mean within the trained length, and the 95th percentile."""
-        low = np.nanmean([panel.means[0] for panel in self.panels.values()])
-        high = np.nanpercentile(np.concatenate([*map(self.smoothed, self.panels.values())]), 95)
-        low = math.floor(2 * low) / 2
-        return low, max(low + 1, math.ceil(2 * high) / 2)
+        begins = np.array([panel.means[0] for panel in self.panels.values()])
+        values = np.concatenate([*map(self.smoothed, self.panels.values())])
+        begins, values = (each[np.isfinite(each)] for each in (begins, values))  # a model may be broken
+        low = math.floor(2 * begins.mean()) / 2 if len(begins) else 0.0
+        return low, max(low + 1, math.ceil(2 * np.percentile(values, 95)) / 2 if len(values) else 0.0)
 
     def rows(self, panel: Panel) -> Iterator["Row"]:
         """The rows of a panel, from top to bottom."""
@@ -220,7 +221,7 @@ def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, colou
         middle = alt.Y("middle:Q", axis=None)
         text = text.transform_calculate(middle="datum.y + 0.5")
         layers.append(text.mark_text(**marks).encode(x, middle, text="t:N", color=ink))
-    place = _place(passage, panel)
+    place = place_of(passage, panel)
     if place is not None:
         layers += _rule(panel, passage.columns, *place, x, y)
     title = alt.TitleParams(name, subtitle=panel.summary, subtitleColor=GREY, anchor="start", offset=8)
@@ -253,7 +254,7 @@ def _words(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
         at += length
 
 
-def _place(passage: Passage, panel: Panel) -> tuple[int, int] | None:
+def place_of(passage: Passage, panel: Panel) -> tuple[int, int] | None:
     """(row, column) of the first piece behind the trained length; None where all are within."""
     if panel.mark is None or panel.mark >= len(panel.pieces):
         return None

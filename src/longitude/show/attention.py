@@ -15,6 +15,7 @@ from torch import Tensor
 from longitude.attention.mixer import Mixer
 from longitude.checkpoints.config import trained_length
 from longitude.checkpoints.load import config_of, load
+from longitude.checkpoints.positions import last_position
 from longitude.errors import UsageError
 from longitude.hf.stock import KEY
 from longitude.runs.memory import available_memory
@@ -110,16 +111,24 @@ def read(model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Layer], li
     for i in range(count):
         out = model(**{name: each[i : i + 1] for name, each in inputs.items()}, output_attentions=True)
         crossed.append(out.get("cross_attentions") or ())
+        found = {stack: out.get(name) or () for stack, name in STACKS.items()}
         texts.append(
             {
                 f"{stack}layer {place}": layer_of(one)
-                for stack, name in STACKS.items()
-                for place, one in enumerate(out.get(name) or (), 1)
+                for stack, each in found.items()
+                for place, one in zip(places(model, each), each, strict=True)
                 if one is not None
             }
         )
     layers = {name: _mean([text[name] for text in texts]) for name in texts[0]}
     return layers, [torch.cat(each) for each in zip(*crossed, strict=True)]
+
+
+def places(model: Any, weights: Sequence[Any]) -> Sequence[int]:
+    """Number of the layer, from 1, that each weights are of: many hybrids return those of their attention layers alone."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    attending = [n for n, kind in enumerate(kinds, 1) if kind.endswith("attention") and not kind.startswith("linear")]
+    return attending if len(attending) == len(weights) else range(1, len(weights) + 1)
 
 
 def _mean(texts: Sequence[Layer]) -> Layer:
@@ -154,11 +163,15 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
     config = config_of(path)
     own = config.model_type == "longitude" or getattr(config, KEY, None) is not None
     checkpoint = load(path, attn_implementation=None if own else "eager")
+    last = last_position(checkpoint.model)
+    if length and last and length > last:
+        raise UsageError("--length", f"at most {last}, where its table of positions ends", length, "take less")
     content = "\n".join(topics[name] for name in TOPICS) if text is None else read_file(text).decode()
-    ids = checkpoint.tokenizer(content, return_tensors="pt", verbose=False).input_ids[:, : length or LENGTH]
+    ids = checkpoint.tokenizer(content, return_tensors="pt", verbose=False).input_ids
+    ids = ids[:, : length or min(LENGTH, last or LENGTH)]
     if ids.shape[1] < max(2, length or 0):
-        expected = f"at least {length or 2} tokens"
-        raise UsageError(f"--text {text}", expected, ids.shape[1], "give a longer text or a shorter --length")
+        option, expected = f"--text {text}" if text else "--length without --text", f"at least {length or 2} tokens"
+        raise UsageError(option, expected, ids.shape[1], "give a longer text or a shorter --length")
     part = checkpoint.config.get_text_config()
     heads, depth = getattr(part, "num_attention_heads", None) or 1, getattr(part, "num_hidden_layers", None) or 1
     need, free = 4 * heads * (depth + 6) * ids.shape[1] ** 2, available_memory("cpu")

@@ -30,13 +30,13 @@ from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi,
 from longitude.checkpoints.reading import class_of, read as reading, text_part
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
-from longitude.positions.base import Encoding
+from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import Frequencies, Scaling, rope_frequencies
 from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
-from longitude.show.rotations import NEW, PLAIN, SHOWN, dials, followed, grouped, schemes
+from longitude.show.rotations import NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
 from longitude.show.shape import Shape
 
 CLOCKS = 4
@@ -114,8 +114,6 @@ def read(path: str) -> Any:
 def encodings(config: Any) -> dict[str, Encoding]:
     """Our encodings for a config without rotation: ALiBi, T5's buckets, or the encodings of a Longitude model; by name."""
     if config.model_type.startswith("longitude"):
-        from longitude.positions.base import encoding
-
         specs = {str(spec): spec for layer in config.layer_specs() for spec in layer}
         return {spec["name"]: encoding(**spec) for spec in specs.values()}
     if has_alibi(config):
@@ -381,6 +379,16 @@ def clocks(config: Any, length: int | None) -> Iterator[Dials]:
         UsageError: No layer rotates by offsets that grow with the length.
     """
     free = [one for one in rotations(config) if one.window is None]
+    if config.model_type.startswith("longitude"):
+        layers = zip(config.layer_specs(), config.layer_mixers(), strict=True)
+        specs = {
+            str(spec): spec for own, mixer in layers if "size" not in mixer.get("attention", mixer) for spec in own
+        }
+        shape = Shape(length=trained_length(config) or Shape.length)
+        own = [dial for spec in specs.values() for dial in of_encoding(encoding(**spec), shape, length)]
+        yield from own
+        if own:
+            return
     if not free:
         raise UsageError(
             "--clocks", "a model with rotary layers that see the whole text", config.model_type, "leave it out"

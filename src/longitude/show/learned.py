@@ -145,8 +145,6 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> li
     panel = Panel(by.pieces(ids[1 : size + 1].tolist()), bits, run.train_length)
     return [
         Passage(
-            name="one-text",
-            title="One text, coloured by the loss of each model",
             caption=f"The first {size} {run.task.unit} of {text.name}.",
             unit=run.task.unit.removesuffix("s"),
             panels={papers(run.labels)[trial.label]: panel},

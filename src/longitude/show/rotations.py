@@ -72,7 +72,7 @@ def dials(
         )
 
 
-def clocks(encoding: Encoding, shape: Shape) -> Iterator[Dials]:
+def clocks(encoding: Encoding, shape: Shape, asked: int | None = None) -> Iterator[Dials]:
     """The dials of RoPE: trained at the length of the shape, or at that of its scheme, and asked for a multiple.
 
     Encodings that give a pair other positions than those of the text, such as ReRoPE, have none.
@@ -82,14 +82,15 @@ def clocks(encoding: Encoding, shape: Shape) -> Iterator[Dials]:
         return
     scaling = rotary.scaling
     trained = getattr(scaling, "original_max_length", None) or shape.length
-    length = math.ceil(trained * (getattr(scaling, "factor", None) or FACTOR))
+    length = asked or math.ceil(trained * (getattr(scaling, "factor", None) or FACTOR))
     same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
     before = rope_frequencies(rotary.head_dim, **same).inverse
     each = {PLAIN: before}
     if scaling is not None:
         each[scaling.name] = rotary.frequencies(followed(scaling, length)).inverse
     elif rotary.rotary_dim >= 4:
-        each[SHOWN] = rope_frequencies(rotary.head_dim, scaling=schemes(FACTOR, trained)[SHOWN], **same).inverse
+        scaling = schemes(max(1.0, length / trained), trained)[SHOWN]
+        each[SHOWN] = rope_frequencies(rotary.head_dim, scaling=scaling, **same).inverse
     yield from dials(before, each, trained, length)
 
 

@@ -118,9 +118,12 @@ def _of_label(label: str, shape: Shape, view: View) -> Subject:
     made = built(label, shape)
     about = facts.facts(made, shape)
     if view.clocks:
-        drawings: list[Drawing] = [dial for part in made.encodings for dial in rotations.clocks(part.module, shape)]
+        windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]
+        seen = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
+        drawings: list[Drawing] = [dial for part in seen for dial in rotations.clocks(part.module, shape)]
         if not drawings:
-            raise UsageError("--clocks", "a rotary encoding, such as rope", label, "leave it out")
+            expected = "a rotary encoding without a window, such as rope"
+            raise UsageError("--clocks", expected, label, "leave it out")
         return Subject(label, about, [*facts.words(about)], drawings)
     drawings = [] if made.encoding is None else encodings.drawings(made.encoding, shape)
     drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, shape)]

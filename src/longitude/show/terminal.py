@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from plotille import Canvas, color
 
-from longitude.report.passage import SIGNS, Passage
+from longitude.report.passage import SIGNS, Passage, place_of
 from longitude.show.drawing import Dials, Drawing, Grid, Lines, number, ticks, valued
 
 SHADES = " ░▒▓█"
@@ -204,9 +204,10 @@ def _texts(passage: Passage) -> Iterator[str]:
     low, high = passage.ends
     for name, panel in passage.panels.items():
         yield f"{name}: {panel.summary}"
-        for row in passage.rows(panel):
-            if panel.mark in row.pieces and panel.mark:
-                yield f"{'─' * row.pieces.index(panel.mark)}┐ trained at {panel.mark}"
+        end, column = place_of(passage, panel) or (None, 0)
+        for place, row in enumerate(passage.rows(panel)):
+            if place == end:
+                yield f"{'─' * column}┐ trained at {panel.mark}"
             shares = np.nan_to_num(np.clip((row.values - low) / (high - low), 0, 1)) * (len(SHADES) - 1)
             if passage.lettered:
                 yield row.text.translate(SIGNS).rstrip()

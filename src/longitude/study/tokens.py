@@ -1,6 +1,5 @@
 """Inputs of a study's models: the bytes of a text, or the tokens of a tokenizer with their bytes."""
 
-import codecs
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longitude.checkpoints.load import in_one_line, quiet
-from longitude.measure.documents import tokens_of
+from longitude.measure.documents import ends_of, pieces_of, tokens_of
 from longitude.study.config import BYTE
 
 
@@ -53,11 +52,14 @@ class Reader:
         return Read(ids.numpy().astype(np.int32), sizes.numpy().astype(np.int32))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token; of a character of several bytes it is with the last of them."""
-        if self.tokenizer is not None:
-            return [self.tokenizer.decode([token]) for token in ids]
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return [decoder.decode(bytes([byte])) for byte in ids]
+        """The text of each token, as `pieces_of`; many tokenizers decode a single one without the space before it."""
+        if self.tokenizer is None:
+            return pieces_of(bytes(ids), np.ones(len(ids), np.int64))
+        text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        ends = np.maximum.accumulate(
+            ends_of([*ids], self.tokenizer)
+        )  # bytes of half a character may undo the one before
+        return pieces_of(text.encode(), np.diff(ends, prepend=0))
 
     @property
     def unit(self) -> str:

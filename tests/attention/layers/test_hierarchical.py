@@ -250,6 +250,7 @@ test_refusals = refused_calls(
         (calling(encoding=lg.PaTH(16, HEADS, DIM)), "PaTH"),
         (calling(encoding=lg.XPos(DIM, "half")), "XPos"),
         (calling(encoding=lg.ReRoPE(DIM, "half", 4)), "ReRoPE"),
+        (calling(encoding=lg.Rotary(DIM, "half", rotate_values=True)), "Rotary", "values"),
         (lambda: HierarchicalAttention(16, 2, encoding=Mirror()), "RotaryTable"),
     ]
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longitude.errors import check_flags, check_positive, check_sizes
+from longitude.errors import UsageError, check_flags, check_positive, check_sizes
 from longitude.positions.scaling.base import Scaling, plain, register_scheme
 
 
@@ -84,9 +84,10 @@ class Clipped(Scaling):
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta, count = plain(rotary_dim, base, device), rotary_dim // 2
         slow = sum(base ** (-2 * k / rotary_dim) * self.original_max_length < 2 * math.pi for k in range(count))
-        n = min(count, slow if self.pairs is None else self.pairs)  # an int, for graphs
-        steps = torch.arange(
-            n, dtype=theta.dtype, device=theta.device
-        )  # linspace fails while transformers loads a model
+        n = slow if self.pairs is None else self.pairs  # an int, for graphs
+        if n > count:
+            raise UsageError(f"{self.name}: pairs", f"at most {count} (rotary_dim/2)", n)
+        # linspace fails while transformers loads a model
+        steps = torch.arange(n, dtype=theta.dtype, device=theta.device)
         fade = (1 + (math.pi * steps / max(1, n - 1)).cos()) / 2
         return torch.cat([theta[: count - n], theta[count - n :] * (0 if self.hard else fade)])

@@ -24,8 +24,6 @@ def one_text(analysis: Analysis) -> Iterator[Figure]:
         longest = max(len(panel.pieces) for panel in panels.values())
         yield passage.figure(
             passage.Passage(
-                name="one-text",
-                title="One text, coloured by the loss of each model",
                 caption=f"{longest} {run.task.unit} of held-out text, of median size when compressed, under the first seed of "
                 "each encoding.",
                 unit=run.task.unit.removesuffix("s"),

@@ -135,6 +135,8 @@ def refusal(encoding: Encoding) -> str | None:
             return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has a distance alone"
     if compose(encoding).regions():
         return f"{name} moves a token by pairs, and a block of hierarchical attention is at one place"
+    if getattr(encoding, "rotate_values", False):
+        return f"{name} rotates values, and a block of hierarchical attention pools them without positions"
     if not encoding.stable_keys:
         return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"
     rotates = type(encoding).queries is not Encoding.queries or type(encoding).keys is not Encoding.keys
