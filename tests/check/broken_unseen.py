@@ -12,6 +12,7 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
 from transformers.models.qwen3 import modeling_qwen3
@@ -185,6 +186,13 @@ def anew(positions: Tensor, past: int) -> Tensor:
 def from_padding(positions: Tensor, past: int) -> Tensor:
     """Positions count the padding."""
     return torch.arange(past, past + positions.shape[1])[None].expand_as(positions)
+
+
+def from_one(named: dict[str, Any]) -> None:
+    """Positions count the tokens of a mask, and not from 0."""
+    mask = named.get("attention_mask")
+    if mask is not None and named.get("position_ids") is None:
+        named["position_ids"] = mask.cumsum(-1)[:, -named["input_ids"].shape[1] :]
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------------
@@ -406,6 +414,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "biases of the first call": (kept_biases, "repeatable", "that one leaves MptModel.longitude_biases"),
     "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", "begin at 0 again"),
     "positions count the padding": (partial(with_positions, from_padding), "given_positions", "counted in the model"),
+    "positions from 1 with a mask": (lambda: changed(llama(), before=from_one), "left_padding", "positions begin at 1"),
     "window one key wider in a whole pass": (lambda: with_masks(wider, mistral()),
         "layer_masks", "attends to 9 keys, expected 8",
     ),
@@ -519,6 +528,11 @@ def no_sinks_at_decode(right: Any) -> Any:
     return attend
 
 
+def neighbours(right: Any) -> Any:
+    """Pairs of neighbours, of which cos and sin are in the order of halves."""
+    return lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
 REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str, str]] = {
     "the last numbers of a head rotate": (
         partial(built_of, "gpt_neox"), modeling_gpt_neox, "apply_rotary_pos_emb", last_numbers,
@@ -534,6 +548,14 @@ REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str
     ),
     "keys the other way": (
         llama, modeling_llama, "apply_rotary_pos_emb", keys_backwards, "layer_rotations", "it turns the other way",
+    ),
+    "tables of one layout, pairs of the other": (
+        llama, modeling_llama, "rotate_half", neighbours,
+        "layer_rotations", "cos and sin are in the layout 'half', and its pairs in the layout 'interleaved'",
+    ),
+    "padding in a short convolution": (
+        partial(built_of, "lfm2", layer_types=["conv", "full_attention"]), modeling_lfm2, "apply_mask_to_padding_states",
+        lambda right: lambda hidden, mask: hidden, "left_padding", "the padding is read, with zeros in place of what attention",
     ),
     "one layer in pairs of neighbours": (
         partial(llama, num_hidden_layers=3), modeling_llama, "apply_rotary_pos_emb", third_in_pairs,
