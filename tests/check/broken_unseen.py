@@ -208,6 +208,11 @@ def coarse(right: Any, x: Tensor, positions: Tensor) -> Any:
     return angles.cos(), angles.sin()
 
 
+def coarse_tables(right: Any, x: Tensor, positions: Tensor) -> Any:
+    """Angles, and their cos and sin, in bfloat16."""
+    return tuple(t.to(x.dtype) for t in coarse(right, x.bfloat16(), positions))
+
+
 class Stale:
     """Tables of the first call, for each later one of that length."""
 
@@ -434,6 +439,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no query sees itself": (partial(copied, NotItself), "attention_outputs", "its own token"),
     "positions in int16": (partial(with_tables, short), "far_positions", "wrapped"),
     "angles in bfloat16": (partial(with_tables, coarse), "far_positions", "rounded"),
+    "angles, cos and sin in bfloat16": (partial(with_tables, coarse_tables), "far_positions", "angles are rounded to bfloat16"),
     "tables that nobody sees count themselves": (tables_unseen, "given_positions", "counted in the model"),
     "tables of the first call": (lambda: with_tables(Stale()), "given_positions", "change nothing"),
     "exponents over hidden_size": (lambda: with_frequencies(of_hidden_size, llama()), "rotary_frequencies", "hidden_size = 32"),
