@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, 
 from transformers.models.qwen3 import modeling_qwen3
 
 import make_families
+from tests.check.broken_models import gpt2
 from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
 
 
@@ -419,7 +420,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "biases of the first call": (kept_biases, "repeatable", "that one leaves MptModel.longitude_biases"),
     "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", "begin at 0 again"),
     "positions count the padding": (partial(with_positions, from_padding), "given_positions", "counted in the model"),
-    "positions from 1 with a mask": (lambda: changed(llama(), before=from_one), "left_padding", "positions begin at 1"),
+    "positions from 1 with a mask": (lambda: changed(gpt2(), before=from_one), "left_padding", "positions begin at 1"),
     "window one key wider in a whole pass": (lambda: with_masks(wider, mistral()),
         "layer_masks", "attends to 9 keys, expected 8",
     ),
@@ -439,7 +440,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no query sees itself": (partial(copied, NotItself), "attention_outputs", "its own token"),
     "positions in int16": (partial(with_tables, short), "far_positions", "wrapped"),
     "angles in bfloat16": (partial(with_tables, coarse), "far_positions", "rounded"),
-    "angles, cos and sin in bfloat16": (partial(with_tables, coarse_tables), "far_positions", "angles are rounded to bfloat16"),
+    "angles, cos and sin in bfloat16": (partial(with_tables, coarse_tables), "far_positions", "rounded to bfloat16"),
     "tables that nobody sees count themselves": (tables_unseen, "given_positions", "counted in the model"),
     "tables of the first call": (lambda: with_tables(Stale()), "given_positions", "change nothing"),
     "exponents over hidden_size": (lambda: with_frequencies(of_hidden_size, llama()), "rotary_frequencies", "hidden_size = 32"),

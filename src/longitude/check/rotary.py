@@ -412,6 +412,8 @@ def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch
         return f": in a sequence of {length} tokens it does not rotate as declared: {why}"
     places = [(at, *both(at)) for at in (positions, positions * 2 // 3 + 1)]
     for kind in dict.fromkeys((dtype, torch.bfloat16)):  # code that rounds angles may round cos and sin as well
+        if kind != dtype and all(repeated(got, angles_at(at, want), at, want, kind) for at, got, want in places):
+            return f": they are rounded to {dtype_name(kind)}, and the model computes in {dtype_name(dtype)}"
         for words, angles in mistakes():
             if all(repeated(got, angles(at, want.inverse.cpu()), at, want, kind) for at, got, want in places):
                 rounded = "frequencies" in words and tables_rounded(subject.model)
