@@ -169,6 +169,7 @@ EXPLAINED = {
         "position_ids, and counts positions from the padding",
         "deepseek_v4": "keys are compressed in windows that are counted from the first token of a row, padding or not",
         "xlm": "with causal = True attention sees padding as it sees any token",
+        "recurrent_gemma": "recurrent layers do not read attention_mask, and take up padding as any token",
         "rwkv": "attention_mask is not read, so the state takes up padding as any token",
     },
     "cached_decoding": {

@@ -12,11 +12,13 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
 from transformers.models.qwen3 import modeling_qwen3
 
 import make_families
+from tests.check.broken_models import gpt2
 from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
 
 
@@ -187,6 +189,13 @@ def from_padding(positions: Tensor, past: int) -> Tensor:
     return torch.arange(past, past + positions.shape[1])[None].expand_as(positions)
 
 
+def from_one(named: dict[str, Any]) -> None:
+    """Positions count the tokens of a mask, and not from 0."""
+    mask = named.get("attention_mask")
+    if mask is not None and named.get("position_ids") is None:
+        named["position_ids"] = mask.cumsum(-1)[:, -named["input_ids"].shape[1] :]
+
+
 # ---- tables --------------------------------------------------------------------------------------------------------------
 def short(right: Any, x: Tensor, positions: Tensor) -> Any:
     return right(x, positions.to(torch.int16).long())
@@ -198,6 +207,11 @@ def coarse(right: Any, x: Tensor, positions: Tensor) -> Any:
     angles = (positions[..., None].bfloat16() * owner.inv_freq.bfloat16()).to(x.dtype)
     angles = torch.cat([angles, angles], -1)
     return angles.cos(), angles.sin()
+
+
+def coarse_tables(right: Any, x: Tensor, positions: Tensor) -> Any:
+    """Angles, and their cos and sin, in bfloat16."""
+    return tuple(t.to(x.dtype) for t in coarse(right, x.bfloat16(), positions))
 
 
 class Stale:
@@ -406,6 +420,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "biases of the first call": (kept_biases, "repeatable", "that one leaves MptModel.longitude_biases"),
     "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", "begin at 0 again"),
     "positions count the padding": (partial(with_positions, from_padding), "given_positions", "counted in the model"),
+    "positions from 1 with a mask": (lambda: changed(gpt2(), before=from_one), "left_padding", "positions begin at 1"),
     "window one key wider in a whole pass": (lambda: with_masks(wider, mistral()),
         "layer_masks", "attends to 9 keys, expected 8",
     ),
@@ -425,6 +440,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no query sees itself": (partial(copied, NotItself), "attention_outputs", "its own token"),
     "positions in int16": (partial(with_tables, short), "far_positions", "wrapped"),
     "angles in bfloat16": (partial(with_tables, coarse), "far_positions", "rounded"),
+    "angles, cos and sin in bfloat16": (partial(with_tables, coarse_tables), "far_positions", "rounded to bfloat16"),
     "tables that nobody sees count themselves": (tables_unseen, "given_positions", "counted in the model"),
     "tables of the first call": (lambda: with_tables(Stale()), "given_positions", "change nothing"),
     "exponents over hidden_size": (lambda: with_frequencies(of_hidden_size, llama()), "rotary_frequencies", "hidden_size = 32"),
@@ -519,6 +535,11 @@ def no_sinks_at_decode(right: Any) -> Any:
     return attend
 
 
+def neighbours(right: Any) -> Any:
+    """Pairs of neighbours, of which cos and sin are in the order of halves."""
+    return lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
 REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str, str]] = {
     "the last numbers of a head rotate": (
         partial(built_of, "gpt_neox"), modeling_gpt_neox, "apply_rotary_pos_emb", last_numbers,
@@ -534,6 +555,14 @@ REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str
     ),
     "keys the other way": (
         llama, modeling_llama, "apply_rotary_pos_emb", keys_backwards, "layer_rotations", "it turns the other way",
+    ),
+    "tables of one layout, pairs of the other": (
+        llama, modeling_llama, "rotate_half", neighbours,
+        "layer_rotations", "cos and sin are in the layout 'half', and its pairs in the layout 'interleaved'",
+    ),
+    "padding in a short convolution": (
+        partial(built_of, "lfm2", layer_types=["conv", "full_attention"]), modeling_lfm2, "apply_mask_to_padding_states",
+        lambda right: lambda hidden, mask: hidden, "left_padding", "the padding is read, with zeros in place of what attention",
     ),
     "one layer in pairs of neighbours": (
         partial(llama, num_hidden_layers=3), modeling_llama, "apply_rotary_pos_emb", third_in_pairs,

@@ -19,7 +19,7 @@ from longitude.check import check, laws, layers, recorder, rotary, subject_of
 from longitude.check.coordinates import Piece, published, text
 from longitude.check.family import replaced
 from longitude.check.subject import computing_in
-from longitude.checkpoints.config import contradictions, from_hugging_face
+from longitude.checkpoints.config import contradictions, from_hugging_face, remarks
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
@@ -283,6 +283,41 @@ def test_a_base_outside_the_text_is_named(name):
     config = AutoConfig.for_model(**copy.deepcopy(raw)).get_text_config()
     found = list(contradictions(raw, config))
     assert (words in " ".join(found)) if words else not found, found
+
+
+BY_LAYER = {  # keys, and how they are judged: broken, noted, or nothing
+    "as the pattern makes it": ("gemma3_text", {"layer_types": [*"ssf"], "sliding_window_pattern": 3}, "", ""),
+    "one layer early": ("gemma3_text", {"layer_types": [*"fss"], "sliding_window_pattern": 3}, "2 layers differ", ""),
+    "a pattern that is a default": (
+        "exaone4",
+        {"layer_types": [*"fss"], "sliding_window_pattern": 3},
+        "",
+        "2 layers differ",
+    ),
+    "rotation inverted": ("smollm3", {"no_rope_layers": [0, 0, 1], "no_rope_layer_interval": 3}, "", "3 layers differ"),
+    "no layer rotates": ("cohere2", {"layer_types": [*"fff"]}, "", "rotary parameters have no effect"),
+}
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_lists_by_layer_and_their_rules(name):
+    kind, keys, broken, noted = BY_LAYER[name]
+    kinds = {"s": "sliding_attention", "f": "full_attention"}
+    keys = {
+        key: [kinds.get(one, one) for one in value] if isinstance(value, list) else value for key, value in keys.items()
+    }
+    raw = {"model_type": kind, "num_hidden_layers": 3, "rope_theta": 1e4, "sliding_window": 8, **keys}
+    config = AutoConfig.for_model(**copy.deepcopy(raw))
+    for words, found in ((broken, [*contradictions(raw, config)]), (noted, remarks(raw, config))):
+        assert (words in " ".join(found)) if words else not any("layer" in one for one in found), found
+
+
+def test_a_scaling_of_the_declared_length_is_noted():
+    """Llama 3's original length raised to the declared one; the published one of Llama 3.2 reaches beyond, and is not."""
+    for length, noted in ((131072, True), (8192, False)):
+        model = llama(LLAMA3 | {"factor": 32.0, ORIGINAL: length}, max_position_embeddings=131072)
+        found = remarks(model.config.to_dict(), model.config)
+        assert any("times" in one for one in found) == noted, found
 
 
 def test_positions_that_a_class_has_not_are_named():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import signature
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from longitude.check.decoding import CACHE, RESTS
 from longitude.check.family import of_its_class, replaced
 from longitude.check.passes import require_one_way
-from longitude.check.recorder import only_with
+from longitude.check.recorder import only_with, recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -36,17 +37,23 @@ def batch_invariance(subject: Subject) -> Measurement:
 def left_padding(subject: Subject) -> Measurement:
     """Rows padded on the left = each alone.
 
-    Of several lengths: a whole pass, and generate().
+    Of several lengths: a whole pass, and generate(). Without padding: a mask of ones = no mask.
     """
     require_one_way(subject)
     subject.require("attention_mask", "padding cannot be declared")
     length, pads = subject.length, (0, 3, subject.length // 3)
-    padded, mask = subject.padded(subject.tokens(length, rows=len(pads)), pads)
+    tokens = subject.tokens(length, rows=len(pads))
+    padded, mask = subject.padded(tokens, pads)
     alone = [subject.logits(padded[r : r + 1, pad:]) for r, pad in enumerate(pads)]
-    together = subject.logits(padded, attention_mask=mask, **subject.positions(mask))
+    # one token less: a table of positions that are counted from 1 ends before the last
+    ones = with_ones(subject, tokens[:1, :-1])
+    if ones.position is not None:
+        return ones
     worst = torch.zeros(length, dtype=torch.float64, device=padded.device)
-    for r, pad in enumerate(pads):
-        worst[pad:] = worst[pad:].maximum(subject.error(together[r : r + 1, pad:], alone[r]))
+    for held in (padded, tokens):  # the row of padding_idx is zero, which hides that it is read
+        together = subject.logits(held, attention_mask=mask, **subject.positions(mask))
+        for r, pad in enumerate(pads):
+            worst[pad:] = worst[pad:].maximum(subject.error(together[r : r + 1, pad:], alone[r]))
     broken = ["a whole pass"] if subject.first_above(worst) is not None else []
     if (
         hasattr(subject.model, "generate") and "perm_mask" not in subject.takes
@@ -71,6 +78,18 @@ def left_padding(subject: Subject) -> Measurement:
     return subject.measurement(worst, cause)
 
 
+def with_ones(subject: Subject, tokens: Tensor) -> Measurement:
+    """Tokens [1, L] with a mask of ones, against those without a mask."""
+    mask = torch.ones_like(tokens)
+    got, cause = subject.logits(tokens, attention_mask=mask), "a mask of ones changes a row"
+    error = subject.error(got, subject.logits(tokens))
+    if subject.first_above(error) is not None and "position_ids" in subject.takes:
+        later = subject.logits(tokens, position_ids=subject.positions(mask)["position_ids"] + 1)
+        if subject.first_above(subject.error(got, later)) is None:
+            cause += ": positions begin at 1 where a mask is given, and at 0 where none is"
+    return subject.measurement(error, cause)
+
+
 def positions_of_generate(subject: Subject, padded: Tensor, mask: Tensor) -> str:
     """Whether generate() gives the tokens of a padded prompt other positions than their mask counts."""
     prompt, seen = padded.shape[1] // 2, list[Any]()
@@ -91,14 +110,19 @@ def positions_of_generate(subject: Subject, padded: Tensor, mask: Tensor) -> str
 def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[int]) -> str:
     """Whether a row depends on what the padding holds, or is the one at positions that count it; else nothing."""
     options = {"attention_mask": mask, **subject.positions(mask)}
-    got = subject.logits(padded, **options)
     others = torch.where(mask == 0, subject.tokens(padded.shape[1], rows=len(padded), seed=1), padded)
-    changed = subject.logits(others, **options)
     rows = [slice(pad, None) for pad in pads]
-    if any(
-        subject.first_above(subject.error(changed[r : r + 1, row], got[r : r + 1, row])) is not None
-        for r, row in enumerate(rows)
-    ):
+
+    def reads() -> bool:
+        """Whether a row is another where its padding holds other tokens."""
+        got, changed = (subject.logits(each, **options) for each in (padded, others))
+        errors = (subject.error(changed[r : r + 1, row], got[r : r + 1, row]) for r, row in enumerate(rows))
+        return any(subject.first_above(error) is not None for error in errors)
+
+    if reads():
+        with suppress(DoesNotApply), recorder(subject.model):
+            if reads():
+                return ": the padding is read, with zeros in place of what attention gives, too"
         return ": tokens attend to the padding"
 
     at = torch.arange(padded.shape[1], device=padded.device)[None]

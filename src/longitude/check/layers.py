@@ -133,7 +133,22 @@ class Rotations:
         for other, each in self.layers.items():
             if other != layout and is_of(each[index].encoding, self.positions):
                 return f"; its pairs are in the layout {other!r}, those of other layers in the layout {layout!r}"
-        return self.other_way(index, kind, own)
+        return self.mixed(index, kind) or self.other_way(index, kind, own)
+
+    def mixed(self, index: int, kind: str) -> str:
+        """Cos and sin in the order of one layout, and pairs in that of the other."""
+        queries, names = kind == "query", get_args(Layout)
+        for layout, other in (names, names[::-1]):
+            x, raw, specs = self.rotating(index, kind, self.layers[layout][index].encoding)
+            if [spec["name"] for spec in specs] != ["rope"]:
+                return ""
+            turned, flip = quarter_turn(quarter_turn(raw, {**specs[0], "layout": other}), specs[0]), backwards(specs)
+            ahead, away = (as_declared(y, specs, self.positions, queries) for y in (raw, turned))
+            back, near = (flip(as_declared(flip(y), specs, self.positions, queries)) for y in (raw, turned))
+            # half of both directions is raw cos; half of what is between them is a quarter turn times sin
+            if apart(x, (ahead + back - away + near) / 2) <= 10 * EQUAL:
+                return f"; its cos and sin are in the layout {layout!r}, and its pairs in the layout {other!r}"
+        return ""
 
     def other_numbers(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> str:
         """Which numbers of a head turn, if not those that are declared."""
@@ -184,12 +199,25 @@ def backwards(specs: Sequence[Mapping[str, Any]]) -> Callable[[Tensor], Tensor]:
         x = x.clone()
         for spec in specs:
             if spec["name"] == "rope":
-                width = spec.get("rotary_dim") or spec["head_dim"]
-                second = slice(width // 2, width) if spec["layout"] == "half" else slice(1, width, 2)
-                x[..., second] *= -1
+                x[..., members(spec)[1]] *= -1
         return x
 
     return flipped
+
+
+def members(spec: Mapping[str, Any]) -> tuple[slice, slice]:
+    """Where a head has the first, and the second number of each pair of a rotation."""
+    width = spec.get("rotary_dim") or spec["head_dim"]
+    half = spec["layout"] == "half"
+    return (slice(width // 2), slice(width // 2, width)) if half else (slice(0, width, 2), slice(1, width, 2))
+
+
+def quarter_turn(x: Tensor, spec: Mapping[str, Any]) -> Tensor:
+    """Each pair (a, b) of a rotation -> (-b, a)."""
+    first, second = members(spec)
+    turned = x.clone()
+    turned[..., first], turned[..., second] = -x[..., second], x[..., first]
+    return turned
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)

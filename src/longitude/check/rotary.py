@@ -411,10 +411,13 @@ def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch
         why = difference(frequency, factor, want, rope, subject.config.hidden_size, length)
         return f": in a sequence of {length} tokens it does not rotate as declared: {why}"
     places = [(at, *both(at)) for at in (positions, positions * 2 // 3 + 1)]
-    for words, angles in mistakes():
-        if all(repeated(got, angles(at, want.inverse.cpu()), at, want, dtype) for at, got, want in places):
-            rounded = "frequencies" in words and tables_rounded(subject.model)
-            return f": {words}; {REMEDY}" + (f". {ROUNDED}" if rounded else "")
+    for kind in dict.fromkeys((dtype, torch.bfloat16)):  # code that rounds angles may round cos and sin as well
+        if kind != dtype and all(repeated(got, angles_at(at, want), at, want, kind) for at, got, want in places):
+            return f": they are rounded to {dtype_name(kind)}, and the model computes in {dtype_name(dtype)}"
+        for words, angles in mistakes():
+            if all(repeated(got, angles(at, want.inverse.cpu()), at, want, kind) for at, got, want in places):
+                rounded = "frequencies" in words and tables_rounded(subject.model)
+                return f": {words}; {REMEDY}" + (f". {ROUNDED}" if rounded else "")
     if (other := other_positions(*places[0], dtype)) is not None:
         return f": they are those of positions {', '.join(map(str, dict.fromkeys(other)))}"
     dtypes = {x.dtype for x in (*subject.model.parameters(), *subject.model.buffers()) if x.is_floating_point()}

@@ -263,6 +263,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     raw = text_part(raw)
     yield from unknown_keys(raw, config)
     yield from other_types(raw, config)
+    yield from layers_twice(raw, config, by_default=False)
     if (apart := heads_apart(raw)) is not None:
         yield apart
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
@@ -339,6 +340,32 @@ def outside_text(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
             yield f"{name} is outside text_config, where nothing reads it: {', '.join(sorted(off))}; move it there"
 
 
+LAYER_RULES = {"layer_types": "sliding_window_pattern", "no_rope_layers": "no_rope_layer_interval"}
+"""Lists with an entry per layer, and the keys from which classes make them if they are not given."""
+
+
+def layers_twice(raw: Mapping[str, Any], config: Any, by_default: bool) -> Iterator[str]:
+    """Lists by layer that are not those which their rules, given as well, make in their class.
+
+    by_default: of the rules that its class has a default of, which transformers writes beside a list; else of the others.
+    """
+    raw = text_part(raw)
+    try:
+        usual = vars(type(config)())
+    except Exception:  # a config class with required arguments
+        return
+    for key, rule in LAYER_RULES.items():
+        if not isinstance(given := raw.get(key), list) or raw.get(rule) is None or (rule in usual) != by_default:
+            continue
+        with suppress(ValueError):  # its class refuses the config, which is said elsewhere
+            made = getattr(class_of({name: one for name, one in raw.items() if name != key}), key, None) or []
+            if off := [layer for layer, (a, b) in enumerate(zip(given, made, strict=False)) if a != b]:
+                yield (
+                    f"{key} has {given[off[0]]!r} for layer {off[0]}, and {rule} = {raw[rule]!r} makes it {made[off[0]]!r} "
+                    f"({len(off)} layers differ); transformers takes the former; remove the wrong one"
+                )
+
+
 def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Layer types of rope parameters that no layer has, and those for which transformers takes a default unasked."""
     config = text_part(config)
@@ -365,17 +392,20 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     found = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
     found += _other_classes(raw)
     raw = text_part(raw)
-    if unread(config) or not_rotary(config):
+    found += layers_twice(raw, config, by_default=True)
+    if unread(config):
         return found
+    if (reason := not_rotary(config)) is not None:
+        idle_ones = names_any(raw, BASES) or any(rope_dicts(raw))
+        return [*found, f"{reason}: its rotary parameters have no effect"] if idle_ones else found
     declared: Any = raw.get(LENGTH_KEYS[0])
     for name, given in rope_dicts(raw):
         factor, original = given.get("factor"), given.get(ORIGINAL, raw.get(ORIGINAL))
-        if given.get("rope_type", given.get("type")) not in ("yarn", "longrope") or None in (
-            factor,
-            original,
-            declared,
+        kind = given.get("rope_type", given.get("type"))
+        if None in (factor, original, declared) or not (
+            kind in ("yarn", "longrope") or (kind == "llama3" and original == declared)
         ):
-            continue
+            continue  # llama3's published factors reach beyond, too
         if isinstance(factor, int | float) and (reach := factor * original) > 1.01 * declared:
             found.append(
                 f"{name}: factor {factor} times {ORIGINAL} = {original} is {reach:g}, more than {LENGTH_KEYS[0]} = {declared}; "
@@ -416,7 +446,8 @@ def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
             ]
             others = [rope._replace(scaling=_changed(scaling, ours, each)) for each in scaled]
             if all(_rotations(config, layer, each, declared) == own for each in others):
-                yield f"{where}: {key} changes no frequency and no factor up to the declared length {declared}"
+                alone = " without mscale_all_dim" if key == "mscale" and not given.get("mscale_all_dim") else ""
+                yield f"{where}: {key} changes no frequency and no factor up to the declared length {declared}{alone}"
     types = {*(getattr(config, "layer_types", None) or ())}
     if raw.get("use_sliding_window") is True and raw.get("sliding_window") and types == {FULL}:
         yield f"sliding_window = {raw['sliding_window']} with use_sliding_window = True: no layer has a window"
