@@ -84,7 +84,7 @@ def dark_pictures(app: Any, doctree: Any) -> None:
             image.parent[place : place + 1] = wide
             continue
         dark = path.with_suffix(".dark.svg")
-        text = recoloured(light)
+        text = recolored(light)
         if not dark.exists() or dark.read_text(encoding="utf-8") != text:
             dark.write_text(text, encoding="utf-8")
         twin = image.deepcopy()
@@ -95,6 +95,6 @@ def dark_pictures(app: Any, doctree: Any) -> None:
         image.parent[place : place + 1] = wide
 
 
-def recoloured(svg: str) -> str:
+def recolored(svg: str) -> str:
     """With the colours of dark pages."""
     return re.sub("|".join(DARK), lambda found: DARK[found[0].lower()], svg, flags=re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""A text coloured by a number: every letter is drawn once, in the colour of its piece, on the right side of the line."""
+"""A text colored by a number: every letter is drawn once, in the colour of its piece, on the right side of the line."""
 
 import itertools
 

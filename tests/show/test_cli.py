@@ -140,6 +140,6 @@ def test_colours_come_with_letters(monkeypatch):
     two = Lines(name="two", title="Two", caption="", x="x", y="y", lines={"up": (x, x), "down": (x, -x)})
     plain = drawn(two)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    coloured = drawn(two, colour=True)
-    assert "\x1b" not in plain and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
-    assert "A up  B down" in plain and "\x1b[" in coloured
+    colored = drawn(two, colour=True)
+    assert "\x1b" not in plain and re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
+    assert "A up  B down" in plain and "\x1b[" in colored

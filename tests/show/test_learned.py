@@ -110,7 +110,7 @@ def test_many_layers_have_grids_and_a_few_lines():
     assert attention.some(layers)[0] == "layer 1" and attention.some(layers)[-1] == "layer 6"
 
 
-def test_a_text_is_coloured_by_the_losses_of_each_model(study, command, tmp_path):
+def test_a_text_is_colored_by_the_losses_of_each_model(study, command, tmp_path):
     """Bits of the model's own loss; a line for each model in one picture."""
     text = tmp_path / "text.txt"
     text.write_text("one two three four five six seven eight nine ten ü " * 4)
@@ -123,7 +123,11 @@ def test_a_text_is_coloured_by_the_losses_of_each_model(study, command, tmp_path
     assert panel.values.mean() == pytest.approx(float(loss) / math.log(2), rel=1e-5) and panel.mark == LENGTH
     assert "".join(panel.pieces) == text.read_text()[1:41]
     code, out, _ = command("show", study, "--encoding", "rope", "t5", "--text", text)
-    assert code == 0 and out.count("trained at 16") == 2 and out.count("One text, coloured") == 1
+    assert code == 0 and out.count("trained at 16") == 2 and out.count("One text, colored") == 1
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(learned, "measurable", lambda *_: (20, []))  # as with a table of 20 positions
+        with pytest.raises(UsageError, match="--length"):
+            learned.one_text(run, trials["rope"], text, 40)
     for words, length in (("--text", 10_000), ("no/such/file", None)):
         with pytest.raises(UsageError) as refused:
             learned.one_text(run, trials["rope"], text if length else tmp_path / "no/such/file", length)

@@ -20,6 +20,7 @@ from longitude.check.passes import require_one_way
 from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.cache_names import ATTENTION, INSTALLED
+from longitude.positions.base import Temperature, encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.positions.scaling import Follows
@@ -247,7 +248,12 @@ def cache_renumber(subject: Subject) -> Measurement:
     if subject.recurrent or getattr(config, "qk_rope_head_dim", None) or config.model_type in BACKWARDS:
         raise DoesNotApply("its cache keeps something else than rotated keys of all layers")
     layers = {layout: promised(config, layout) for layout in get_args(Layout)}
-    if any(spec["name"].endswith("temperature") for one in layers["half"] for spec in one.encoding):
+    if any(
+        isinstance(term, Temperature)
+        for one in layers["half"]
+        for spec in one.encoding
+        for term in encoding(**spec).terms({})
+    ):
         raise DoesNotApply("it multiplies queries by a factor of their position")
     tokens = subject.tokens(min(subject.length, MOST))
     half, length = tokens.shape[1] // 2, tokens.shape[1]

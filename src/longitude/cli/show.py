@@ -37,7 +37,7 @@ def show(
         name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of
             a study; a checkpoint or its config.json. Several are drawn side by side.
         encoding: In a study, the labels whose trained models are drawn; all of them by default.
-        text: A text file. A study draws it under each model, each letter coloured by its loss. A checkpoint reads it for
+        text: A text file. A study draws it under each model, each letter colored by its loss. A checkpoint reads it for
             --attention.
         clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
         attention: Draw the attention of trained models: by distance, its entropy, and the share of the first token.

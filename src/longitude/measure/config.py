@@ -18,7 +18,7 @@ Task = Literal[
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
 ]  # fmt: skip
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
-"""The task of losses, and the unit of the text that is coloured by them."""
+"""The task of losses, and the unit of the text that is colored by them."""
 BOS = Literal["tokenizer", "always", "never"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -49,7 +49,7 @@ class MeasureConfig:
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Depths of a single needle, 0 (first) to 1 (last), for tasks that have one."""
     text_figure: bool = False
-    """Draw one text in the report, each token coloured by its loss, at the longest length."""
+    """Draw one text in the report, each token colored by its loss, at the longest length."""
     evaluator: str | None = None
     """A model that finds the tokens which need a long context: LongPPL beside perplexity, the perplexity of these alone."""
     evaluator_context: int = 4096

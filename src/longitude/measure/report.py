@@ -106,7 +106,7 @@ def figures(results: Results) -> list[Figure]:
 
 
 def _one_text(results: Results) -> Iterator[Figure]:
-    """A window of the text under each model, coloured by loss."""
+    """A window of the text under each model, colored by loss."""
     models = results.question["models"]
     panels = {
         models[each.model]["label"]: passage.Panel(

@@ -1,4 +1,4 @@
-"""A text whose pieces are coloured by a number, in a panel for each model: where in a text a model's loss is high."""
+"""A text whose pieces are colored by a number, in a panel for each model: where in a text a model's loss is high."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """A text coloured by a number of each piece.
+    """A text colored by a number of each piece.
 
     Attributes:
         caption: Which text it is.
@@ -75,7 +75,7 @@ class Passage:
     unit: str
     panels: Mapping[str, Panel]
     name: str = "one-text"
-    title: str = "One text, coloured by the loss of each model"
+    title: str = "One text, colored by the loss of each model"
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -117,7 +117,7 @@ class Passage:
         )
 
     def smoothed(self, panel: Panel) -> np.ndarray:
-        """What is coloured: the mean of the values around each, of fewer at the ends."""
+        """What is colored: the mean of the values around each, of fewer at the ends."""
         return np.asarray(pd.Series(panel.values).rolling(SMOOTH[self.unit], center=True, min_periods=1).mean())
 
     @property
@@ -142,7 +142,7 @@ class Passage:
 
 
 class Row(NamedTuple):
-    """Letters of a row, the piece that each is of, and its number as it is coloured."""
+    """Letters of a row, the piece that each is of, and its number as it is colored."""
 
     text: str
     pieces: list[int]
@@ -165,7 +165,7 @@ def figure(passage: Passage) -> Figure:
 def alternative(passage: Passage) -> str:
     """Alternative text: the caption, and the means of each panel."""
     each = "; ".join(f"{name}: {panel.summary}" for name, panel in passage.panels.items())
-    return f"A text coloured by loss: {passage.title}. {passage.words} {each}."
+    return f"A text colored by loss: {passage.title}. {passage.words} {each}."
 
 
 def table(passage: Passage) -> pd.DataFrame:

@@ -200,7 +200,10 @@ def read_file(path: Path) -> bytes:
         content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"--text {path}", "a file of UTF-8 text", getattr(error, "strerror", None) or "other bytes"
+            f"--text {path}",
+            "a file of UTF-8 text",
+            getattr(error, "strerror", None) or "other bytes",
+            "name another file",
         ) from None
     return content
 
@@ -321,7 +324,7 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
                 name=f"{name}-{number}" if number else name,
                 title=f"{title}, {layer or 'by layer'}",
                 caption=f"{caption} Mean over {texts}.",
-                x="tokens that the query sees",
+                x="tokens up to the query",
                 y=f"{'entropy' if name == 'entropy' else 'weight of the first token'}, {unit}",
                 lines={line: binned(seen, of) for line, of in (lines | even).items()},
                 marks=marks,
@@ -340,6 +343,11 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
     if len(layers) <= EACH or len({len(layer.distance) for layer in layers.values()}) > 1:
         return
     heads = len(next(iter(layers.values())).distance)
+    where = (
+        "the second half"
+        if all(layer.causal for layer in layers.values())
+        else "the second half, or all of a layer that is not causal,"
+    )
     about = {
         "distance": (
             "Mean distance of what each head attends to",
@@ -361,7 +369,7 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         yield Grid(
             name=name,
             title=title,
-            caption=f"{caption} Mean over the second half of {texts}.",
+            caption=f"{caption} Mean over {where} of {texts}.",
             x="head",
             y="layer",
             values=np.stack([value(layer) for layer in layers.values()]),

@@ -118,7 +118,7 @@ def model_of(run: Run, trial: TrialResult) -> Any:
 
 
 def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> list[Drawing]:
-    """A text coloured by the losses of a trained model.
+    """A text colored by the losses of a trained model.
 
     Args:
         run: The study.
@@ -130,7 +130,12 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> li
         UsageError: The model does not predict the next token, or the text is shorter.
     """
     if run.task.stack != "decoder" or run.task.generated:
-        raise UsageError("--text", "a study of --task text, whose models predict a text", f"--task {run.config.task}")
+        raise UsageError(
+            "--text",
+            "a study of --task text, whose models predict a text",
+            f"--task {run.config.task}",
+            "leave --text out",
+        )
     by = reader(run.config.tokenizer)
     ids = torch.from_numpy(by.read(weights.read_file(text)).ids.astype(np.int64))
     longest = len(ids) - 1
@@ -140,7 +145,15 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> li
             f"--text {text}", expected, len(ids), "give a longer text" + " or a shorter --length" * bool(length)
         )
     model = model_of(run, trial)
-    size = int(min(length or run.lengths[-1], longest, measurable(model, run.config)[0]))
+    most = measurable(model, run.config)[0]
+    if length and length > most:
+        raise UsageError(
+            "--length",
+            f"at most {most:g}, where the positions of {trial.label} end",
+            length,
+            "take less, or name other labels with --encoding",
+        )
+    size = int(min(length or run.lengths[-1], longest, most))
     bits = nats_of(Reader(model), ids[: size + 1]) / math.log(2)
     panel = Panel(by.pieces(ids[1 : size + 1].tolist()), bits, run.train_length)
     return [

@@ -36,7 +36,7 @@ class View:
     Attributes:
         clocks: A dial for each rotary pair.
         attention: The attention of trained models.
-        text: A file: a text coloured by the losses of a study's models, or that attention reads in a checkpoint.
+        text: A file: a text colored by the losses of a study's models, or that attention reads in a checkpoint.
         note: Called with a sentence about what takes long.
     """
 

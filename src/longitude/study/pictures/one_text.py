@@ -1,4 +1,4 @@
-"""The figure of one text under every model of a study, coloured by loss."""
+"""The figure of one text under every model of a study, colored by loss."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from longitude.study.pictures import PICTURES
 
 @PICTURES.register("one-text")
 def one_text(analysis: Analysis) -> Iterator[Figure]:
-    """Of the first seed of each label, as far as its window was measured."""
+    """One text under the first seed of each label, as far as its window was measured."""
     run = analysis.run
     names, panels = papers(run.labels), {}
     for label in run.labels:
