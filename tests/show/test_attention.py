@@ -36,6 +36,24 @@ def test_a_checkpoint_in_a_text(name, tmp_path, text):
     assert found["attention-2"].lines["head 1"][1][2] == pytest.approx(offset_2, rel=1e-4)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_shares_by_distance_are_means_over_queries(causal):
+    length = 37
+    scores = torch.randn(1, 2, length, length, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = (scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf) if causal else scores).softmax(
+        -1
+    )
+    layer = attention.layer_of(weights)
+    late = range(length // 2 if causal else 0, length)
+    within = [
+        [np.mean([weights[0, h, i, max(0, i - d) : i + d + 1].sum() for i in late]) for d in range(length)]
+        for h in (0, 1)
+    ]
+    np.testing.assert_allclose(layer.within, within, rtol=1e-12)
+    np.testing.assert_allclose(layer.octaves.cumsum(1)[:, 2], np.array(within)[:, 3], rtol=1e-12)
+    np.testing.assert_allclose(layer.octaves.sum(1), 1)
+
+
 def test_a_text_that_is_too_short_and_a_model_that_gives_nothing(tmp_path, text, monkeypatch):
     path = str(write(tmp_path, "llama"))
     with pytest.raises(UsageError) as refused:

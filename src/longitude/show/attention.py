@@ -61,9 +61,17 @@ class Layer:
     def within(self) -> np.ndarray:
         """The share [H, L] of the weights at a distance of 0, 1, 2, ... or less, on both sides."""
         by_distance = np.zeros((len(self.weights), self.offsets[-1] + 1))
+        queries = self.length - self.length // 2 if self.causal else self.length
         for offset, column in zip(np.abs(self.offsets), self.weights.T, strict=True):
-            by_distance[:, offset] += column
+            by_distance[:, offset] += column * min(queries, self.length - offset)  # fewer have a key far away
         return (by_distance / by_distance.sum(1, keepdims=True)).cumsum(1)
+
+    @property
+    def octaves(self) -> np.ndarray:
+        """The share [H, n] of the weights at a distance of 0, 1, 2 to 3, 4 to 7, ..., on both sides."""
+        longest = self.within.shape[1] - 1
+        ends = 2 ** np.arange(1 + longest.bit_length()) - 1
+        return np.diff(self.within[:, np.minimum(ends, longest)], axis=1, prepend=0.0)
 
     def late(self, values: np.ndarray) -> np.ndarray:
         """Means [H] of values [H, L] over the second half of the queries."""
@@ -376,6 +384,22 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
             rows=[name.replace("layer ", "") for name in layers],
             columns=range(1, heads + 1),
         )
+    octaves = np.stack([layer.octaves for layer in layers.values()])
+    gap = np.full((*octaves.shape[:2], 1), np.nan)
+    strips = np.concatenate([octaves, gap], 2)
+    yield Grid(
+        name="distances",
+        title="Attention by distance, every layer and head",
+        caption="A strip for each head: from left to right the shares of its attention at a distance of 0, 1, 2 to 3, 4 to 7, "
+        f"and so on by doubling, to {2 ** (octaves.shape[2] - 2)} and more. Mean over {where} of {texts}.",
+        x="head",
+        y="layer",
+        values=strips.reshape(len(layers), -1)[:, :-1],
+        rows=[name.replace("layer ", "") for name in layers],
+        columns=[head + place / strips.shape[2] for head in range(1, heads + 1) for place in range(strips.shape[2])][
+            :-1
+        ],
+    )
 
 
 def crossing(layers: Sequence[Tensor]) -> Iterator[Grid]:
