@@ -1,5 +1,6 @@
 """Trained models measured past their training length with scaled positions: the laws of that, and what is refused."""
 
+import math
 from dataclasses import replace
 
 import pandas as pd
@@ -37,7 +38,7 @@ def quick(monkeypatch):
 @pytest.mark.parametrize("scheme", ["linear", "ntk", "yarn"])
 def test_a_scheme_as_a_method_is_the_model_of_the_scheme_s_label(label, scheme):
     trained = build_model(TINY, label, 0)
-    own = "" if scheme != "yarn" else ",original_max_length=16"
+    own = "" if scheme != "yarn" else f",original_max_length=16,beta_fast={schemes.ramp_start(16)}"
     first, plus, rest = label.partition("+")
     options = f"{first}{',' if ':' in first else ':'}scaling={scheme},factor=3{own}{plus}{rest}"
     built = build_model(TINY, options, 1)
@@ -45,6 +46,19 @@ def test_a_scheme_as_a_method_is_the_model_of_the_scheme_s_label(label, scheme):
     built.load_state_dict(trained.state_dict())
     torch.testing.assert_close(logits(extended(trained, scheme, 16, 48)), logits(built), rtol=0, atol=0)
     assert (logits(built) - logits(trained)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("length", [64, 128, 256, 1024, 4096])
+def test_yarn_keeps_the_share_of_pairs_that_it_keeps_of_llama_2(length):
+    """Where the base has as many pairs turn once within the length as in Llama 2, of any number of pairs."""
+    fastest, published = length / (2 * math.pi), 4096 / (2 * math.pi)
+    base = 10_000.0 ** (math.log(fastest) / math.log(published))
+    llama, rotations = (turns * b ** -(torch.arange(4096) / 4096) for turns, b in ((published, 1e4), (fastest, base)))
+    shares = [
+        (turns >= fast).double().mean().item() for turns, fast in ((llama, 32), (rotations, schemes.ramp_start(length)))
+    ]
+    assert shares[0] == pytest.approx(shares[1], abs=1e-3)
+    assert schemes.ramp_start(8192) == 32
 
 
 @pytest.mark.parametrize("label", ["rope", "sinusoidal", "learned"])

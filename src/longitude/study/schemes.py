@@ -22,7 +22,7 @@ from longitude.extend.spaces import longrope
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Reader
 from longitude.positions.base import ENCODINGS
-from longitude.positions.scaling import NTK, Linear, Scaling
+from longitude.positions.scaling import NTK, Linear, Scaling, YaRN
 from longitude.registry import Registry, options_of
 
 PLAIN = ("non-overlapping", "sliding", "per-position")
@@ -59,8 +59,20 @@ def method_of(name: str) -> Method:
     """A method that extends models, by its name. ValueError for an unknown one."""
     if name not in SCHEMES:
         return METHODS[name]()
+    if name == "yarn":
+        return Method("ntk", lambda spec, factor, original: YaRN(factor, original, beta_fast=ramp_start(original)))
     like = "linear" if name == "linear" else "ntk"
     return Method(like, lambda spec, factor, original: scheme_of(name, factor, original))
+
+
+def ramp_start(original: int) -> float:
+    """Rotations within the training length from which YaRN keeps a pair: 32 of the 652 of Llama 2's fastest pair.
+
+    No pair turns 32 times within a few hundred tokens. On a logarithmic scale this is the same part of the fastest pair's
+    rotations at each length, so where the base follows from the length as well, the same share of the pairs stays.
+    """
+    turns, published = original / (2 * math.pi), 4096 / (2 * math.pi)
+    return min(32.0, max(1.0, turns ** (math.log(32) / math.log(published))))
 
 
 def extends(config: Any, scheme: str, original: int) -> bool:

@@ -11,6 +11,7 @@ from longitude import plugins
 from longitude.runs.store import Unit
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
+from longitude.study.schemes import ramp_start
 from longitude.study.tasks.base import task_of
 from longitude.study.train import recipe
 from longitude.study.trial import Trial, trials_of
@@ -67,6 +68,8 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     trained["plugins"] = [record["sha256"] for record in plugins.records(config.task, trial.label)]
     training = Unit("train", trial.name, plain(trained))
     measured = {name: options[name] for name in MEASURING} | {"training": training.key, "text": data["sha256"]}
+    if "yarn" in config.methods:
+        measured["yarn"] = ramp_start(config.train_length)
     measured["plugins"] = [record["sha256"] for record in plugins.records(config.task, *config.methods)]
     return TrialUnits(trial, training, Unit("measure", trial.name, plain(measured)))
 
