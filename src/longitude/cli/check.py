@@ -46,7 +46,7 @@ def check(
         length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most, and as many as ten
             minutes are enough for.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
-        against: What something else believes of the model is compared instead: a .gguf file, an adapter's folder, or another
+        against: Compare with the positions that another file states: a .gguf file, an adapter's folder, or another
             checkpoint. Exit code 1 where they contradict each other.
         laws: The laws to try, by name ("left_padding"); all by default.
         quick: Try the laws that need no weights, on a small random model of the same config.json: seconds, whatever the

@@ -59,7 +59,7 @@ class MeasureConfig:
     chat: Annotated[
         bool, arg(help="Ask in plain text; do not apply the tokenizer's chat template.", help_behavior_hint="")
     ] = True
-    """Put questions into the tokenizer's chat template, if it has one."""
+    """Ask in the tokenizer's chat template, if it has one; --no-chat asks in plain text."""
     bos: BOS = "tokenizer"
     """Beginning-of-sequence token at the start of each window and prompt: as the tokenizer does, always, or never."""
     dtype: DType | None = None

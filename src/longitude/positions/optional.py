@@ -136,7 +136,7 @@ class Widens(Protocol):
 
 
 class ScalesSoftmax(Protocol):
-    """A factor of the scores' scale, as DeepSeek's YaRN has one; a model passes it in `scale`, nothing here does."""
+    """A factor of the scores' scale, as DeepSeek's YaRN has one. Pass it in the model's `scale`; it is not applied here."""
 
     softmax_factor: float
 
