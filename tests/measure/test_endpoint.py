@@ -25,7 +25,7 @@ from longitude.measure.retrieval import run
 from longitude.measure.retrieval.prompts import Prompt
 from tests.measure.conftest import write
 
-TASKS = ["perplexity", "passkey", "needle-single"]
+TASKS = ["perplexity", "passkey", "needle-single", "label-count"]
 SIZES = ["--lengths", 320, 600, "--documents", 2, "--trials", 2, "--depths", 0.5, "--device", "cpu"]
 
 

@@ -16,6 +16,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
+    "key-value", "copy", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common",
 ]  # fmt: skip
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
 """The task of losses, and the unit of the text that is colored by them."""
