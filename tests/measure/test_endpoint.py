@@ -146,7 +146,7 @@ def measured(command, text, tmp_path):
 
 def numbers(rows: list[dict]) -> list[dict]:
     """Rows without what a server does not tell, or has by another name."""
-    unlike = ("model", "label", "encoding", "dtype", "backend", "prefill", "commit")
+    unlike = ("model", "label", "encoding", "dtype", "backend", "prefill", "commit", "bos")
     rows = [{name: value for name, value in row.items() if name not in unlike} for row in rows]
     return [row | {"method": row["method"].partition(",")[0]} for row in rows]
 
@@ -173,6 +173,8 @@ def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> N
         }
     assert answers(tmp_path / "run") == answers(tmp_path / "own") and any(
         each["generated"] for each in answers(tmp_path / "run")
+    begun = {row["task"]: row["bos"] for row in rows}
+    assert begun == dict.fromkeys(TASKS[1:], "by the server" if chat else "none") | {"text": "none"}
     )
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -323,10 +325,10 @@ def test_a_message_holds_the_start_of_the_answer() -> None:
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     asked: list[Prompt] = []
     server: Any = SimpleNamespace(
-        described="", answers=lambda prompts, _: [asked.append(each) or "1" for each in prompts]
+        described="", chat=True, answers=lambda prompts, _: [asked.append(each) or "1" for each in prompts]
     )
     [row] = run(Checkpoint(stand_in(), tokenizer, None, ""), "passkey", lengths=[400], trials=2, server=server)  # pyright: ignore[reportArgumentType]
-    assert row.count == 2 and row.window is not None and 300 < row.window <= 400
+    assert row.count == 2 and row.window is not None and 300 < row.window <= 400 and row.bos == "by the server"
     for prompt in asked:
         message = [{"role": "user", "content": prompt.text}]
         sent = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
@@ -368,6 +370,7 @@ def test_requests_at_a_time() -> None:
         ["--endpoint", "{url}", "--model", "m", "--thinking", 9, "--no-chat"],
     ],
 )
+        ["--endpoint", "{url}", "--model", "m", "--bos", "never"],
 def test_what_is_refused(arguments, folder, measured, tmp_path, monkeypatch) -> None:
     """In one line, and nothing is written."""
     with served(Model(folder)) as url:

@@ -140,6 +140,11 @@ def test_rows_hold_how_they_were_measured():
     [passkey] = run(reader(), "passkey", lengths=[600], trials=1)
     assert passkey.metric == "accuracy" and passkey.method == "greedy, questions of seed 0"
     assert passkey.depth is passkey.position_from is None
+    tokens = byte_tokenizer()
+    tokens.chat_template = "{{ messages[0].content }}"
+    [chat] = run(replace(reader(), tokenizer=tokens), "passkey", lengths=[600], trials=1)
+    template = sha256(tokens.chat_template.encode()).hexdigest()[:12]
+    assert chat.method == f"greedy, questions of seed 0, in the chat template (sha256 {template})"
 
 
 def test_a_length_that_is_too_short_has_a_row_without_value_and_progress_counts_it():

@@ -119,6 +119,8 @@ def require_consistent(config: MeasureConfig) -> None:
         )
     if config.evaluator is not None and PERPLEXITY not in config.tasks:
         raise ValueError("--evaluator: expected perplexity among --tasks, which it adds LongPPL to")
+    if config.endpoint and config.bos != "tokenizer" and config.chat and {*config.tasks} != {PERPLEXITY}:
+        raise UsageError("--bos", "tokenizer: in a chat, the server begins the prompt", config.bos, "add --no-chat")
     if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:
         raise UsageError(
             "--evaluator-context",
