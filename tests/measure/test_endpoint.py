@@ -2,6 +2,7 @@
 checkpoint itself gives."""
 
 import json
+import re
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.errors import UsageError
 from longitude.measure import endpoint as module
+from longitude.measure.config import METHODS
 from longitude.measure.endpoint import Endpoint, Refused, address, stand_in, without_thinking
 from longitude.measure.retrieval import run
 from longitude.measure.retrieval.prompts import Prompt
@@ -148,7 +150,7 @@ def numbers(rows: list[dict]) -> list[dict]:
     """Rows without what a server does not tell, or has by another name."""
     unlike = ("model", "label", "encoding", "dtype", "backend", "prefill", "commit", "bos")
     rows = [{name: value for name, value in row.items() if name not in unlike} for row in rows]
-    return [row | {"method": row["method"].partition(",")[0]} for row in rows]
+    return [row | {"method": re.sub(", (in|as) .*", "", row["method"])} for row in rows]
 
 
 def answers(folder: Path) -> list[dict]:
@@ -160,7 +162,7 @@ def answers(folder: Path) -> list[dict]:
 @pytest.mark.parametrize("chat", [True, False])
 def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> None:
     """Perplexity in each way and by position, and the same answers, by chat and by plain completions."""
-    options = [] if chat else ["--no-chat"]
+    options = [] if chat else ["--no-chat", "--methods", *METHODS, "same-targets"]
     code, own, _ = measured(folder, *options, out="own")
     assert code == 0
     with served(Model(folder)) as url:
@@ -171,10 +173,10 @@ def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> N
         assert got == {
             name: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value for name, value in want.items()
         }
-    assert answers(tmp_path / "run") == answers(tmp_path / "own") and any(
-        each["generated"] for each in answers(tmp_path / "run")
     begun = {row["task"]: row["bos"] for row in rows}
     assert begun == dict.fromkeys(TASKS[1:], "by the server" if chat else "none") | {"text": "none"}
+    assert answers(tmp_path / "run") == answers(tmp_path / "own") and any(
+        each["generated"] for each in answers(tmp_path / "run")
     )
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -368,9 +370,9 @@ def test_requests_at_a_time() -> None:
         ["--endpoint", "{url}", "--model", "m", "--plan"],
         ["--endpoint", "{url}", "--model", "m", "--concurrency", 0],
         ["--endpoint", "{url}", "--model", "m", "--thinking", 9, "--no-chat"],
+        ["--endpoint", "{url}", "--model", "m", "--bos", "never"],
     ],
 )
-        ["--endpoint", "{url}", "--model", "m", "--bos", "never"],
 def test_what_is_refused(arguments, folder, measured, tmp_path, monkeypatch) -> None:
     """In one line, and nothing is written."""
     with served(Model(folder)) as url:
