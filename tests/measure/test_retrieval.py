@@ -179,7 +179,10 @@ def test_the_answer_follows_from_the_prompt(name):
 
 @pytest.mark.parametrize(
     ("listed", "score"),
-    [("a, b]", 1), ("b, a, b]", 1), ("a]", 2 / 3), ("a, b, c]", 0.8), ("c, d]", 0), ("]", 0), ("c. Final Answer: [b, a]", 1)],
+    [
+        ("a, b]", 1), ("b, a, b]", 1), ("c. Final Answer: [b, a]", 1), ("a]", 2 / 3), ("a, b, c]", 0.8),
+        ("c, d]", 0), ("]", 0), ("a, b", 0),
+    ],
 )  # fmt: skip
 def test_nodes_are_scored_by_the_f1_of_sets(listed, score):
     """GraphWalks: 2 precision recall / (precision + recall) of the listed set."""
@@ -220,7 +223,8 @@ def test_prompts_are_full_and_whole(name, tokenizer):
         except DoesNotFit:
             assert length < 3000 or name == "common-words" and length < 7100
             continue
-        assert 0.9 * length <= prompt.tokens <= length
+        largest = 90 if name == "key-value" else 0  # tokens of a pair: no part of one fits
+        assert min(0.9 * length, length - largest) <= prompt.tokens <= length
         assert prompt.tokens == len(prompt.ids) + prompt.new_tokens
         read = tokens.decode(prompt.ids, skip_special_tokens=True)
         assert read.endswith(prompt.question.ask) and all(read.count(needle) == 1 for needle in prompt.question.needles)

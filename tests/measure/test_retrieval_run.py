@@ -29,7 +29,7 @@ TOKENS = byte_tokenizer()
 def solve(text: str) -> list[str]:
     """The answer to a prompt of any task, read from nothing but the prompt; "unknown" for what is not there."""
     if found := solved(text):
-        return sorted(found)
+        return [*sorted(found), "]"]
     if text.endswith("What is the pass key? The pass key is"):
         return re.findall(r"The pass key is (\d+)\. Remember it\.", text) or ["unknown"]
     if asked := re.search(r"Which character has been to ([^?]*)\? Only answer", text):

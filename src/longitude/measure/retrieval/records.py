@@ -14,9 +14,9 @@ from longitude.measure.retrieval.prompts import Question
 
 
 def list_f1(output: str, answers: Sequence[str]) -> float:
-    """F1 of the nodes in the first list of the output against those of the answer, as sets (GraphWalks)."""
-    listed = output.partition("]")[0].rpartition("[")[2]
-    found = {*re.findall(r"\b[0-9a-f]{10}\b", listed)}
+    """F1 of the nodes in the first list of the output against those of the answer, as sets (GraphWalks); 0 without a list."""
+    listed, closed, _ = output.partition("]")
+    found = {*re.findall(r"\b[0-9a-f]{10}\b", listed.rpartition("[")[2])} if closed else set()
     return 2 * len(found & {*answers}) / (len(found) + len(answers))
 
 
