@@ -82,6 +82,33 @@ def test_positions_are_those_of_the_longest_windows(model, documents):
     assert losses[1].bytes.tolist() == [int(each[:, 1:5].sum()) for each in scored]
 
 
+@pytest.mark.parametrize("targets", [1, 3])
+def test_the_same_targets_with_more_context(model, documents, targets):
+    """Of every 16 targets the last ones, each by hand: the token after all of its window that comes before it."""
+    sizes = torch.arange(VOCAB) % 3 + 1
+    given = {"token_bytes": [sizes[each] for each in documents], "targets": targets}
+    losses = losses_by_length(model, documents, lengths=LENGTHS, methods=["same-targets"], **given)
+    assert [each.window for each in losses] == LENGTHS
+    for window, each in zip(LENGTHS, losses, strict=True):
+        expected = []
+        for document, count in zip(documents, COUNTS, strict=True):
+            nats = 0.0
+            for end in range(16, count + 1, 16):
+                for t in range(end - targets, end):
+                    with torch.no_grad():
+                        logits = model(input_ids=document[None, end - window : t + 1]).logits[0, -1]
+                    nats -= torch.log_softmax(logits, 0)[document[t + 1]].item()
+            expected.append(nats)
+        np.testing.assert_allclose(each.nats, expected, rtol=1e-12)
+        assert each.tokens.tolist() == [targets * count // 16 for count in COUNTS]
+        assert (each.position_from, each.position_to) == (window - targets, window)
+    assert len({each.bytes.tobytes() for each in losses}) == 1
+    ends = {"methods": ["per-position"], "bins": [16 - targets, 16]}
+    [longest] = losses_by_length(model, documents, lengths=[16], **ends, token_bytes=given["token_bytes"])
+    np.testing.assert_allclose(losses[-1].nats, longest.nats, rtol=1e-12)
+    assert losses[-1].bytes.tolist() == longest.bytes.tolist()
+
+
 def test_positions_of_a_span_that_windows_do_not_fill(model, documents):
     """span 16 in windows of 5: the last window of every document is one token."""
     losses = losses_by_length(model, documents, lengths=[5], methods=["per-position"], span=16, bins=range(6))

@@ -42,6 +42,8 @@ def test_8b_at_128k(llama3) -> None:
 @pytest.mark.slow
 def test_windows_are_those_that_are_read(llama3) -> None:
     """Sliding ones move by half, and retrieval adds a prompt for each question and depth."""
+    [cost, long] = costs(MeasureConfig(lengths=(1024, 4096), documents=3, methods=("same-targets",)), (llama3,))
+    assert (cost.tokens, long.tokens) == (3 * 1024, 3 * 4096)
     [cost] = costs(MeasureConfig(lengths=(1024,), documents=3, methods=("sliding",)), (llama3,))
     once = sum(map(len, plan_windows([1024] * 3, 1024, 512).values()))
     assert cost.tokens == once * 1024

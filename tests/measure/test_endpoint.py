@@ -2,6 +2,7 @@
 checkpoint itself gives."""
 
 import json
+import re
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +21,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.errors import UsageError
 from longitude.measure import endpoint as module
+from longitude.measure.config import METHODS
 from longitude.measure.endpoint import Endpoint, Refused, address, stand_in, without_thinking
 from longitude.measure.retrieval import run
 from longitude.measure.retrieval.prompts import Prompt
 from tests.measure.conftest import write
 
-TASKS = ["perplexity", "passkey", "needle-single"]
+TASKS = ["perplexity", "passkey", "needle-single", "label-count"]
 SIZES = ["--lengths", 320, 600, "--documents", 2, "--trials", 2, "--depths", 0.5, "--device", "cpu"]
 
 
@@ -146,9 +148,9 @@ def measured(command, text, tmp_path):
 
 def numbers(rows: list[dict]) -> list[dict]:
     """Rows without what a server does not tell, or has by another name."""
-    unlike = ("model", "label", "encoding", "dtype", "backend", "prefill", "commit")
+    unlike = ("model", "label", "encoding", "dtype", "backend", "prefill", "commit", "bos")
     rows = [{name: value for name, value in row.items() if name not in unlike} for row in rows]
-    return [row | {"method": row["method"].partition(",")[0]} for row in rows]
+    return [row | {"method": re.sub(", (in|as) .*", "", row["method"])} for row in rows]
 
 
 def answers(folder: Path) -> list[dict]:
@@ -160,7 +162,7 @@ def answers(folder: Path) -> list[dict]:
 @pytest.mark.parametrize("chat", [True, False])
 def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> None:
     """Perplexity in each way and by position, and the same answers, by chat and by plain completions."""
-    options = [] if chat else ["--no-chat"]
+    options = [] if chat else ["--no-chat", "--methods", *METHODS, "same-targets"]
     code, own, _ = measured(folder, *options, out="own")
     assert code == 0
     with served(Model(folder)) as url:
@@ -171,6 +173,8 @@ def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> N
         assert got == {
             name: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value for name, value in want.items()
         }
+    begun = {row["task"]: row["bos"] for row in rows}
+    assert begun == dict.fromkeys(TASKS[1:], "by the server" if chat else "none") | {"text": "none"}
     assert answers(tmp_path / "run") == answers(tmp_path / "own") and any(
         each["generated"] for each in answers(tmp_path / "run")
     )
@@ -323,10 +327,10 @@ def test_a_message_holds_the_start_of_the_answer() -> None:
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     asked: list[Prompt] = []
     server: Any = SimpleNamespace(
-        described="", answers=lambda prompts, _: [asked.append(each) or "1" for each in prompts]
+        described="", chat=True, answers=lambda prompts, _: [asked.append(each) or "1" for each in prompts]
     )
     [row] = run(Checkpoint(stand_in(), tokenizer, None, ""), "passkey", lengths=[400], trials=2, server=server)  # pyright: ignore[reportArgumentType]
-    assert row.count == 2 and row.window is not None and 300 < row.window <= 400
+    assert row.count == 2 and row.window is not None and 300 < row.window <= 400 and row.bos == "by the server"
     for prompt in asked:
         message = [{"role": "user", "content": prompt.text}]
         sent = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
@@ -366,6 +370,7 @@ def test_requests_at_a_time() -> None:
         ["--endpoint", "{url}", "--model", "m", "--plan"],
         ["--endpoint", "{url}", "--model", "m", "--concurrency", 0],
         ["--endpoint", "{url}", "--model", "m", "--thinking", 9, "--no-chat"],
+        ["--endpoint", "{url}", "--model", "m", "--bos", "never"],
     ],
 )
 def test_what_is_refused(arguments, folder, measured, tmp_path, monkeypatch) -> None:

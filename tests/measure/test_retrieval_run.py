@@ -20,6 +20,7 @@ from longitude.measure.retrieval import TASKS, effective_length, run, scores_by_
 from longitude.measure.retrieval.measurement import answer, plan
 from longitude.measure.retrieval.tasks import LANDMARKS
 from tests.measure.conftest import build
+from tests.measure.solving import solved
 from tests.support import refused
 
 TOKENS = byte_tokenizer()
@@ -27,6 +28,8 @@ TOKENS = byte_tokenizer()
 
 def solve(text: str) -> list[str]:
     """The answer to a prompt of any task, read from nothing but the prompt; "unknown" for what is not there."""
+    if found := solved(text):
+        return [*sorted(found), "]"]
     if text.endswith("What is the pass key? The pass key is"):
         return re.findall(r"The pass key is (\d+)\. Remember it\.", text) or ["unknown"]
     if asked := re.search(r"Which character has been to ([^?]*)\? Only answer", text):
@@ -137,6 +140,11 @@ def test_rows_hold_how_they_were_measured():
     [passkey] = run(reader(), "passkey", lengths=[600], trials=1)
     assert passkey.metric == "accuracy" and passkey.method == "greedy, questions of seed 0"
     assert passkey.depth is passkey.position_from is None
+    tokens = byte_tokenizer()
+    tokens.chat_template = "{{ messages[0].content }}"
+    [chat] = run(replace(reader(), tokenizer=tokens), "passkey", lengths=[600], trials=1)
+    template = sha256(tokens.chat_template.encode()).hexdigest()[:12]
+    assert chat.method == f"greedy, questions of seed 0, in the chat template (sha256 {template})"
 
 
 def test_a_length_that_is_too_short_has_a_row_without_value_and_progress_counts_it():

@@ -32,9 +32,11 @@ from longitude.measure.windows import Bounded
 from longitude.runs.progress import Progress
 from longitude.runs.store import Store
 from longitude.statistics import proportions
+from longitude.statistics.documents import interval, paired_difference
 from tests.measure.conftest import write
 from tests.support import edit_config
 
+WAYS = ("non-overlapping", "sliding", "same-targets")
 SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64}
 
 
@@ -97,6 +99,38 @@ def test_perplexity_is_that_of_a_plain_loop(name, checkpoints, config, tmp_path)
         per_token = {"bits_per_byte": bits / size, "perplexity": 2 ** (bits / count)}
         assert row.value == pytest.approx(per_token[row.metric], rel=1e-6)
     assert {row.metric for row in results.rows} == {"bits_per_byte", "perplexity"}
+
+
+def test_more_context_is_compared_on_the_same_targets(checkpoints, config, tmp_path):
+    """Each length against the shortest, paired over documents; the targets are the last of every document at all lengths."""
+    config = replace(config, methods=("same-targets",), dtype="float64")
+    results, failures, watcher = go(config, tmp_path / "run", checkpoints["llama"])
+    assert failures == [] and len(watcher.units) == 3  # the trained length 32, too
+    planned = plan(config, (str(checkpoints["llama"]),))
+    documents = planned.subjects[0].documents
+    assert documents is not None and planned.targets == 16
+    model = AutoModelForCausalLM.from_pretrained(checkpoints["llama"], dtype=torch.float64).eval()
+    bits = {}
+    for length in (32, 48, 64):
+        read = torch.stack([ids[-length - 1 :] for ids in documents.ids])
+        with torch.no_grad():
+            logits = model(read[:, :-1]).logits[:, -16:]
+        nats = F.cross_entropy(logits.transpose(1, 2), read[:, -16:], reduction="none").sum(1).numpy()
+        bits[length] = (nats, [int(sizes[-16:].sum()) for sizes in documents.sizes])
+    rows = in_bits(results.rows)
+    assert [row.length for row in rows] == [32, 48, 64] and {row.tokens for row in rows} == {3 * 16}
+    for row in rows:
+        assert (row.value, row.low) == pytest.approx(interval(*bits[row.length])[:2]) and row.position_to == row.length
+    changes = [row for row in results.rows if row.metric == "bits_per_byte_difference"]
+    assert [row.length for row in changes] == [48, 64] and {row.method for row in changes} == {
+        "same-targets, less those at 32"
+    }
+    for row in changes:
+        assert (row.value, row.low, row.high) == pytest.approx(paired_difference(bits[row.length], bits[32]))
+    shown = tables(results)[-1]
+    assert shown.lengths == [48, 64] and "16 tokens of 3 documents" in shown.caption
+    assert [float(cell.value) for cell in shown.lines[0][3]] == pytest.approx([row.value for row in changes], abs=5e-4)
+    assert read_rows(tmp_path / "run" / "results.parquet")["metric"].tolist().count("bits_per_byte_difference") == 2
 
 
 def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
@@ -253,13 +287,13 @@ def test_questions_share_a_folder(checkpoints, config, text, tmp_path):
 
 def test_what_decides_a_number_decides_its_unit(checkpoints, config):
     """Each option of windows or questions makes other units, where it has a part in them, and no others."""
-    base = replace(config, methods=("non-overlapping", "sliding"), tasks=("perplexity", "passkey"), lengths=(300, 512))
+    base = replace(config, methods=WAYS, tasks=("perplexity", "passkey"), lengths=(300, 512))
 
     def keys(**changes):
         planned = plan(replace(base, **changes), (str(checkpoints["llama"]),))
         units = planned.units(planned.subjects[0])
         longest = {part: unit.key for part, unit in units.items() if part.length == 512}
-        return {part: key for part, key in longest.items() if part.way in ("sliding", "non-overlapping", "0")}
+        return {part: key for part, key in longest.items() if part.way in (*WAYS, "0")}
 
     def other(**changes):
         now = keys(**changes)
@@ -267,8 +301,8 @@ def test_what_decides_a_number_decides_its_unit(checkpoints, config):
 
     before = keys()
     assert other(stride=7) == {"sliding"} and other(trials=3) == {"passkey"} == other(chat=False)
-    assert other(documents=2) == other(batch=7) == {"sliding", "non-overlapping"}
-    assert other(chunk=9) == other(dtype="float64") == other(seed=1) == {"sliding", "non-overlapping", "passkey"}
+    assert other(targets=9) == {"same-targets"} and other(documents=2) == other(batch=7) == {*WAYS}
+    assert other(chunk=9) == other(dtype="float64") == other(seed=1) == {*WAYS, "passkey"}
     assert other(allow_pickle=True) == set()
 
 

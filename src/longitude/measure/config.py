@@ -4,18 +4,23 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
 from longitude.errors import UsageError, check_sizes
 from longitude.runs.device import Device
 
-Method = Literal["non-overlapping", "sliding", "per-position"]
-METHODS: tuple[Method, ...] = get_args(Method)
+SAME_TARGETS = "same-targets"
+Method = Literal["non-overlapping", "sliding", "per-position", "same-targets"]
+METHODS: tuple[Method, ...] = ("non-overlapping", "sliding", "per-position")
+"""Those that a measurement has unless others are named."""
+TARGETS = 256
+"""Targets of a document whose context grows, at most half of the shortest window."""
 Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
+    "key-value", "copy", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common",
 ]  # fmt: skip
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
 """The task of losses, and the unit of the text that is colored by them."""
@@ -46,6 +51,8 @@ class MeasureConfig:
     """Ways to measure perplexity."""
     stride: int | None = None
     """Step of sliding windows in tokens, at most the shortest length; by default half of each window."""
+    targets: int | None = None
+    """With --methods same-targets: tokens scored at the end of each document; by default 256, or half the shortest length."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Depths of a single needle, 0 (first) to 1 (last), for tasks that have one."""
     text_figure: bool = False
@@ -92,7 +99,8 @@ def require_consistent(config: MeasureConfig) -> None:
     check_ascending("--depths", config.depths, 0, 1)
     check_each_once("--methods", config.methods)
     check_each_once("--tasks", config.tasks)
-    bounds = {"tokens": (config.lengths[-1], math.inf), "stride": (1, config.lengths[0]), "seed": (0, 2**32 - 1)}
+    bounds = {"tokens": (config.lengths[-1], math.inf), "seed": (0, 2**32 - 1)}
+    bounds |= dict.fromkeys(("stride", "targets"), (1, config.lengths[0]))
     bounds |= dict.fromkeys(
         ("documents", "trials", "batch", "chunk", "evaluator_context", "concurrency"), (1, math.inf)
     )
@@ -100,7 +108,8 @@ def require_consistent(config: MeasureConfig) -> None:
     for name, (low, high) in bounds.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            why = {"tokens": ", the longest of --lengths", "stride": ", the shortest of --lengths"}.get(name, "")
+            shortest = ", the shortest of --lengths"
+            why = {"tokens": ", the longest of --lengths", "stride": shortest, "targets": shortest}.get(name, "")
             limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
             raise UsageError(f"--{name.replace('_', '-')}", f"{limits}{why}", value)
     served = ("model", "tokenizer", "concurrency", "thinking")
@@ -110,8 +119,12 @@ def require_consistent(config: MeasureConfig) -> None:
             raise UsageError(f"--{name}", f"{whose} option only where one is measured", value, "leave it out")
     if config.endpoint is not None and not config.model:
         raise UsageError("--endpoint", "--model NAME, the server's name of the model", "none")
+    if config.endpoint and config.bos != "tokenizer" and config.chat and {*config.tasks} != {PERPLEXITY}:
+        raise UsageError("--bos", "tokenizer: in a chat, the server begins the prompt", config.bos, "add --no-chat")
     if config.thinking and not config.chat:
         raise UsageError("--thinking", "questions in a chat", "--no-chat", "leave one of them out")
+    if config.targets is not None and SAME_TARGETS not in config.methods:
+        raise UsageError("--targets", f"{SAME_TARGETS} among --methods", words(config.methods), "add it")
     if config.text_figure and PERPLEXITY not in config.tasks:
         raise UsageError(
             "--text-figure", "perplexity among --tasks, which reads the text", words(config.tasks), "add it"

@@ -10,7 +10,7 @@ from longitude.checkpoints import load as checkpoints
 from longitude.checkpoints.config import trained_length
 from longitude.checkpoints.costs import H100, WIDEST, Cost, flops_per_second, forward_flops
 from longitude.measure import retrieval
-from longitude.measure.config import PERPLEXITY, MeasureConfig, require_consistent, with_trained
+from longitude.measure.config import PERPLEXITY, SAME_TARGETS, MeasureConfig, require_consistent, with_trained
 from longitude.measure.plan import memory_of, outline_of
 from longitude.measure.windows import plan_windows
 
@@ -75,4 +75,5 @@ def _windows(config: MeasureConfig, length: int) -> float:
         windows += config.text_figure and length == longest
         if {"non-overlapping", "per-position"} & {*config.methods}:
             windows += documents * longest / length
+        windows += documents * (SAME_TARGETS in config.methods)
     return windows

@@ -20,6 +20,7 @@ from longitude.measure import retrieval
 from longitude.measure.config import (
     ONE_TEXT,
     PERPLEXITY,
+    SAME_TARGETS,
     MeasureConfig,
     check_each_once,
     require_consistent,
@@ -29,6 +30,7 @@ from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.endpoint import Endpoint, ServerTokenizer, address
 from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
+from longitude.measure.text import targets_of
 from longitude.measure.windows import LOGITS
 from longitude.runs.device import device_of
 from longitude.runs.memory import Memory, available_memory, forward_memory
@@ -120,10 +122,16 @@ class MeasurePlan:
             inputs["by_position"] = self.by_position(part.length, subject)
             inputs["key_tokens"] = keys.key if (keys := self.key_tokens(subject)) else None
             inputs |= {"stride": config.stride} if part.way == "sliding" else {}
+            inputs |= {"targets": self.targets} if part.way == SAME_TARGETS else {}
         else:
             inputs |= {"trials": config.trials, "chat": config.chat, "bos": config.bos}
             inputs |= {"thinking": config.thinking} if self.server else {}
         return Unit(part.task, "-".join(map(str, filter(None, (subject.label, part.length, part.way)))), inputs)
+
+    @property
+    def targets(self) -> int:
+        """Tokens at the end of each document that same-targets scores, at every length."""
+        return self.config.targets or targets_of(self.lengths)
 
     def key_tokens(self, subject: Subject) -> Unit | None:
         """The unit in which the evaluator finds the key tokens of a model's documents; None without one."""
@@ -149,7 +157,7 @@ class MeasurePlan:
             depths = self.config.depths if retrieval.TASKS[task].depths else ()
             return [f"{depth:g}" for depth in depths] or [""]
         flat = "non-overlapping" in self.config.methods or self.by_position(length, subject)
-        return ["non-overlapping"] * flat + ["sliding"] * ("sliding" in self.config.methods)
+        return ["non-overlapping"] * flat + [way for way in ("sliding", SAME_TARGETS) if way in self.config.methods]
 
     def by_position(self, length: int, subject: Subject) -> bool:
         """Whether losses at this length are wanted by position: at the longest that the model has positions for."""
@@ -172,12 +180,21 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     read: dict[str, Documents] = {}
     labels = _labels(models)
     subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
-    lengths = with_trained(config.lengths, [subject.trained for subject in subjects if config.trained])
+    lengths = _lengths(config, [subject.trained for subject in subjects])
     evaluator = None
     if config.evaluator is not None:
         alone = replace(config, tasks=(PERPLEXITY,))
         evaluator = _subject(alone, config.evaluator, f"evaluator {config.evaluator}", text, device, read)
-    return MeasurePlan(config, subjects, tuple(lengths), text, device, evaluator)
+    return MeasurePlan(config, subjects, lengths, text, device, evaluator)
+
+
+def _lengths(config: MeasureConfig, trained: list[int | None]) -> tuple[int, ...]:
+    """All lengths to measure. UsageError for one that is shorter than the targets that every length scores."""
+    lengths = tuple(with_trained(config.lengths, trained if config.trained else []))
+    if config.targets is not None and config.targets > lengths[0]:
+        expected = f"at most {lengths[0]}, the length that a model was trained at"
+        raise UsageError("--targets", expected, config.targets, "add --no-trained to leave that length out")
+    return lengths
 
 
 def _text(config: MeasureConfig) -> Text | None:
@@ -212,8 +229,9 @@ def _served(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     content = hashlib.sha256(f"{server.url} {server.model}".encode()).hexdigest()
     label = Path(config.model).name or config.model
     subject = Subject(config.model, label, trained, None, "on a server", content, bos, documents, Memory(0, 0, 0, 0))
-    lengths = tuple(with_trained(config.lengths, [trained] * config.trained))
-    return MeasurePlan(config, [subject], lengths, text, "server", server=server, tokenizer=tokenizer)
+    return MeasurePlan(
+        config, [subject], _lengths(config, [trained]), text, "server", server=server, tokenizer=tokenizer
+    )
 
 
 def _require_prompts(options: MeasureConfig, tokenizer: Any, last: int | None) -> None:

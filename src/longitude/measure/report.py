@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from longitude.measure import retrieval
+from longitude.measure.config import SAME_TARGETS
 from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
 from longitude.measure.tables import by_position, effective, sentences, tables, wrong_answers
@@ -89,7 +90,8 @@ FIRST = 16
 def figures(results: Results) -> list[Figure]:
     """All figures that the run has numbers for."""
     rows = [row for row in results.rows if row.value is not None and (row.task != "text" or row.metric != "perplexity")]
-    flat = [row for row in rows if row.method == "non-overlapping"] or [row for row in rows if row.method == "sliding"]
+    ways = ([row for row in rows if row.method == way] for way in ("non-overlapping", "sliding", SAME_TARGETS))
+    flat = next(filter(None, ways), [])
     by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
     drawn = [*_one_text(results)]
     if flat:

@@ -32,12 +32,13 @@ class Row:
         position_from: The first of the positions averaged over; None: all. Position t is the 0-based index, inside the
             window, of the input token whose output predicts the next one.
         position_to: One after the last of them.
-        metric: "bits_per_byte" (nats / ln 2 / bytes), "perplexity" (exp of nats / tokens), or a task's own.
-        method: "non-overlapping", "sliding", "per-position", or a task's own.
+        metric: "bits_per_byte" (nats / ln 2 / bytes), "perplexity" (exp of nats / tokens), "bits_per_byte_difference" (of the
+            same targets with less context), or a task's own.
+        method: "non-overlapping", "sliding", "per-position", "same-targets", or a task's own.
         window: Input tokens that the model attends over at once.
         stride: Tokens the window moved by.
         weighting: Items with equal weight in the average; "token": every scored target counts once.
-        bos: "none", or the place of a beginning-of-sequence token.
+        bos: "none", or the place of a beginning-of-sequence token; "by the server" where a server makes the tokens.
         truncation: Treatment of text that did not fill the windows.
         documents: Documents scored.
         tokens: Target tokens scored.

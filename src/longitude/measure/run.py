@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
 from longitude.errors import UsageError
 from longitude.measure import retrieval
-from longitude.measure.config import ONE_TEXT, PERPLEXITY, as_json
+from longitude.measure.config import ONE_TEXT, PERPLEXITY, SAME_TARGETS, as_json
 from longitude.measure.documents import typical
 from longitude.measure.endpoint import SUCH, Refused, ServerReader, Unreachable
 from longitude.measure.key_tokens import TASK as LONGPPL, find_key_text, selected
@@ -26,12 +26,15 @@ from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
 from longitude.runs.provenance import commit_of_code, provenance
 from longitude.runs.store import RESULT, BusyError, Store, Unit
+from longitude.statistics.documents import paired_difference
 
 VERB = "measure"
 """Which command a question.json is of."""
 ROWS, REPORT, ANSWERS = "results.parquet", "report.html", "answers.jsonl"
 KEY_TEXT, WINDOWS = "key-text.json", "windows.jsonl"
 """Files of a unit: what it measured; what an evaluator found; losses of the passes of a unit in progress."""
+DIFFERENCE = "bits_per_byte_difference"
+"""Metric of a row that compares two contexts."""
 POLL_SECONDS = 0.5
 """Between two looks at what another process measures."""
 
@@ -296,7 +299,7 @@ class Run:
         methods, chosen = [part.way], None
         if part.way == "non-overlapping":
             if self.plan.by_position(part.length, opened.subject):
-                methods = [method for method in self.config.methods if method != "sliding"]
+                methods = [method for method in self.config.methods if method not in ("sliding", SAME_TARGETS)]
             if (keys := self.plan.key_tokens(opened.subject)) is not None:
                 found = self.store.find(keys.kind, keys.key)
                 assert found is not None  # find_keys came before
@@ -307,6 +310,7 @@ class Run:
             lengths=[part.length],
             methods=methods,
             stride=self.config.stride,
+            targets=self.plan.targets if part.way == SAME_TARGETS else None,
             span=len(documents.ids[0]) - 1,
             token_bytes=documents.sizes,
             batch_tokens=self.config.concurrency * part.length if self.plan.server else self.config.batch,
@@ -332,7 +336,7 @@ class Run:
             rows.append(
                 Row(task=LONGPPL, metric="perplexity", length=part.length, count=0, reason=none, **opened.labels)
             )
-        whole = first.position_from is None and rows[0].value is not None
+        whole = first.method != "per-position" and rows[0].value is not None
         sums = {"nats": first.nats.tolist(), "bytes": first.sums[1].tolist()} if whole else None
         return {"rows": [asdict(row) for row in rows], "documents": sums}
 
@@ -377,7 +381,27 @@ def _results(store: Store, question: Mapping[str, Any]) -> Results:
         if (folder := store.find(each["kind"], each["key"])) is not None:
             part = Part(each["task"], each["length"], each["way"])
             measured.append(_measured(folder, each["model"], question["models"][each["model"]]["label"], part))
-    return Results(store.run, question, tuple(measured))
+    return Results(store.run, question, tuple(_compared(measured, question["configuration"]["seed"])))
+
+
+def against(length: int) -> str:
+    """Method of rows that compare with windows of this length."""
+    return f"{SAME_TARGETS}, less those at {length}"
+
+
+def _compared(measured: list[Measured], seed: int) -> Iterator[Measured]:
+    """With a row of the difference from the shortest context to each longer one, of the same targets, paired over documents."""
+    shortest: dict[str, Measured] = {}
+    for each in measured:
+        if each.part.way == SAME_TARGETS and each.documents and each.rows:
+            base = shortest.setdefault(each.model, each)
+            ours, theirs = ((one["nats"], one["bytes"]) for one in (each.documents, base.documents or {}))
+            if base is not each:
+                value, low, high = paired_difference(ours, theirs, seed=seed)
+                changed = {"metric": DIFFERENCE, "method": against(base.part.length)}
+                row = replace(each.rows[0], **changed, value=value, low=low, high=high)
+                each = each._replace(rows=[*each.rows, row])
+        yield each
 
 
 def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from longitude.measure import retrieval
-from longitude.measure.config import PERPLEXITY, with_trained
+from longitude.measure.config import PERPLEXITY, SAME_TARGETS, with_trained
 from longitude.measure.key_tokens import TASK as LONGPPL
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
-from longitude.measure.run import Results
+from longitude.measure.run import DIFFERENCE, Results, against
 from longitude.statistics import proportions
 from longitude.statistics.documents import paired_ratio
 
@@ -43,8 +43,10 @@ def tables(results: Results) -> list[Table]:
     every = []
     if PERPLEXITY in tasks:
         every = [
-            _perplexity(results, method, metric) for method in ("non-overlapping", "sliding") for metric in METRICS
-        ]
+            _perplexity(results, method, metric)
+            for method in ("non-overlapping", "sliding", SAME_TARGETS)
+            for metric in METRICS
+        ] + [_more_context(results)]
     if results.question["configuration"].get("evaluator"):
         every.append(_longppl(results))
     for task in (task for task in tasks if task != PERPLEXITY):
@@ -59,15 +61,33 @@ def _perplexity(results: Results, method: str, metric: str) -> Table:
     laid = "laid end to end" if method == "non-overlapping" else moved
     name, value = METRICS[metric]
     caption = f"Lower is better. Windows {laid}; every target counts once."
+    if method == SAME_TARGETS:
+        caption = f"Lower is better. {_targets(rows)}, at the end of windows of each length."
     caption += "" if metric == "bits_per_byte" else " Models with different tokenizers cannot be compared by it."
     return _by_length(results, rows, f"{name}, {method}", caption, value)
 
 
-def _by_length(results: Results, rows: list[Row], title: str, caption: str, value: str) -> Table:
+def _targets(rows: list[Row]) -> str:
+    row = next(iter(rows), None)
+    counted = row and f"{(row.position_to or 0) - (row.position_from or 0)} tokens of {row.documents} documents"
+    return f"The same last {counted}"
+
+
+def _more_context(results: Results) -> Table:
+    """The change of the loss of the same targets with more context."""
+    rows = [row for row in results.rows if row.metric == DIFFERENCE]
+    less = min((int(row.method.rpartition(" ")[2]) for row in rows if row.method), default=0)
+    rows = [row for row in rows if row.method == against(less)]
+    caption = f"Difference from windows of {less} tokens: below zero, more context helps. {_targets(rows)}. "
+    caption += "Below: its 95% interval, paired over documents."
+    return _by_length(results, rows, f"bits per byte, {SAME_TARGETS}, change by more context", caption, "+.3f", "+.3f")
+
+
+def _by_length(results: Results, rows: list[Row], title: str, caption: str, value: str, ends: str = ".2f") -> Table:
     """A row of each model and length."""
     lengths = sorted({row.length for row in rows if row.length})
     by_cell = {(row.label, row.length): row for row in rows}
-    cells = {label: [_cell(by_cell.get((label, each)), value, ".2f") for each in lengths] for label in results.labels}
+    cells = {label: [_cell(by_cell.get((label, each)), value, ends) for each in lengths] for label in results.labels}
     return Table(title, caption, lengths, _lines(results, cells))
 
 

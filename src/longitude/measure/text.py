@@ -1,13 +1,15 @@
 """Loss of a causal language model by length, by window and by position, from the same target tokens every time.
 
 A document of n tokens gives N = floor((n - 1) / span) * span targets, tokens 1..N, where span is the longest length.
-Whatever the length and the method, each of these N targets is scored exactly once, so that the rows differ in the
+Whatever the length and the method (but the last), each of these N targets is scored exactly once, so that the rows differ in the
 context a target was given and in nothing else:
 
 * non-overlapping, window W: inputs sW..sW+W-1 predict targets sW+1..sW+W. A target has from 1 to W tokens of context.
 * sliding, window W and stride S: the window moves by S; the first scores all its targets, each later one the last S.
   A target past the first window has from W-S+1 to W tokens of context. S = W is non-overlapping.
 * per-position: the non-overlapping losses of the longest length, averaged by position in the window.
+* same-targets, K targets: a window of W inputs ends with the last K targets of every span and scores those alone. A target
+  has from W-K+1 to W tokens of context. Not the N targets of the others: K of every span.
 
 Where the windows do not fill N, the last one of a document begins where the next window would and is shorter.
 """
@@ -21,9 +23,17 @@ import numpy as np
 from torch import Tensor, int64, nn
 
 from longitude.errors import UsageError, check_choice, check_sizes
-from longitude.measure.config import METHODS, Method, check_ascending, check_each_once, checked_lengths
+from longitude.measure.config import (
+    METHODS,
+    SAME_TARGETS,
+    TARGETS,
+    Method,
+    check_ascending,
+    check_each_once,
+    checked_lengths,
+)
 from longitude.measure.rows import Row, check_labels
-from longitude.measure.windows import Progress, Reader, plan_windows, score
+from longitude.measure.windows import Progress, Reader, plan_ends, plan_windows, score
 from longitude.statistics.documents import interval
 
 _PROTOCOL = ("metric", "method", "window", "stride", "position_from", "position_to", "truncation", "dtype")
@@ -108,6 +118,7 @@ def by_length(
     lengths: Sequence[int],
     methods: Sequence[str] = METHODS,
     stride: int | None = None,
+    targets: int | None = None,
     span: int | None = None,
     token_bytes: Sequence[Tensor] | int | None = None,
     bins: Sequence[int] | None = None,
@@ -126,8 +137,9 @@ def by_length(
         model: As for `losses_by_length`.
         documents: 1-D int64 tensors, each of at least span + 1 tokens.
         lengths: Windows in tokens, strictly ascending.
-        methods: Any of "non-overlapping", "sliding", "per-position".
+        methods: Any of "non-overlapping", "sliding", "per-position", "same-targets".
         stride: Step of the sliding windows in tokens, 1 to the shortest length; None for half of each window.
+        targets: Tokens of each span that "same-targets" scores, 1 to the shortest length; None: 256, at most half of that.
         span: Targets per document are a multiple of it; None: the longest length.
         token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
         bins: Ascending edges of the per-position averages; None: `default_bins`.
@@ -145,8 +157,8 @@ def by_length(
     """
     check_labels(labels)
     losses = losses_by_length(
-        model, documents, lengths=lengths, methods=methods, stride=stride, span=span, token_bytes=token_bytes,
-        bins=bins, batch_tokens=batch_tokens, progress=progress,
+        model, documents, lengths=lengths, methods=methods, stride=stride, targets=targets, span=span,
+        token_bytes=token_bytes, bins=bins, batch_tokens=batch_tokens, progress=progress,
     )  # fmt: skip
     return [each.row(resamples=resamples, bootstrap_seed=bootstrap_seed, **labels) for each in losses]
 
@@ -158,6 +170,7 @@ def losses_by_length(  # noqa: C901
     lengths: Sequence[int],
     methods: Sequence[str] = METHODS,
     stride: int | None = None,
+    targets: int | None = None,
     span: int | None = None,
     token_bytes: Sequence[Tensor] | int | None = None,
     bins: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
@@ -173,8 +186,9 @@ def losses_by_length(  # noqa: C901
             without gradients and in eval mode; the training mode of every submodule is restored.
         documents: 1-D int64 tensors, each of at least span + 1 tokens.
         lengths: Windows in tokens, strictly ascending.
-        methods: Any of "non-overlapping", "sliding", "per-position".
+        methods: Any of "non-overlapping", "sliding", "per-position", "same-targets".
         stride: Step of the sliding windows, 1 to the shortest length; None for half of each window.
+        targets: Tokens of each span that "same-targets" scores, 1 to the shortest length; None: `targets_of`.
         span: Targets per document are a multiple of it; at least the longest length, which is the default. Pass the same
             span for models measured at different lengths to compare them on the same targets.
         token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
@@ -214,19 +228,35 @@ def losses_by_length(  # noqa: C901
     passes = [("non-overlapping", length, length) for length in flat]
     if "sliding" in methods:
         passes += [("sliding", length, stride or max(1, length // 2)) for length in lengths]
+    if SAME_TARGETS in methods:
+        passes += [(SAME_TARGETS, length, span) for length in lengths]
+    ending = targets_of(lengths) if targets is None else targets
+    check_sizes("measure", targets=ending)
+    if ending > lengths[0]:
+        raise UsageError(
+            "targets", f"at most the shortest length {lengths[0]}", ending, "they are scored at every length"
+        )
     _check_documents(documents, span)
     counts = [(len(document) - 1) // span * span for document in documents]
     weights = {"tokens": [np.ones(count, dtype=np.int64) for count in counts]}
     if token_bytes is not None:
         weights["bytes"] = _bytes(documents, counts, token_bytes)
 
-    plans = [plan_windows(counts, window, step) for _, window, step in passes]
+    plans = [
+        plan_ends(counts, window, ending, span) if method == SAME_TARGETS else plan_windows(counts, window, step)
+        for method, window, step in passes
+    ]
     scores = score(model, documents, counts, plans, batch_tokens, progress, reader)
     results, positions, chosen = [], [], []
     for (method, window, step), nats in zip(passes, scores, strict=True):
         along = {"nats": nats} | weights
         protocol = {"window": window, "stride": step, "truncation": f"tail dropped to a multiple of {span} targets"}
         protocol["dtype"] = str(next((each.dtype for each in model.parameters()), "unknown")).removeprefix("torch.")
+        if method == SAME_TARGETS:
+            last = [np.arange(count) % span >= span - ending for count in counts]
+            along = {name: [each[of] for each, of in zip(values, last, strict=True)] for name, values in along.items()}
+            protocol |= {"position_from": window - ending, "position_to": window}
+            protocol["truncation"] = f"the last {ending} targets of every {span}"
         if method in methods:
             sums = {name: np.array([each.sum() for each in values]) for name, values in along.items()}
             results.append(DocumentLosses(**sums, method=method, **protocol))
@@ -242,6 +272,11 @@ def losses_by_length(  # noqa: C901
                 bounds = {"position_from": start, "position_to": stop}
                 positions.append(DocumentLosses(**sums, method="per-position", **bounds, **protocol))
     return results + positions + chosen
+
+
+def targets_of(lengths: Sequence[int]) -> int:
+    """Targets of each span whose context grows, for windows of these lengths, ascending."""
+    return min(TARGETS, max(1, lengths[0] // 2))
 
 
 def default_bins(length: int) -> list[int]:

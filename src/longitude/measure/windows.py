@@ -38,6 +38,14 @@ def plan_windows(counts: Sequence[int], window: int, stride: int) -> Windows:
     return plan
 
 
+def plan_ends(counts: Sequence[int], window: int, targets: int, span: int) -> Windows:
+    """The windows that end with the last `targets` targets of every `span`, and score those alone."""
+    starts = [
+        (document, stop - window) for document, count in enumerate(counts) for stop in range(span, count + 1, span)
+    ]
+    return {(window, window - targets): starts}
+
+
 def score(
     model: nn.Module,
     documents: Sequence[Tensor],
@@ -49,12 +57,14 @@ def score(
 ) -> Iterator[list[np.ndarray]]:
     """For each plan, [count] float64 for every document: entry t is -ln p(token t + 1 | its window's tokens up to t).
 
+    NaN for a target that no window scores.
+
     `progress` is called after every forward pass, over all the plans.
     """
     reader, device = reader or Reader(model), next((each.device for each in model.parameters()), "cpu")
     done, total = 0, sum(width * len(starts) for plan in plans for (width, _), starts in plan.items())
     for plan in plans:
-        nats = [np.empty(count) for count in counts]
+        nats = [np.full(count, np.nan) for count in counts]
         with evaluating(model):
             for (width, skip), starts in plan.items():
                 rows = max(1, batch_tokens // width)

@@ -1,6 +1,6 @@
 """Retrieval by length: can a model find and use what is in its context? Passkey, needles, tracking, word counts.
 
-`run` yields a row per length and depth; `TASKS` are published tasks by name; `effective_length` summarizes rows.
+`run` yields a row per length and depth; `TASKS` are tasks by name; `effective_length` summarizes rows.
 """
 
 from longitude.measure.retrieval.measurement import Answer as Answer, backend_of as backend_of, plan as plan, run as run

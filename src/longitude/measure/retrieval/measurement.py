@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import product
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -201,7 +202,7 @@ def _rows(
     if server is not None:
         text += server.described
     elif planned.chats_with(tokenizer):
-        text += ", in the chat template"
+        text += f", in the chat template (sha256 {sha256(str(tokenizer.chat_template).encode()).hexdigest()[:12]})"
     protocol = {
         "task": task.name,
         "metric": task.metric,
@@ -234,6 +235,8 @@ def _rows(
             progress(done, total)
         value, low, high = proportions.mean(scores)
         columns |= _read(prompts, tokenizer, depth)
+        if server is not None and (server.chat or server.text):
+            columns["bos"] = "by the server"
         yield Row(**columns, count=len(scores), value=value, low=low, high=high)
 
 

@@ -18,7 +18,8 @@ class Question:
 
     text: function that returns the whole prompt with `size` units of filler (letters, words, lines, ...), deterministically.
     smallest: minimum number of units. ask: end of the prompt. begin: last words of the prompt, which start the answer and
-    follow the template in a chat. needles: texts that it must contain once each. answers: texts that a right answer contains.
+    follow the template in a chat. needles: texts that it must contain once each, from which the answers follow; without any, it
+    must contain the answers. answers: texts that a right answer contains.
     whole_answer: a complete right answer, with which tokens are counted.
     """
 
@@ -108,7 +109,7 @@ def check(question: Question, text: str, read: str) -> None:
     """ValueError unless the prompt is whole: `text` as built, `read` as the tokenizer gives it back."""
     for what, got in (("was built", text), ("the tokenizer gives back", read)):
         plain = _plain(got)
-        lost = [each for each in (*question.needles, *question.answers) if _plain(each) not in plain]
+        lost = [each for each in question.needles or question.answers if _plain(each) not in plain]
         lost += [each for each in question.needles if plain.count(_plain(each)) > 1]
         lost += [] if plain.endswith(_plain(question.ask)) else [question.ask]
         if lost:

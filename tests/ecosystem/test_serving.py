@@ -1,0 +1,125 @@
+"""`transformers serve`: `measure --endpoint` gets the answers of the checkpoint itself, by completions and by chat."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longitude.checkpoints.load import byte_tokenizer
+from longitude.measure.retrieval.measurement import plan
+from tests.measure.conftest import build
+
+for library in ("fastapi", "uvicorn", "openai"):
+    pytest.importorskip(library, reason="what serves is not installed: pip install 'transformers[serving]'")
+
+pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
+
+LENGTHS, TRIALS = (320, 600), 2
+STARTED = 120.0
+"""Seconds after which a server should answer."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("serving") / "llama"
+    build("llama", max_position_embeddings=640).save_pretrained(path)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for each in messages %}[{{ each.role }}]{{ each.content }}{% endfor %}[assistant]"
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(folder):
+    """The address of a server in a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    served = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder)]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    process = subprocess.Popen([*served, *options], env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    address, until = f"http://127.0.0.1:{port}", time.monotonic() + STARTED
+    try:
+        while True:
+            try:
+                urlopen(f"{address}/health", timeout=5).close()
+                break
+            except URLError:
+                assert process.poll() is None and time.monotonic() < until, "the server does not answer"
+                time.sleep(0.5)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@pytest.fixture
+def answers(command, tmp_path):
+    """answers(*arguments) -> what is answered to each question."""
+
+    def call(*arguments: object) -> list[dict]:
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        asked = [
+            "--tasks",
+            "passkey",
+            "label-count",
+            "--lengths",
+            *LENGTHS,
+            "--trials",
+            TRIALS,
+            "--depths",
+            0.5,
+            "--no-trained",
+        ]
+        code, _, error = command("measure", *arguments, *asked, "--out", out)
+        assert code == 0, error
+        return [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
+
+    return call
+
+
+def test_completions_are_those_of_the_checkpoint(folder, url, answers) -> None:
+    served = answers("--endpoint", url, "--model", folder, "--tokenizer", folder, "--no-chat")
+    own = answers(folder, "--no-chat", "--device", "cpu")
+    assert len(own) == 8 and len({each["generated"] for each in own}) > 1
+    assert [(each["task"], each["generated"]) for each in served] == [(each["task"], each["generated"]) for each in own]
+
+
+def test_a_chat_is_the_template_by_hand(folder, url, answers) -> None:
+    """Which the server fills in: the whole question, and with it the start of the answer, is the message."""
+    served = [
+        each["generated"]
+        for each in answers("--endpoint", url, "--model", folder, "--tokenizer", folder)
+        if each["task"] == "passkey"
+    ]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    asked, own = replace(plan("passkey", LENGTHS, [0.5], TRIALS), begins=False), []
+    for length, trial in product(LENGTHS, range(TRIALS)):
+        prompt = asked.prompt(tokenizer, length, 0.5, trial)
+        ids = torch.tensor([tokenizer(f"[user]{prompt.text}[assistant]").input_ids])
+        assert ids.shape[1] + prompt.new_tokens == length
+        out = model.generate(ids, max_new_tokens=prompt.new_tokens, do_sample=False, pad_token_id=0)
+        own.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+    assert served == own
+
+
+def test_without_log_probabilities_perplexity_is_refused_in_a_line(folder, url, command, tmp_path) -> None:
+    given = ["--endpoint", url, "--model", folder, "--tokenizer", folder, "--lengths", 64, "--out", tmp_path / "run"]
+    code, _, error = command("measure", *given)
+    assert (
+        code == 2
+        and "log-probabilities" in error
+        and error.strip().count("\n") == 0
+        and not (tmp_path / "run").exists()
+    )
