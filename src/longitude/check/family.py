@@ -165,6 +165,10 @@ def as_subject(subject: Subject, config: PreTrainedConfig, declared: Any = None)
         model = random_of(config, make=make)
     except Exception:  # no class, or sizes that depend on each other
         return None
+    learned = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "norm" in name and weight.dim() == 1:  # new norms change no direction, trained ones do
+            weight.data += torch.rand(weight.shape, generator=learned).to(weight)
     if next(subject.model.parameters()).dtype == torch.float64:
         model = model.double()
     return replace(subject, model=model.to(subject.device), reference=None, declared=declared)
