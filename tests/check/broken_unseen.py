@@ -19,7 +19,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 import make_families
 from tests.check.broken_models import gpt2
-from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
+from tests.check.building import DYNAMIC, LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
 
 
 # ---- attention, step by step ---------------------------------------------------------------------------------------------
@@ -343,6 +343,47 @@ def full_behind_cache() -> Any:
     return model
 
 
+# ---- tables by a class of another name -----------------------------------------------------------------------------------
+class Turns(modeling_llama.LlamaRotaryEmbedding):
+    """Each row turns by the positions of the first."""
+
+    def forward(self, x: Tensor, position_ids: Tensor):
+        return super().forward(x, position_ids[:1].expand_as(position_ids))
+
+
+class Longest(nn.Module):
+    """Dynamic NTK of the longest sequence so far, without the way back to short ones."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.longest, self.width = config.max_position_embeddings, config.head_dim
+        self.length, self.rope = self.longest, config.rope_parameters
+        self.register_buffer("inv_freq", self.frequencies(self.length), persistent=False)
+
+    def frequencies(self, length: int) -> Tensor:
+        stretch = self.rope["factor"] * length / self.length - (self.rope["factor"] - 1)
+        base = self.rope["rope_theta"] * stretch ** (self.width / (self.width - 2))
+        return base ** -(torch.arange(0, self.width, 2) / self.width)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if (length := int(position_ids.max()) + 1) > self.longest:
+            self.longest, self.inv_freq = length, self.frequencies(length)
+        angles = (position_ids[..., None].float() * self.inv_freq.float()).repeat(1, 1, 2)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def turned_by(kind: Any, model: Any) -> Any:
+    model.model.rotary_emb = kind(model.config)
+    return changed(model)
+
+
+def zeros_behind(step: int) -> Any:
+    """A table that was made longer by rows of zeros."""
+    model = gpt2()
+    model.transformer.wpe.weight.data[step:] = 0
+    return model
+
+
 # ---- other encodings -----------------------------------------------------------------------------------------------------
 def wrong_slopes() -> Any:
     """Slopes of 6 heads as 2^(-8 h / 6), where the published ones are those of 4 heads and two in between."""
@@ -449,6 +490,9 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "linear scaling multiplies": (multiplied, "rotary_frequencies", "0.4 rad a position, expected 0.025"),
     "long and short factors swapped": (long_and_short, "rotary_frequencies", "the other of short_factor and long_factor"),
+    "rows turn by the first": (lambda: turned_by(Turns, llama()), "layer_rotations", "the positions of the first row"),
+    "the longest sequence is kept": (lambda: turned_by(Longest, llama(DYNAMIC)), "far_positions", "what it makes is kept"),
+    "a table that ends in zeros": (partial(zeros_behind, 20), "served_positions", "11 of 32 positions"),
     "ALiBi's slopes of 6 heads": (wrong_slopes, "alibi_slopes", "0.0248, expected 0.003906"),
     "bases of local and global layers swapped": (gemma_swapped, "rotary_frequencies", "10000, expected 1e+06"),
 }  # fmt: skip

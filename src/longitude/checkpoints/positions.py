@@ -24,16 +24,20 @@ Kind = Literal["rotary", "learned", "alibi"]
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Whether a module makes rotary tables, as all that do are called."""
-    return "rotary" in type(module).__name__.lower()
+    """Whether a module makes rotary tables: its class, or one that it extends, is named so, or it has frequencies alone."""
+    named = any("rotary" in kind.__name__.lower() for kind in type(module).__mro__)
+    return named or (has_frequencies(module) and next(module.parameters(), None) is None)
+
+
+def has_frequencies(module: nn.Module) -> bool:
+    return any(buffer.endswith("inv_freq") for buffer, _ in module.named_buffers(recurse=False))
 
 
 def rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, module) of every module that has frequencies and the config that they come from."""
     for parent in model.modules():
         for name, module in parent.named_children():
-            frequencies = any(buffer.endswith("inv_freq") for buffer, _ in module.named_buffers(recurse=False))
-            if frequencies and getattr(getattr(module, "config", None), "rope_parameters", None):
+            if has_frequencies(module) and getattr(getattr(module, "config", None), "rope_parameters", None):
                 yield parent, name, module
 
 
