@@ -266,10 +266,13 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     yield from layers_twice(raw, config, by_default=False)
     if (apart := heads_apart(raw)) is not None:
         yield apart
+    if idle_ones := list(scalings_of_none(raw, config)):
+        yield from idle_ones
+        return
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
         return
     if inside := list(unknown_inside(raw)):
-        yield from inside
+        yield from (*two_values(raw), *inside)
         return
     try:
         theirs, broken = read_ropes(config), None
@@ -322,6 +325,18 @@ def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     for key in _strangers(raw, keys_of(config)):
         if key not in LENGTH_KEYS and (near := _slip_of(key, config)):
             yield f"unknown key {key!r}: did you mean {near!r}?"
+
+
+def scalings_of_none(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Scalings where no position is rotary: ALiBi's, or those of a class without rotary parameters."""
+    reason = unread(config)
+    if reason is None and type(config).__module__.startswith("transformers.") and SCHEMAS[0] not in keys_of(config):
+        reason = f"{type(config).__name__} has no rotary parameters"
+    if reason is None or getattr(config, KEY, None) is not None:  # what set_positions replaced may stay
+        return
+    for name, given in rope_dicts(raw):
+        if (kind := given.get("rope_type", given.get("type"))) not in (None, "default"):
+            yield f"{name} of type {kind!r} has no effect: {reason}; remove it"
 
 
 def outside_text(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
