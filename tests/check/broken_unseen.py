@@ -7,8 +7,15 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BloomForCausalLM, Gemma3ForCausalLM, MistralForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    BloomForCausalLM,
+    Gemma3ForCausalLM,
+    MistralForCausalLM,
+)
 from transformers.models.bloom import modeling_bloom
+from transformers.models.falcon import modeling_falcon
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
@@ -18,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, 
 from transformers.models.qwen3 import modeling_qwen3
 
 import make_families
-from tests.check.broken_models import gpt2
+from tests.check.broken_models import falcon, gpt2
 from tests.check.building import DYNAMIC, LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
 
 
@@ -408,6 +415,23 @@ def wrong_slopes() -> Any:
     return model
 
 
+def slopes_of_half() -> Any:
+    """Each half of the heads has the slopes of half as many heads, as of two processes that do not know of each other."""
+    model = changed(falcon())
+    right, whole = modeling_falcon.build_alibi_tensor, model.transformer.forward
+
+    def halves(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        half = right(mask, heads // 2, dtype).unflatten(0, (len(mask), heads // 2))
+        return half.repeat(1, 2, 1, 1).flatten(0, 1)
+
+    def forward(*given: Any, **named: Any) -> Any:
+        with patch.object(modeling_falcon, "build_alibi_tensor", halves):
+            return whole(*given, **named)
+
+    model.transformer.forward = forward
+    return model
+
+
 def gemma_swapped() -> Any:
     """Local layers with the global base, global layers with the local one."""
     rope = {
@@ -494,6 +518,7 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "the longest sequence is kept": (lambda: turned_by(Longest, llama(DYNAMIC)), "far_positions", "what it makes is kept"),
     "a table that ends in zeros": (partial(zeros_behind, 20), "served_positions", "11 of 32 positions"),
     "ALiBi's slopes of 6 heads": (wrong_slopes, "alibi_slopes", "0.0248, expected 0.003906"),
+    "ALiBi's slopes of half the heads": (slopes_of_half, "alibi_slopes", "head 2 of 4 has the slope"),
     "bases of local and global layers swapped": (gemma_swapped, "rotary_frequencies", "10000, expected 1e+06"),
 }  # fmt: skip
 """How each is built, the law that it breaks, alone, and words of its cause."""

@@ -342,6 +342,10 @@ def test_positions_that_a_class_has_not_are_named():
     assert "attn_config.rope is true" in " ".join(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw))))
     raw["attn_config"] = {"alibi": True, "rope": False, "rope_theta": 1e4}
     assert list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw)))) == []
+    model = llama()
+    model.config.alibi = True
+    found = check(model, laws=["config", "relative_positions"])
+    assert [one.status for one in found.values()] == ["broken", "holds"] and "alibi is true" in found["config"].reason
 
 
 SCALED = {"type": "linear", "factor": 4.0}
