@@ -24,9 +24,10 @@ Kind = Literal["rotary", "learned", "alibi"]
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Whether a module makes rotary tables: its class, or one that it extends, is named so, or it has frequencies alone."""
-    named = any("rotary" in kind.__name__.lower() for kind in type(module).__mro__)
-    return named or (has_frequencies(module) and next(module.parameters(), None) is None)
+    """Whether a module makes rotary tables: it is called so, or has no weights and its frequencies, or extends what is so."""
+    names = [kind.__name__.lower() for kind in type(module).__mro__]
+    own = next(module.parameters(), None) is None and (has_frequencies(module) or "rotary" in " ".join(names))
+    return own or "rotary" in names[0]
 
 
 def has_frequencies(module: nn.Module) -> bool:
