@@ -69,7 +69,7 @@ class Attention(LlamaAttention):
         return self.o_proj(out), weights
 
 
-def copied(attention: type[Attention] = Attention, layers: tuple[int, ...] = (0, 1), model: Any = None) -> Any:
+def copied(attention: type[LlamaAttention] = Attention, layers: tuple[int, ...] = (0, 1), model: Any = None) -> Any:
     """A Llama with this attention in those layers, with the same weights."""
     model = llama(num_attention_heads=4, num_key_value_heads=2) if model is None else model
     for index in layers:
@@ -80,6 +80,15 @@ def copied(attention: type[Attention] = Attention, layers: tuple[int, ...] = (0,
     model.__class__ = type("Copied", (type(model),), {})
     model.set_attn_implementation("eager")  # so that there is always a mask
     return model
+
+
+class OwnTables(LlamaAttention):
+    """A right one: a function of its own makes its tables, for the positions that the layer is given."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **kwargs: Any):  # type: ignore[override]
+        inverse = 1e4 ** -(torch.arange(0, self.head_dim, 2) / self.head_dim)
+        angles = (kwargs["position_ids"][..., None] * inverse).repeat(1, 1, 2).to(hidden_states)
+        return super().forward(hidden_states, (angles.cos(), angles.sin()), **kwargs)
 
 
 class ValuesRotated(Attention):
@@ -358,6 +367,14 @@ class Turns(modeling_llama.LlamaRotaryEmbedding):
         return super().forward(x, position_ids[:1].expand_as(position_ids))
 
 
+class CosAlone(modeling_llama.LlamaRotaryEmbedding):
+    """The attention factor multiplies cos and not sin."""
+
+    def forward(self, x: Tensor, position_ids: Tensor):
+        cos, sin = super().forward(x, position_ids)
+        return cos, sin / self.attention_scaling
+
+
 class Longest(nn.Module):
     """Dynamic NTK of the longest sequence so far, without the way back to short ones."""
 
@@ -517,6 +534,9 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "rows turn by the first": (lambda: turned_by(Turns, llama()), "layer_rotations", "the positions of the first row"),
     "the longest sequence is kept": (lambda: turned_by(Longest, llama(DYNAMIC)), "far_positions", "what it makes is kept"),
     "a table that ends in zeros": (partial(zeros_behind, 20), "served_positions", "11 of 32 positions"),
+    "YaRN's factor on cos alone": (
+        lambda: turned_by(CosAlone, llama(YARN)), "rotary_frequencies", "cos is multiplied by 1.1386, and sin by 1.0000",
+    ),
     "ALiBi's slopes of 6 heads": (wrong_slopes, "alibi_slopes", "0.0248, expected 0.003906"),
     "ALiBi's slopes of half the heads": (slopes_of_half, "alibi_slopes", "head 2 of 4 has the slope"),
     "bases of local and global layers swapped": (gemma_swapped, "rotary_frequencies", "10000, expected 1e+06"),

@@ -32,7 +32,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
-from tests.check.broken_unseen import REPLACED, UNSEEN, axes_exchanged, copied
+from tests.check.broken_unseen import REPLACED, UNSEEN, Attention, OwnTables, axes_exchanged, copied
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, built, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
@@ -385,9 +385,10 @@ def test_what_a_config_breaks_is_not_said_of_the_code():
     assert [one.law for one in found.values() if one.status == "broken"] == ["config"]
 
 
-def test_a_copy_of_a_class_that_is_right_breaks_no_law():
+@pytest.mark.parametrize("attention", [Attention, OwnTables])
+def test_a_copy_of_a_class_that_is_right_breaks_no_law(attention):
     """Llama's attention written anew: its logits are those of transformers' class."""
-    found = check(copied())
+    found = check(copied(attention))
     assert [one for one in found.values() if one.status == "broken"] == []
     assert found["transformers_class"].status == "holds" and found["transformers_class"].measured < 1e-6
 

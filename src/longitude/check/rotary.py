@@ -206,6 +206,9 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, 
         return f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}{''.join(known)}"
     if is_of(-want.inverse):
         return "in the other direction: sin has the wrong sign"
+    by = got.tan() / want.inverse.cpu().tan()
+    if len(got) > 1 and float((by / by[0] - 1).abs().max()) <= EQUAL:
+        return f"cos is multiplied by {factor:.4f}, and sin by {factor * float(by[0]):.4f}"
     if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
         if is_of(base ** -(torch.arange(len(got)) / len(got))):
