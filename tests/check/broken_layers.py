@@ -6,11 +6,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     DeepseekV3ForCausalLM,
     DeepseekV32ForCausalLM,
     Gemma3ForCausalLM,
+    HunYuanDenseV1ForCausalLM,
     MistralForCausalLM,
     SmolLM3ForCausalLM,
     StaticCache,
@@ -158,6 +159,15 @@ def other_choice() -> Any:
     return model
 
 
+def hunyuan() -> Any:
+    """A norm follows the rotation, with weights as of a trained model."""
+    model = by_layer(HunYuanDenseV1ForCausalLM, num_hidden_layers=2)
+    for name, weight in model.named_parameters():
+        if "layernorm" in name:
+            nn.init.uniform_(weight, 0.5, 1.5)
+    return model
+
+
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_rotations": {
         "row 0 for all rows": partial(with_tables, lambda right, x, at: right(x, at[:1].expand_as(at))),
@@ -183,6 +193,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
 }
 HEALTHY: dict[str, Callable[[], Any]] = {
     "gemma3": gemma3,
+    "hunyuan": hunyuan,
     "deepseek": partial(deepseek, rope_type="yarn", mscale=1.0, mscale_all_dim=1.0),
     "sparse attention": indexed,
     "mistral": partial(by_layer, MistralForCausalLM, sliding_window=8),

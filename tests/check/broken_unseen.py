@@ -7,8 +7,15 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BloomForCausalLM, Gemma3ForCausalLM, MistralForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    BloomForCausalLM,
+    Gemma3ForCausalLM,
+    MistralForCausalLM,
+)
 from transformers.models.bloom import modeling_bloom
+from transformers.models.falcon import modeling_falcon
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
@@ -18,8 +25,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, 
 from transformers.models.qwen3 import modeling_qwen3
 
 import make_families
-from tests.check.broken_models import gpt2
-from tests.check.building import LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
+from tests.check.broken_models import falcon, gpt2
+from tests.check.building import DYNAMIC, LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
 
 
 # ---- attention, step by step ---------------------------------------------------------------------------------------------
@@ -62,7 +69,7 @@ class Attention(LlamaAttention):
         return self.o_proj(out), weights
 
 
-def copied(attention: type[Attention] = Attention, layers: tuple[int, ...] = (0, 1), model: Any = None) -> Any:
+def copied(attention: type[LlamaAttention] = Attention, layers: tuple[int, ...] = (0, 1), model: Any = None) -> Any:
     """A Llama with this attention in those layers, with the same weights."""
     model = llama(num_attention_heads=4, num_key_value_heads=2) if model is None else model
     for index in layers:
@@ -73,6 +80,15 @@ def copied(attention: type[Attention] = Attention, layers: tuple[int, ...] = (0,
     model.__class__ = type("Copied", (type(model),), {})
     model.set_attn_implementation("eager")  # so that there is always a mask
     return model
+
+
+class OwnTables(LlamaAttention):
+    """A right one: a function of its own makes its tables, for the positions that the layer is given."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **kwargs: Any):  # type: ignore[override]
+        inverse = 1e4 ** -(torch.arange(0, self.head_dim, 2) / self.head_dim)
+        angles = (kwargs["position_ids"][..., None] * inverse).repeat(1, 1, 2).to(hidden_states)
+        return super().forward(hidden_states, (angles.cos(), angles.sin()), **kwargs)
 
 
 class ValuesRotated(Attention):
@@ -343,6 +359,55 @@ def full_behind_cache() -> Any:
     return model
 
 
+# ---- tables by a class of another name -----------------------------------------------------------------------------------
+class Turns(modeling_llama.LlamaRotaryEmbedding):
+    """Each row turns by the positions of the first."""
+
+    def forward(self, x: Tensor, position_ids: Tensor):
+        return super().forward(x, position_ids[:1].expand_as(position_ids))
+
+
+class CosAlone(modeling_llama.LlamaRotaryEmbedding):
+    """The attention factor multiplies cos and not sin."""
+
+    def forward(self, x: Tensor, position_ids: Tensor):
+        cos, sin = super().forward(x, position_ids)
+        return cos, sin / self.attention_scaling
+
+
+class Longest(nn.Module):
+    """Dynamic NTK of the longest sequence so far, without the way back to short ones."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.longest, self.width = config.max_position_embeddings, config.head_dim
+        self.length, self.rope = self.longest, config.rope_parameters
+        self.register_buffer("inv_freq", self.frequencies(self.length), persistent=False)
+
+    def frequencies(self, length: int) -> Tensor:
+        stretch = self.rope["factor"] * length / self.length - (self.rope["factor"] - 1)
+        base = self.rope["rope_theta"] * stretch ** (self.width / (self.width - 2))
+        return base ** -(torch.arange(0, self.width, 2) / self.width)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if (length := int(position_ids.max()) + 1) > self.longest:
+            self.longest, self.inv_freq = length, self.frequencies(length)
+        angles = (position_ids[..., None].float() * self.inv_freq.float()).repeat(1, 1, 2)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def turned_by(kind: Any, model: Any) -> Any:
+    model.model.rotary_emb = kind(model.config)
+    return changed(model)
+
+
+def zeros_behind(step: int) -> Any:
+    """A table that was made longer by rows of zeros."""
+    model = gpt2()
+    model.transformer.wpe.weight.data[step:] = 0
+    return model
+
+
 # ---- other encodings -----------------------------------------------------------------------------------------------------
 def wrong_slopes() -> Any:
     """Slopes of 6 heads as 2^(-8 h / 6), where the published ones are those of 4 heads and two in between."""
@@ -362,6 +427,23 @@ def wrong_slopes() -> Any:
             patch.object(model.transformer, "build_alibi_tensor", biases),
         ):
             return right(*given, **named)
+
+    model.transformer.forward = forward
+    return model
+
+
+def slopes_of_half() -> Any:
+    """Each half of the heads has the slopes of half as many heads, as of two processes that do not know of each other."""
+    model = changed(falcon())
+    right, whole = modeling_falcon.build_alibi_tensor, model.transformer.forward
+
+    def halves(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        half = right(mask, heads // 2, dtype).unflatten(0, (len(mask), heads // 2))
+        return half.repeat(1, 2, 1, 1).flatten(0, 1)
+
+    def forward(*given: Any, **named: Any) -> Any:
+        with patch.object(modeling_falcon, "build_alibi_tensor", halves):
+            return whole(*given, **named)
 
     model.transformer.forward = forward
     return model
@@ -449,7 +531,14 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "linear scaling multiplies": (multiplied, "rotary_frequencies", "0.4 rad a position, expected 0.025"),
     "long and short factors swapped": (long_and_short, "rotary_frequencies", "the other of short_factor and long_factor"),
+    "rows turn by the first": (lambda: turned_by(Turns, llama()), "layer_rotations", "the positions of the first row"),
+    "the longest sequence is kept": (lambda: turned_by(Longest, llama(DYNAMIC)), "far_positions", "what it makes is kept"),
+    "a table that ends in zeros": (partial(zeros_behind, 20), "served_positions", "11 of 32 positions"),
+    "YaRN's factor on cos alone": (
+        lambda: turned_by(CosAlone, llama(YARN)), "rotary_frequencies", "cos is multiplied by 1.1386, and sin by 1.0000",
+    ),
     "ALiBi's slopes of 6 heads": (wrong_slopes, "alibi_slopes", "0.0248, expected 0.003906"),
+    "ALiBi's slopes of half the heads": (slopes_of_half, "alibi_slopes", "head 2 of 4 has the slope"),
     "bases of local and global layers swapped": (gemma_swapped, "rotary_frequencies", "10000, expected 1e+06"),
 }  # fmt: skip
 """How each is built, the law that it breaks, alone, and words of its cause."""

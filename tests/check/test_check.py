@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StaticCache,
+    T5ForConditionalGeneration,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
@@ -25,8 +32,8 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
-from tests.check.broken_unseen import REPLACED, UNSEEN, axes_exchanged, copied
-from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, changed, llama, past_of
+from tests.check.broken_unseen import REPLACED, UNSEEN, Attention, OwnTables, axes_exchanged, copied
+from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, built, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
 
@@ -189,6 +196,10 @@ EDITS = {  # how the file is edited, and the reason
     "theta misspelt, in the old schema": ({"old": True, "top": MISSPELT}, "'rope_tetha': did you mean 'rope_theta'?"),
     "lengths misspelt": ({"top": {"max_position_embedding": 64}}, "did you mean 'max_position_embeddings'?"),
     "two schemas": ({"top": {"rope_scaling": HALF}}, "expected rope_parameters or rope_scaling, got both"),
+    "two types, in the old schema": (
+        {"old": True, "rope": YARN, "inside": {"rope_type": "default", "type": "yarn", ORIGINAL: None}},
+        "type is 'yarn' and rope_type 'default'",
+    ),
     "original of another type": ({"rope": LINEAR, "inside": {ORIGINAL: 16}}, "a 'linear' one has none; remove it"),
     "original missing": ({"rope": YARN, "inside": {ORIGINAL: None}}, f"{ORIGINAL} is missing"),
 }
@@ -331,11 +342,53 @@ def test_positions_that_a_class_has_not_are_named():
     assert "attn_config.rope is true" in " ".join(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw))))
     raw["attn_config"] = {"alibi": True, "rope": False, "rope_theta": 1e4}
     assert list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw)))) == []
+    model = llama()
+    model.config.alibi = True
+    found = check(model, laws=["config", "relative_positions"])
+    assert [one.status for one in found.values()] == ["broken", "holds"] and "alibi is true" in found["config"].reason
 
 
-def test_a_copy_of_a_class_that_is_right_breaks_no_law():
+SCALED = {"type": "linear", "factor": 4.0}
+NOT_ROTARY = {  # keys, and whether a scaling has no effect
+    "ALiBi": ({"model_type": "falcon", "alibi": True, "rope_scaling": SCALED}, True),
+    "ALiBi, as transformers writes it": (
+        {"model_type": "falcon", "alibi": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        False,
+    ),
+    "a rotation": ({"model_type": "falcon", "rope_theta": 1e4, "rope_scaling": SCALED}, False),
+    "a learned table": ({"model_type": "gpt2", "rope_parameters": {**LINEAR}}, True),
+    "a learned table alone": ({"model_type": "gpt2", "rope_parameters": None}, False),
+    "no layer rotates": (
+        {
+            "model_type": "smollm3",
+            "num_hidden_layers": 2,
+            "no_rope_layers": [0, 0],
+            "rope_theta": 1e4,
+            "rope_scaling": SCALED,
+        },
+        False,  # as of a model whose rotation was taken away after training
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ROTARY)
+def test_a_scaling_that_no_rotation_follows_is_named(name):
+    raw, broken = NOT_ROTARY[name]
+    found = list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw))))
+    assert ["no effect" in one for one in found] == [True] * broken, found
+
+
+def test_what_a_config_breaks_is_not_said_of_the_code():
+    """Pairs of an odd number of dimensions: no pass runs, and no law but that of the config is broken."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.45}
+    found = check(of_kind("phi", **SMALL, rope_parameters=rope))
+    assert [one.law for one in found.values() if one.status == "broken"] == ["config"]
+
+
+@pytest.mark.parametrize("attention", [Attention, OwnTables])
+def test_a_copy_of_a_class_that_is_right_breaks_no_law(attention):
     """Llama's attention written anew: its logits are those of transformers' class."""
-    found = check(copied())
+    found = check(copied(attention))
     assert [one for one in found.values() if one.status == "broken"] == []
     assert found["transformers_class"].status == "holds" and found["transformers_class"].measured < 1e-6
 
@@ -408,6 +461,7 @@ test_wrong_use = refused_calls([
     (lambda: subject_of(gpt2(), length=40), "--length", "32", "40"),
     (lambda: subject_of(llama(), length=3), "--length", "16", "3"),
     (lambda: check(llama(), laws=["left_paddin"]), "'left_padding'"),
+    (lambda: check(built(T5ForConditionalGeneration, d_model=16, num_layers=1)), "check", "T5ForConditionalGeneration"),
 ])  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from transformers import GPT2LMHeadModel, GPTNeoForCausalLM
 from longitude.check import check_subject, subject_of
 from longitude.checkpoints.load import load
 from tests.check import broken_caches
+from tests.check.broken_models import gpt2
 from tests.check.building import LENGTH, built, llama
 
 
@@ -42,6 +43,15 @@ def test_what_may_be_on_purpose_is_noted(result):
 def test_a_token_that_does_not_exist(result):
     found = result({"eos_token_id": 2, "pad_token_id": 4000})
     assert (found.status, found.whose) == ("broken", "config") and "pad_token_id = 4000" in found.reason
+
+
+@pytest.mark.parametrize("length", [LENGTH, LENGTH + 1, 10**30])
+def test_a_length_beyond_a_table_of_positions(result, length):
+    """10^30 is how tokenizers write that there is none; a rotation has no end."""
+    found = result({"max_length": length, "max_new_tokens": length}, {"model_max_length": length}, model=gpt2())
+    broken = length == LENGTH + 1
+    assert (found.status, found.measured) == (("broken", 3) if broken else ("holds", 0)), found
+    assert result({"max_length": length}, {"model_max_length": length}).status == "holds"
 
 
 def test_a_kind_of_cache_that_changes_logits(result):

@@ -71,6 +71,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a window below zero": ({"model_type": "gemma3_text", "head_dim": 16, "sliding_window": -4}, "sliding_window"),
     "a window of nothing in all layers": ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+    "chunks of nothing": ({"model_type": "llama4_text", "attention_chunk_size": 0}, "attention_chunk_size"),
     "no layers between those without windows": ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "pattern"),
     "no parameters of one layer type": (
         {"model_type": "gemma3_text", "head_dim": 16, "rope_parameters": {"full_attention": FLAT}}, "sliding_attention",

@@ -13,7 +13,7 @@ diagnosis.
 
 from __future__ import annotations
 
-from longitude.errors import require_extra
+from longitude.errors import UsageError, require_extra
 
 require_extra("longitude.check", "models")
 
@@ -106,6 +106,10 @@ def subject_of(
     path = checkpoint.path if isinstance(checkpoint, Checkpoint) else None
     model = checkpoint.model if isinstance(checkpoint, Checkpoint) else checkpoint
     other = reference.model if isinstance(reference, Checkpoint) else reference
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UsageError(
+            "check", "a model that predicts the next token", f"{type(model).__name__}, which has an encoder"
+        )
     unused = Unused(model)
     as_written: Mapping[str, Any] = raw or (raw_config(path) if path is not None else model.config.to_dict())
     config, reach = model.config.get_text_config(), length_of(model, length)

@@ -21,7 +21,7 @@ from longitude.checkpoints.config import border_of
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
-TABLES = ("config", "rotary_frequencies", "given_positions")
+TABLES = ("config", "rotary_frequencies", "given_positions", "far_positions")
 LONGEST = 608
 """Tokens of a full pass, if only a full pass can show a border, unless a length is given."""
 PREPARES = "prepare_inputs_for_generation"

@@ -33,7 +33,7 @@ MOVED: dict[str, Callable[[int], int]] = {
 """Possible errors of positions with a cache, and the shift of position_ids that repairs each."""
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("rotary_frequencies", *RESTS))
 @by_its_class
 def relative_positions(subject: Subject) -> Measurement:
     """Logits at positions + 64 = logits.

@@ -9,6 +9,7 @@ from longitude.check.decoding import CACHE
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, listed
 from longitude.checkpoints.config import declared_length
 from longitude.checkpoints.load import differences
+from longitude.checkpoints.positions import last_position
 from longitude.runs.files import read_json
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
@@ -16,6 +17,8 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 GROWING = (None, "dynamic", "offloaded", "offloaded_dynamic", "quantized", "paged", "hybrid")
 """Kinds of cache that other laws try, or that generate() does not make of this key."""
+UNLIMITED = 10**9
+"""Tokens from which on a length says that there is none, as tokenizers write it."""
 
 
 @CHECKPOINT_LAWS.law(threshold=0)
@@ -35,16 +38,19 @@ def weight_files(subject: Subject) -> Measurement:
 def generation_files(subject: Subject) -> Measurement:
     """generation_config.json and tokenizer_config.json agree with config.json.
 
-    The number counts token ids beyond the vocabulary, and a kind of cache with which generate() gives other logits than a full
-    forward pass. Differences that may be intended are noted: other end-of-text tokens, shorter lengths.
+    The number counts token ids beyond the vocabulary, lengths beyond a table of positions, and a kind of cache with which
+    generate() gives other logits than a full forward pass. Differences that may be intended are noted: other end-of-text tokens,
+    shorter lengths.
     """
     if subject.folder is None:
         raise DoesNotApply("it was not loaded from a folder")
     generation, tokenizer = (read_json(subject.folder / name) for name in (GENERATION, TOKENIZER))
     if generation is None and tokenizer is None:
         raise DoesNotApply(f"its folder has neither {GENERATION} nor {TOKENIZER}")
-    wrong = [*no_tokens(generation or {}, subject), *other_cache(generation or {}, subject)]
-    notes = [*shorter(generation or {}, tokenizer or {}, subject), *other_ends(generation or {}, subject)]
+    generation, tokenizer = generation or {}, tokenizer or {}
+    far, near = lengths(generation, tokenizer, subject)
+    wrong = [*no_tokens(generation, subject), *other_cache(generation, subject), *far]
+    notes = [*near, *other_ends(generation, subject)]
     return Measurement(len(wrong), 0, "; ".join(notes), "; ".join([*wrong, *notes]), whose="config")
 
 
@@ -74,16 +80,28 @@ def other_cache(generation: Mapping[str, Any], subject: Subject) -> Iterator[str
         yield f"{words} gives other logits than a whole pass from position {half + first} on, by {float(error.max()):.1e}"
 
 
-def shorter(generation: Mapping[str, Any], tokenizer: Mapping[str, Any], subject: Subject) -> Iterator[str]:
-    """Lengths below the one that config.json declares."""
-    declared = declared_length(subject.config)
-    lengths = {
+def lengths(
+    generation: Mapping[str, Any], tokenizer: Mapping[str, Any], subject: Subject
+) -> tuple[list[str], list[str]]:
+    """Lengths beyond the end of a table of positions, where a text raises an error; and those below the declared length."""
+    end, declared = last_position(subject.model), declared_length(subject.config)
+    given = {
         f"{GENERATION}: max_length": generation.get("max_length"),
+        f"{GENERATION}: max_new_tokens": generation.get("max_new_tokens"),
         f"{TOKENIZER}: model_max_length": tokenizer.get("model_max_length"),
     }
-    for name, length in lengths.items():
-        if isinstance(length, int | float) and declared is not None and length < declared:
-            yield f"{name} = {length:g} is less than the declared length {declared}"
+    numbers = {name: one for name, one in given.items() if isinstance(one, int | float) and one < UNLIMITED}
+    far = [
+        f"{name} = {one:g} is more than the {end} positions of the model's table"
+        for name, one in numbers.items()
+        if end is not None and one > end
+    ]
+    near = [
+        f"{name} = {one:g} is less than the declared length {declared}"
+        for name, one in numbers.items()
+        if declared is not None and one < declared and "new" not in name
+    ]
+    return far, near
 
 
 def other_ends(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:

@@ -82,6 +82,12 @@ class Rotations:
         own = torch.zeros_like(self.positions) if warm else self.positions
         with unrotated(subject.model):
             self.before = recorded(subject, self.tokens, position_ids=own)
+            self.later = self.before if warm else recorded(subject, self.tokens, position_ids=own + 1)
+
+    def shown(self, wrong: Sequence[Where]) -> bool:
+        """Whether no other position is in queries or keys once its rotary modules do not rotate."""
+        pairs = [[getattr(each[index], kind) for each in (self.later, self.before)] for index, kind in wrong]
+        return all(apart(later, before) <= EQUAL for later, before in pairs)
 
     def errors(self, layout: Layout) -> dict[Where, float]:
         """Error of queries and keys of each layer, relative to the declared rotation."""
@@ -119,7 +125,7 @@ class Rotations:
         if words := self.other_numbers(index, kind, own):
             return words
         if is_of([], self.positions):
-            return "; it is not rotated at all"
+            return "; it is not rotated, or not by the positions that are given"
         if is_of(own, self.positions[:1].expand_as(self.positions)):
             return "; every row is rotated by the positions of the first row"
         for shift in (-1, 1):
@@ -241,8 +247,8 @@ def layer_rotations(subject: Subject) -> Measurement:
     layout = min(far, key=lambda layout: len(far[layout]))
     wrong = far[layout]
     worst, cause = max(errors[layout].values()), ""
-    if wrong and not any(map(is_rotary, subject.model.modules())):
-        raise NotShown("no module shows rotary tables, so queries and keys before the rotation are not known")
+    if wrong and not (any(map(is_rotary, subject.model.modules())) and found.shown(wrong)):
+        raise NotShown("no module shows its rotary tables, so queries and keys before the rotation are not known")
     if wrong:
         layers = list(dict.fromkeys(index for index, _ in wrong))
         kinds = " and ".join(

@@ -15,7 +15,7 @@ from longitude.testing.engine import DoesNotApply, Measurement, one_line
 SIZES = (5, 11, 8)
 """Tokens of the documents."""
 KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-RESTS = ("repeatable", "causality", "packed_documents")
+RESTS = ("config", "repeatable", "causality", "packed_documents")
 
 
 def collated(subject: Subject) -> tuple[Tensor, dict[str, Any]]:

@@ -206,6 +206,9 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, 
         return f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}{''.join(known)}"
     if is_of(-want.inverse):
         return "in the other direction: sin has the wrong sign"
+    by = got.tan() / want.inverse.cpu().tan()
+    if len(got) > 1 and float((by / by[0] - 1).abs().max()) <= EQUAL:
+        return f"cos is multiplied by {factor:.4f}, and sin by {factor * float(by[0]):.4f}"
     if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
         if is_of(base ** -(torch.arange(len(got)) / len(got))):
@@ -275,8 +278,21 @@ def given_positions(subject: Subject) -> Measurement:
 def far_positions(subject: Subject) -> Measurement:
     """Tables, biases or logits = those of float32.
 
-    As far as the model is declared for, and at 100,003, in the model's own dtype.
+    As far as the model is declared for, and at 100,003, in the model's own dtype. And a short pass after it = the one before.
     """
+    tokens = subject.tokens(8)
+    before, again = (subject.logits(tokens) for _ in range(2))
+    found = far_ones(subject)
+    error = subject.error(subject.logits(tokens), before)
+    if not found.holds or not torch.equal(before, again) or subject.first_above(error) is None:
+        return found
+    return subject.measurement(
+        error, f"a pass at position {FAR} changes later passes of few tokens: what it makes is kept"
+    )
+
+
+def far_ones(subject: Subject) -> Measurement:
+    """What is far against float32, of tables, of biases, or of logits."""
     if (end := last_position(subject.model)) is not None and end <= FAR:
         raise DoesNotApply(f"its positions are a table that ends at {end}")
     biases = [m for m in subject.model.modules() if hasattr(m, "build_alibi_tensor")]
@@ -332,7 +348,7 @@ def served_positions(subject: Subject) -> Measurement:
     """Each position up to the declared length has its own row of the table.
 
     All positions of a learned table, and of rotary tables those at and around powers of two. The number counts positions that
-    have another row, as where positions are clamped or begin again.
+    have another row, as where positions are clamped or begin again, and rows of a learned table that are those before them.
     """
     if (table := table_of(subject.model)) is not None and (end := last_position(subject.model)) is not None:
         return served_by_table(subject, table[1], end)
@@ -383,6 +399,9 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
     if wrong:
         own = [int(at) - begin for at in (weight == rows[wrong[0]]).all(1).nonzero()]
         cause = f"{len(wrong)} of {end} positions have another row: position {wrong[0]} has that of {own[0] if own else 'none'}"
+    elif wrong := ((rows[1:] == rows[:-1]).all(1).nonzero().flatten() + 1).tolist():
+        zero = "" if rows[wrong[0]].any() else ", of zeros"
+        cause = f"{len(wrong)} of {end} positions have the row of the one before them, as position {wrong[0]}{zero}"
     return Measurement(len(wrong), 0, f"{end} positions of a table", cause)
 
 

@@ -221,7 +221,7 @@ def unread(config: Any) -> str | None:
     """Why the model does not follow rope_parameters, where its config has a reason; else None."""
     if getattr(config, KEY, None) is not None:
         return "its positions are those that set_positions of longitude.hf gave it"
-    if getattr(config, "alibi", None) is True:  # Falcon, whose config keeps rope_parameters as well
+    if getattr(config, "alibi", None) is True and has_key(config, "alibi"):  # Falcon keeps rope_parameters as well
         return "its positions are ALiBi's"
     return None
 
@@ -266,10 +266,13 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     yield from layers_twice(raw, config, by_default=False)
     if (apart := heads_apart(raw)) is not None:
         yield apart
+    if idle_ones := list(scalings_of_none(raw, config)):
+        yield from idle_ones
+        return
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
         return
     if inside := list(unknown_inside(raw)):
-        yield from inside
+        yield from (*two_values(raw), *inside)
         return
     try:
         theirs, broken = read_ropes(config), None
@@ -316,12 +319,25 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Unknown keys that look like misspelt keys about positions, and those that turn on positions which its class has not."""
-    for key, value in strangers_inside(raw, config):
+    flags = [] if has_key(config, "alibi") else [("alibi", raw.get("alibi"))]
+    for key, value in (*strangers_inside(raw, config), *flags):
         if value is True and any(word in key for word in (*ROTARY, "alibi")):
             yield f"{key} is true, and transformers' class does not read it: it has no such positions"
     for key in _strangers(raw, keys_of(config)):
         if key not in LENGTH_KEYS and (near := _slip_of(key, config)):
             yield f"unknown key {key!r}: did you mean {near!r}?"
+
+
+def scalings_of_none(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Scalings where no position is rotary: ALiBi's, or those of a class without rotary parameters."""
+    reason = unread(config)
+    if reason is None and not has_key(config, SCHEMAS[0]):
+        reason = f"{type(config).__name__} has no rotary parameters"
+    if reason is None or getattr(config, KEY, None) is not None:  # what set_positions replaced may stay
+        return
+    for name, given in rope_dicts(raw):
+        if (kind := given.get("rope_type", given.get("type"))) not in (None, "default"):
+            yield f"{name} of type {kind!r} has no effect: {reason}; remove it"
 
 
 def outside_text(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
@@ -523,6 +539,11 @@ def keys_of(config: Any) -> set[str]:
     except Exception:  # a config class with required arguments
         fresh = config
     return {key.lstrip("_") for key in (*fresh.to_dict(), *type(config).attribute_map, *vars(fresh))}
+
+
+def has_key(config: Any, key: str) -> bool:
+    """Whether a config's class has a key; a class that is not transformers' has those that it is given."""
+    return key in keys_of(config) or not type(config).__module__.startswith("transformers.")
 
 
 def _legacy(valid: set[str]) -> tuple[str, ...]:

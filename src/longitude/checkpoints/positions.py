@@ -24,16 +24,21 @@ Kind = Literal["rotary", "learned", "alibi"]
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Whether a module makes rotary tables, as all that do are called."""
-    return "rotary" in type(module).__name__.lower()
+    """Whether a module makes rotary tables: it is called so, or has no weights and its frequencies, or extends what is so."""
+    names = [kind.__name__.lower() for kind in type(module).__mro__]
+    own = next(module.parameters(), None) is None and (has_frequencies(module) or "rotary" in " ".join(names))
+    return own or "rotary" in names[0]
+
+
+def has_frequencies(module: nn.Module) -> bool:
+    return any(buffer.endswith("inv_freq") for buffer, _ in module.named_buffers(recurse=False))
 
 
 def rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, module) of every module that has frequencies and the config that they come from."""
     for parent in model.modules():
         for name, module in parent.named_children():
-            frequencies = any(buffer.endswith("inv_freq") for buffer, _ in module.named_buffers(recurse=False))
-            if frequencies and getattr(getattr(module, "config", None), "rope_parameters", None):
+            if has_frequencies(module) and getattr(getattr(module, "config", None), "rope_parameters", None):
                 yield parent, name, module
 
 

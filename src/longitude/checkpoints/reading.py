@@ -56,6 +56,8 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     windows = {*kinds} & {*WINDOWED} if kinds else hasattr(type(theirs), "sliding_window")
     if windows and keys.get("sliding_window") is not None:
         check_sizes("config", sliding_window=keys["sliding_window"])
+    if WINDOWED[1] in (kinds or ()) and keys.get("attention_chunk_size") is not None:
+        check_sizes("config", attention_chunk_size=keys["attention_chunk_size"])
     try:
         seen = traced(theirs)
     except NotUnderstood as error:

@@ -30,7 +30,7 @@ LAYERS = (
 )  # fmt: skip
 """Keys that describe the positions of individual layers."""
 UNDERSTOOD = ("model_type", *LAYERS, *SCHEMAS, *BASES, *LOCAL_BASES, *SHARES, ORIGINAL, LENGTHS[0])
-OF_CLASSES = ("layer_rope_theta", "compress_rope_theta", "position_embedding_type")
+OF_CLASSES = ("layer_rope_theta", "compress_rope_theta", "position_embedding_type", "alibi")
 """Keys that decide which layers rotate, and by which base, in families that are asked themselves."""
 NOTHING = ("rope_interleave", "qk_rope_head_dim", "qk_nope_head_dim", "mlp_layer_types", "first_k_dense_replace")
 """Keys that look as if they were about position, and change no frequency: widths, layouts and layers of other kinds."""
