@@ -59,6 +59,16 @@ def test_same_answer_and_gradients(names, case):
     compare(run, *FEW(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
 
 
+@pytest.mark.parametrize("softcap", [0.5, 3.0, 1e-3])
+@pytest.mark.parametrize("case", ["causal", "padded, packed"])
+def test_capped_products(case, softcap):
+    """Of caps that some products reach, and of one so small that e^(2 s / cap) is beyond float32."""
+    r, wanted = FEW(37, 53, names="rope", mask=masks(53)[case], softcap=softcap)
+    uncapped = FEW(37, 53, names="rope", mask=masks(53)[case])[0]
+    assert (reference(r)[0] - reference(replace(r, terms=uncapped.terms))[0]).abs().max() > 1e-2
+    compare(run, r, wanted, tolerance=3e-5)
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are the chip's")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("queries", [64, 16])

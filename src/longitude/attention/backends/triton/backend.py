@@ -21,6 +21,7 @@ from longitude.kernels import why_no_triton, why_not_on
 from longitude.positions.base import Drift, OffsetBias, PairBias
 from longitude.positions.coordinates import explicit
 from longitude.positions.normalized import NormalizedOffset
+from longitude.positions.terms import Softcap
 
 OLDEST = (8, 0)
 """Compute capability."""
@@ -47,7 +48,12 @@ def inputs_of(r: Request) -> Inputs:
         # Only differences count, and near 0 they round less.
         level = level - level[..., keys].mean(-1, keepdim=True).detach()
         q_level, k_level = (level[..., part].to(torch.float32).contiguous() for part in (rows, keys))
-    return Inputs(r.q, r.k, r.v, table, q_level, k_level, curves, rates, *intervals_of(r), nearest, r.scale)
+    return Inputs(r.q, r.k, r.v, table, q_level, k_level, curves, rates, *intervals_of(r), nearest, r.scale, cap_of(r))
+
+
+def cap_of(r: Request) -> float:
+    """The cap of the products; 0 without one."""
+    return next((term.cap for term in r.terms if isinstance(term, Softcap)), 0.0)
 
 
 def gap_of(r: Request) -> int:
@@ -78,7 +84,7 @@ def attention(r: Request) -> tuple[Tensor, Tensor]:
 # ---- the operators -------------------------------------------------------------------------------------------------------
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? curves, Tensor? rates, "
-    "Tensor lo, Tensor hi, int nearest, float scale"
+    "Tensor lo, Tensor hi, int nearest, float scale, float cap"
 )
 
 _attention = torch.library.custom_op(
@@ -133,7 +139,7 @@ def _autograd_backward(ctx, grad, grad_lse):
     found = _attention_backward(grad, grad_lse, out, lse, learned, *tensors, *ctx.numbers)
     levels, curved = tensors[4] is not None, learned and tensors[6] is not None
     wanted = True, True, True, learned, levels, levels, curved, curved
-    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), None, None, None, None
+    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), None, None, None, None, None
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)
@@ -152,6 +158,8 @@ def limits(r: Request) -> str | None:
         return f"it takes head_dim up to {WIDEST}, not {max(widths)}"
     if any(isinstance(term, PairBias) for term in r.terms) and normalized(r) is None:
         return "of biases of pairs it takes normalized offsets (FIRE), alone"
+    if cap_of(r) and len(r.terms) > 1:
+        return "under a softcap it adds nothing to the products"
     if any(isinstance(term, OffsetBias | PairBias) for term in r.terms) and steady(r) is None:
         return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
     if (why := refusal(r)) is not None:
@@ -173,12 +181,21 @@ def of_chip(r: Request) -> str | None:
     own = normalized(r)
     pieces = 0 if own is None else len(own.b1) + 1
     widths = r.q.shape[3], r.v.shape[3]
-    return _not_compiled(device, r.q.dtype, *widths, OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0)
+    added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0, cap_of(r) > 0
+    return _not_compiled(device, r.q.dtype, *widths, *added)
 
 
 @lru_cache
 def _not_compiled(
-    device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool, pieces: int, learned: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    d: int,
+    dv: int,
+    table: bool,
+    levels: bool,
+    pieces: int,
+    learned: bool,
+    capped: bool,
 ) -> str | None:
     """Why the kernels do not run here, tried on one block: they are those that the call takes."""
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
@@ -186,7 +203,7 @@ def _not_compiled(
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
     own = torch.zeros(1, 1, device=device) if table or pieces else None
     curves = torch.zeros(1, 3, pieces, device=device) if pieces else None
-    x = Inputs(q, q, v, own, level, level, curves, own if pieces else None, lo, hi, 0, 1.0)
+    x = Inputs(q, q, v, own, level, level, curves, own if pieces else None, lo, hi, 0, 1.0, float(capped))
 
     def small_call() -> None:
         out, lse = launch.forward(x)
@@ -217,7 +234,7 @@ TRITON = Backend(
     "triton",
     run=lambda r: attention(r)[0],
     partial=attention,
-    terms=(OffsetBias, PairBias, Drift),
+    terms=(OffsetBias, PairBias, Drift, Softcap),
     any_mask=True,  # `refusal` says which
     dtypes=(torch.bfloat16, torch.float16),
     devices=("cuda",),

@@ -8,6 +8,8 @@ packed documents and padding. A block of queries therefore reads an interval of 
 Scores are in units of log 2, because the chip computes 2^x: `factor` is scale / log 2, and the table and the levels are
 divided by log 2 too.
 
+Under a softcap c, which comes alone, scores are c tanh(scale q_i . k_j / c); `cap` is c / log 2.
+
 With `curves` (FIRE), the table holds distances, and a curve of distance times the query's rate is added: see curves.py.
 
 There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are
@@ -78,13 +80,30 @@ def _biases(corner, at_i, at_j):
 
 
 @triton.jit
-def _scores(products, j, lo, hi, q_level, k_level, corner, at_i, at_j, factor, masked, rate, curve, pieces, low, high,
+def _capped(s, cap, CAP: tl.constexpr):
+    """Products s under a cap, cap tanh(s / cap)."""
+    if CAP:
+        e = tl.exp2(tl.abs(s) * (-2 / (cap * LN2)))  # of the size of s, so that it is never infinite
+        size = cap * (1 - e) / (1 + e)
+        s = tl.where(s < 0, -size, size)
+    return s
+
+
+@triton.jit
+def _through_cap(of_s, s, cap, CAP: tl.constexpr):
+    """The gradient of products, from that of capped products s."""
+    if CAP:
+        of_s *= 1 - (s / cap) * (s / cap)
+    return of_s
+
+
+@triton.jit
+def _scores(s, j, lo, hi, q_level, k_level, corner, at_i, at_j, masked, rate, curve, pieces, low, high,
             TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
-    """Scores of queries and keys, in units of log 2; -inf for hidden keys if the block is `masked`.
+    """Scores from products, in units of log 2; -inf for hidden keys if the block is `masked`.
 
     Tensors of queries have one dimension of the products, tensors of keys the other.
     """
-    s = products * factor
     if ENDS:
         s = bend(s, _biases(corner, at_i, at_j) * rate, curve, pieces, low, high)
     elif TABLE:
@@ -116,10 +135,10 @@ def _interval(lo, hi, first, rows, Q: tl.constexpr, K: tl.constexpr):
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
 @triton.jit(do_not_specialize=SIZES)
-def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, last, width, nearest, pieces, rows,
+def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, cap, last, width, nearest, pieces, rows,
             keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, skip,
             D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, CAP: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
     """A block of queries of a head: out and the logsumexp of their scores."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q  # under causality the longest first
     b, h = (skip + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -148,11 +167,12 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
         exists = j < keys
         theirs = tl.load(k_level + j, mask=exists, other=0.0) if LEVELS else j
         k_block = _vectors(k, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
-        products = tl.dot(queries, tl.trans(k_block), input_precision="ieee")
+        products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
+        products = _capped(products, cap, CAP)
         column = last + first - first_j
         low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
         s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
-                    at_i[:, None], at_j[None, :], factor, (first_j < full) | (first_j + K > rest), rate[:, None], curve, pieces,
+                    at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve, pieces,
                     low, high, TABLE, LEVELS, ENDS)  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         above = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet: 2^(-inf - 0) is 0
@@ -213,10 +233,10 @@ def _add(at, sums):
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q, of_level,
-                     of_table, of_curves, of_rates, scale, factor, last, width, nearest, pieces, batch, rows, keys, heads, group,
-                     q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
+                     of_table, of_curves, of_rates, scale, factor, cap, last, width, nearest, pieces, batch, rows, keys, heads,
+                     group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
                      D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                     K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
+                     K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, CAP: tl.constexpr,
                      FAR: tl.constexpr, LEARNED: tl.constexpr):  # fmt: skip
     """Gradients of the blocks of queries of a head, in sequence, and `delta` for `backward_keys`.
 
@@ -260,16 +280,18 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             exists = j < keys
             theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
             k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
-            products = tl.dot(queries, tl.trans(k_block), input_precision="ieee")
+            products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
+            products = _capped(products, cap, CAP)
             column = last + first - first_j
             low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
-                        at_i[:, None], at_j[None, :], factor, (first_j < full) | (first_j + K > rest), rate[:, None], curve,
+                        at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
                         pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
             values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
             of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
             of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
-            acc = tl.dot(of_s.to(k_block.dtype), k_block, acc, input_precision="ieee")
+            of_products = _through_cap(of_s, products, cap, CAP)
+            acc = tl.dot(of_products.to(k_block.dtype), k_block, acc, input_precision="ieee")
             if LEVELS:
                 level += tl.sum(of_s, 1)
             if LEARNED:
@@ -304,11 +326,12 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, of_k, of_v, of_level,
-                  scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride,
+                  scale, factor, cap, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride,
                   k_batch, k_head, k_stride,
                   v_batch, v_head, v_stride, interval, blocks, skip,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, CAP: tl.constexpr,
+                  FAR: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
     bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
@@ -339,19 +362,21 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             own_hi = tl.load(hi + b * interval + i, mask=real, other=0)
             mine = tl.load(q_level + line * rows + i, mask=real, other=0.0) if LEVELS else own_lo
             queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
-            products = tl.dot(k_block, tl.trans(queries), input_precision="ieee")
+            products = tl.dot(k_block, tl.trans(queries), input_precision="ieee") * factor
+            products = _capped(products, cap, CAP)
             column = last + first - first_j
             fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
             low, high = pieces_of(ends, distances, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[:, None], own_lo[None, :], own_hi[None, :], mine[None, :], theirs[:, None],
-                        distances + column, at_i[None, :], at_j[:, None], factor, (first < full) | (first + Q > rest),
+                        distances + column, at_i[None, :], at_j[:, None], (first < full) | (first + Q > rest),
                         rate[None, :], curve, pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
             p = tl.exp2(s - _in_bits(tl.load(lse + line * rows + i, mask=real, other=float("inf")))[None, :])
             of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
             acc_v = tl.dot(p.to(of_out.dtype), of_out, acc_v, input_precision="ieee")
             of_p = tl.dot(v_block, tl.trans(of_out), input_precision="ieee")
             of_s = p * (of_p - tl.load(delta + line * rows + i, mask=real, other=0.0)[None, :])
-            acc_k = tl.dot(of_s.to(queries.dtype), queries, acc_k, input_precision="ieee")
+            of_products = _through_cap(of_s, products, cap, CAP)
+            acc_k = tl.dot(of_products.to(queries.dtype), queries, acc_k, input_precision="ieee")
             if LEVELS:
                 level -= tl.sum(of_s, 1)
         if LEVELS:

@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
     """Inputs of the kernels. lo, hi: those of `Intervals`. table: by offset from 1 - Lk to Lq - 1; it and levels in float32.
 
     With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the smallest at `nearest`,
-    and curve(table[i - j] rate_i) is added. Rates never increase from query to query.
+    and curve(table[i - j] rate_i) is added. Rates never increase from query to query. cap: of the products; 0: none.
     """
 
     q: Float[Tensor, "B H Lq D"]
@@ -38,6 +38,7 @@ class Inputs(NamedTuple):
     hi: Tensor
     nearest: int
     scale: float
+    cap: float = 0.0
 
 
 class Blocks(NamedTuple):
@@ -65,7 +66,7 @@ SEVERAL = {
     9: {64: (_WIDE, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
     10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
 }
-"""Block sizes in the format of `BLOCKS` for curves, or for a table and levels, which take more registers."""
+"""Block sizes in the format of `BLOCKS` for curves, a softcap, or a table and levels, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
 """Generations of chips with the matrix instructions of another generation, by major compute capability."""
 
@@ -82,7 +83,7 @@ def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, .
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
     major = torch.cuda.get_device_capability(x.q.device)[0] if x.q.is_cuda else 8
-    several = x.curves is not None or (x.table is not None and x.q_level is not None)
+    several = x.cap > 0 or x.curves is not None or (x.table is not None and x.q_level is not None)
     return blocks_for(major, max(wide(x.q.shape[3]), wide(x.v.shape[3])), several)[KERNELS.index(kernel)]
 
 
@@ -110,7 +111,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     return {
         "q": x.q, "k": x.k, "v": x.v, "lo": x.lo, "hi": x.hi,
         "q_level": levels[0], "k_level": levels[1], "table": table, "curves": curves, "rates": rates,
-        "factor": x.scale / LOG2, "last": keys + before - 1, "width": table.shape[1],
+        "factor": x.scale / LOG2, "cap": x.cap / LOG2, "last": keys + before - 1, "width": table.shape[1],
         "nearest": min(max(x.nearest + before, 0), table.shape[1] - 1), "pieces": pieces,
         "rows": rows, "keys": keys, "heads": heads, "group": heads // kv_heads,
         "q_batch": x.q.stride(0), "q_head": x.q.stride(1), "q_stride": x.q.stride(2),
@@ -119,7 +120,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
         "interval": rows if len(x.lo) > 1 else 0,
         "D": d, "DV": dv, "WIDE_D": wide(d), "WIDE_DV": wide(dv),
         "TABLE": x.table is not None, "LEVELS": x.q_level is not None,
-        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "FAR": far(x),
+        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "CAP": x.cap > 0, "FAR": far(x),
         **blocks._asdict(),
     }  # fmt: skip
 
