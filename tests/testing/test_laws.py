@@ -68,6 +68,7 @@ VARIANTS = {
     "rope of values by row": testing.example("rope", rotate_values=True, scaling=TWO_LISTS),
     "xpos steep": testing.example("xpos", layout="half", scale_base=8),
     "axial_rope of four": testing.example("axial_rope", axes=4),
+    "axial_rope mixed": testing.example("axial_rope", mixed=True, layout="half"),
     "mrope interleaved": testing.example("mrope", sections=(2, 1, 1), arrangement="interleaved"),
     "sinusoidal odd": testing.example("sinusoidal", layout="half", frequencies="tensor2tensor"),
     "learned offset": testing.example("learned", row_offset=2),
