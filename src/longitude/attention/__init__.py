@@ -13,7 +13,11 @@ if TYPE_CHECKING:
         HierarchicalAttention as HierarchicalAttention,
         hierarchical_attention as hierarchical_attention,
     )
-    from longitude.attention.layers.indexed import IndexedAttention as IndexedAttention
+    from longitude.attention.layers.indexed import (
+        IndexedAttention as IndexedAttention,
+        IndexedLatentAttention as IndexedLatentAttention,
+        indexer_loss as indexer_loss,
+    )
     from longitude.attention.layers.latent import LatentAttention as LatentAttention
     from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
     from longitude.attention.layers.parallel import ParallelMixer as ParallelMixer
@@ -33,7 +37,7 @@ __getattr__, __all__ = loaded_on_use(
         "sequence_slice": "SequenceSlice",
         "layers.cross": "CrossAttention",
         "layers.hierarchical": "HierarchicalAttention hierarchical_attention",
-        "layers.indexed": "IndexedAttention",
+        "layers.indexed": "IndexedAttention IndexedLatentAttention indexer_loss",
         "layers.latent": "LatentAttention",
         "layers.longformer": "LongformerAttention",
         "layers.parallel": "ParallelMixer",

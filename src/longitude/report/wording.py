@@ -44,6 +44,7 @@ PAPERS = {
     "latent": "MLA",
     "nsa": "NSA",
     "indexed": "DSA",
+    "indexed_latent": "DSA over MLA",
     "stick_breaking": "stick-breaking attention",
     "parallel": "parallel heads",
     "chunks": "chunked attention",
