@@ -117,7 +117,7 @@ MIXER_VARIANTS = {
     "stick_breaking, remainder": of("stick_breaking", remainder=True),
     "indexed, interleaved": of("indexed", "ssmax", index_rotation="interleaved", index_rotary_dim=4),
     "indexed_latent, scaled": of(
-        "indexed_latent", "fox", q_rank=None, index_scaling=lg.scaling.YaRN(8, 16), index_rotary_dim=4, index_dim=8
+        "indexed_latent", "rope", q_rank=None, index_scaling=lg.scaling.YaRN(8, 16), index_rotary_dim=4, index_dim=8
     ),
     "parallel, latent and rwkv7": of("parallel", "rope", attention="latent", state="rwkv7"),
     "parallel, window and lstm": of(
