@@ -45,6 +45,7 @@ PAPERS = {
     "nsa": "NSA",
     "indexed": "DSA",
     "indexed_latent": "DSA over MLA",
+    "repo": "RePo",
     "stick_breaking": "stick-breaking attention",
     "parallel": "parallel heads",
     "chunks": "chunked attention",

@@ -134,6 +134,7 @@ class MultiHeadAttention(AttentionLayer):
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if not one:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k = self.heads_placed(x, q, k)
         tables = inputs.tables
         if encoding.stable_keys and encoding.transforms:
             if tables is None:
@@ -170,6 +171,10 @@ class MultiHeadAttention(AttentionLayer):
         elif "qkv" in self.short_conv:
             q, k, v = self.convolve("qkv", torch.cat([q, k, v], -1), call, inputs).split(sizes, -1)
         return q, k, v
+
+    def heads_placed(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys as positions make them that the layer reads off its tokens; here it reads none."""
+        return q, k
 
     def over_keys(
         self,
