@@ -105,7 +105,8 @@ class Indexer(AttentionLayer):
 
     def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
         columns, carry = super().columns_of(x, call, encoding, carry)
-        return {**columns, "index_keys": self.index_keys(x, call).detach()}, carry
+        keys = self.index_keys(x.detach(), call).detach()  # first of x: torch compiles no tangents of a LayerNorm
+        return {**columns, "index_keys": keys}, carry
 
     def narrowed(self, x: Tensor, source: Tensor, call: Call, columns: Columns) -> Narrowed:
         columns, rows = dict(columns), call.length - call.remembered
