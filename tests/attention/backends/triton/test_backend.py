@@ -39,7 +39,9 @@ def request(**options):
             "pass one int p",
         ),
         (lambda: request(names="alibi", softcap=5.0), "under a softcap it adds nothing"),
-        (lambda: request(names="shaw"), "does not support OffsetVectors"),
+        (lambda: request(names="shaw"), "which tokens mix (Inkling), alone"),
+        (lambda: request(names="inkling", mask=lg.NoMask()), "as under causality"),
+        (lambda: request(names="inkling", q_positions=7, k_positions=0), "in the order of the tokens"),
         (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),
         (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
         (lambda: request(mask=masks(20)["another order"]), "plain order"),
@@ -179,7 +181,7 @@ def test_blocks_of_every_chip():
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("names", "softcap"), [("fox+t5", None), ("fire", None), ("rope", 5.0)])
+@pytest.mark.parametrize(("names", "softcap"), [("fox+t5", None), ("fire", None), ("rope", 5.0), ("inkling", None)])
 def test_compiled_calls_have_the_shapes_of_real_ones(names, softcap):
     """`torch.compile` and `torch.export` see the operators by these."""
     r, _ = problem(20, 24, names=names, kv_heads=1, dv=24, softcap=softcap)

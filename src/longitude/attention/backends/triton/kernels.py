@@ -8,6 +8,8 @@ packed documents and padding. A block of queries therefore reads an interval of 
 Scores are in units of log 2, because the chip computes 2^x: `factor` is scale / log 2, and the table and the levels are
 divided by log 2 too.
 
+With `mix` (profiles mixed by each query), which comes alone, mix[i, min(i - j, spread - 1)] is added, of offsets from 0 on.
+
 Under a softcap c, which comes alone, scores are c tanh(scale q_i . k_j / c); `cap` is c / log 2.
 
 With `curves` (FIRE), the table holds distances, and a curve of distance times the query's rate is added: see curves.py.
@@ -35,7 +37,22 @@ from longitude.attention.backends.triton.curves import add_piece, bend, ends_of,
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-SIZES = "last", "width", "nearest", "pieces", "batch", "rows", "keys", "heads", "group", "interval", "blocks", "skip"
+SIZES = (
+    "last",
+    "width",
+    "spread",
+    "gap",
+    "nearest",
+    "pieces",
+    "batch",
+    "rows",
+    "keys",
+    "heads",
+    "group",
+    "interval",
+    "blocks",
+    "skip",
+)
 """Numbers of which Triton would compile a kernel each for 1, for multiples of 16, and for others."""
 
 
@@ -98,6 +115,32 @@ def _through_cap(of_s, s, cap, CAP: tl.constexpr):
 
 
 @triton.jit
+def _with_mix(s, mix, line, offset, there, spread, MIX: tl.constexpr):
+    """Products plus the biases of queries in rows `line` at offsets; all far ones are in the last column."""
+    if MIX:
+        column = tl.minimum(tl.maximum(offset, 0), spread - 1)
+        s += tl.load(mix + line * spread + column, mask=there, other=0.0).to(tl.float32) / LN2
+    return s
+
+
+@triton.jit
+def _of_mix(far, of_mix, of_s, line, offset, there, spread, MIX: tl.constexpr):
+    """Writes gradients of a mix, of which each near pair has its own; adds those of far pairs to `far` [Q]."""
+    if MIX:
+        near = offset < spread - 1
+        at = of_mix + line * spread + offset
+        tl.store(at, of_s.to(of_mix.dtype.element_ty), mask=there & near & (offset >= 0))
+        far += tl.sum(tl.where(near, 0.0, of_s), 1)
+    return far
+
+
+@triton.jit
+def _of_far_mix(of_mix, far, line, real, spread, MIX: tl.constexpr):
+    if MIX:
+        tl.store(of_mix + line * spread + spread - 1, far.to(of_mix.dtype.element_ty), mask=real)
+
+
+@triton.jit
 def _scores(s, j, lo, hi, q_level, k_level, corner, at_i, at_j, masked, rate, curve, pieces, low, high,
             TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
     """Scores from products, in units of log 2; -inf for hidden keys if the block is `masked`.
@@ -135,10 +178,11 @@ def _interval(lo, hi, first, rows, Q: tl.constexpr, K: tl.constexpr):
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
 @triton.jit(do_not_specialize=SIZES)
-def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, cap, last, width, nearest, pieces, rows,
-            keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, skip,
-            D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, CAP: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, mix, factor, cap, last, width, spread, gap,
+            nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head,
+            v_stride, interval, skip, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr,
+            Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
+            CAP: tl.constexpr, MIX: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
     """A block of queries of a head: out and the logsumexp of their scores."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q  # under causality the longest first
     b, h = (skip + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -169,6 +213,8 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
         k_block = _vectors(k, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
         products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
         products = _capped(products, cap, CAP)
+        offset, there = gap + i[:, None] - j[None, :], real[:, None] & exists[None, :]
+        products = _with_mix(products, mix, line[:, None], offset, there, spread, MIX)
         column = last + first - first_j
         low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
         s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
@@ -232,12 +278,13 @@ def _add(at, sums):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q, of_level,
-                     of_table, of_curves, of_rates, scale, factor, cap, last, width, nearest, pieces, batch, rows, keys, heads,
-                     group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval,
-                     D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                     K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, CAP: tl.constexpr,
-                     FAR: tl.constexpr, LEARNED: tl.constexpr):  # fmt: skip
+def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, mix, of_q,
+                     of_level, of_table, of_curves, of_rates, of_mix, scale, factor, cap, last, width, spread, gap, nearest,
+                     pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
+                     v_head, v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr,
+                     WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr,
+                     ENDS: tl.constexpr, CAP: tl.constexpr, MIX: tl.constexpr, FAR: tl.constexpr,
+                     LEARNED: tl.constexpr):  # fmt: skip
     """Gradients of the blocks of queries of a head, in sequence, and `delta` for `backward_keys`.
 
     delta_i = grad_i . out_i - grad_lse_i. The program sums its part of the table's gradient in its row of `of_table`. Q is a
@@ -272,7 +319,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
         start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
         acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
-        of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
+        of_t, of_y, piece, far = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0, tl.zeros([Q], tl.float32)
         carried = tl.zeros([Q // K, K], tl.float32)
         k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
         for first_j in range(start, stop, K):
@@ -282,6 +329,8 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
             products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
             products = _capped(products, cap, CAP)
+            offset, there = gap + i[:, None] - j[None, :], real[:, None] & exists[None, :]
+            products = _with_mix(products, mix, line[:, None], offset, there, spread, MIX)
             column = last + first - first_j
             low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
@@ -294,6 +343,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             acc = tl.dot(of_products.to(k_block.dtype), k_block, acc, input_precision="ieee")
             if LEVELS:
                 level += tl.sum(of_s, 1)
+            far = _of_mix(far, of_mix, of_s, line[:, None], offset, there, spread, MIX)
             if LEARNED:
                 if ENDS:
                     t = _biases(table + column, at_i[:, None], at_j[None, :]) * rate[:, None]
@@ -308,6 +358,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
         _write(of_q + written * D, first, at_i, real, heads * D, acc * scale, D, WIDE_D, FAR)
         if LEVELS:
             tl.store(of_level + line, level, mask=real)
+        _of_far_mix(of_mix, far, line, real, spread, MIX)
         if LEARNED:
             if start < stop:
                 newest_j = start + (stop - 1 - start) // K * K
@@ -325,13 +376,12 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, of_k, of_v, of_level,
-                  scale, factor, cap, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride,
-                  k_batch, k_head, k_stride,
-                  v_batch, v_head, v_stride, interval, blocks, skip,
+def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, mix, of_k, of_v, of_level,
+                  scale, factor, cap, last, width, spread, gap, nearest, pieces, rows, keys, heads, group, q_batch, q_head,
+                  q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, blocks, skip,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
                   K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, CAP: tl.constexpr,
-                  FAR: tl.constexpr):  # fmt: skip
+                  MIX: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
     bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
@@ -364,6 +414,8 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
             products = tl.dot(k_block, tl.trans(queries), input_precision="ieee") * factor
             products = _capped(products, cap, CAP)
+            offset, there = gap + i[None, :] - j[:, None], exists[:, None] & real[None, :]
+            products = _with_mix(products, mix, (line * rows + i)[None, :], offset, there, spread, MIX)
             column = last + first - first_j
             fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
             low, high = pieces_of(ends, distances, column, nearest, fast, slow, Q, K, ENDS)
