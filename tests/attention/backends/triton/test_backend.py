@@ -39,7 +39,7 @@ def request(**options):
             "pass one int p",
         ),
         (lambda: request(names="alibi", softcap=5.0), "under a softcap it adds nothing"),
-        (lambda: request(names="shaw"), "which tokens mix (Inkling), alone"),
+        (lambda: request(names="shaw"), "which tokens mix, alone"),
         (lambda: request(names="inkling", mask=lg.NoMask()), "as under causality"),
         (lambda: request(names="inkling", q_positions=7, k_positions=0), "in the order of the tokens"),
         (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),

@@ -191,7 +191,7 @@ def limits(r: Request) -> str | None:
         return "of biases of pairs it takes normalized offsets (FIRE), alone"
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         if not mixes(r) or r.terms[0].reach is None or r.terms[0].values is not None:  # type: ignore[union-attr]
-            return "of vectors of offsets it takes profiles with an end, which tokens mix (Inkling), alone"
+            return "of vectors of offsets it takes profiles with an end, which tokens mix, alone"
         if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
             return "offsets of a mix are from 0 on, as under causality, in the order of the tokens"
     if cap_of(r) and len(r.terms) > 1:
