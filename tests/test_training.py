@@ -31,6 +31,7 @@ RATES = {
     "s4d": {"log_dt", "log_A_real", "A_imag", "D"},
     "hierarchical": {"gate_bias"},
     "indexed": {"index_norm.weight", "index_norm.bias"},
+    "indexed_latent": {"index_norm.weight", "index_norm.bias", "q_norm.weight", "kv_norm.weight"},
     "latent": {"q_norm.weight", "kv_norm.weight"},
     "lstm": {"bias_ih_l0", "bias_hh_l0"},
     "gru": {"bias_ih_l0", "bias_hh_l0"},
@@ -49,6 +50,7 @@ def test_what_decays_of_a_mixer(mixer, heads):
         "mamba2": {"head_dim": 16},
         "log_linear_mamba2": {"head_dim": 16},
         "latent": {"q_rank": 8},
+        "indexed_latent": {"q_rank": 8},
         "window": {"size": 8},
         "chunks": {"size": 8},
     }.get(mixer, {})

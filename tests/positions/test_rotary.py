@@ -326,6 +326,51 @@ def test_learned_frequencies_of_axes_are_separate():
     close(once, twice.prepare(torch.tensor([[3, 0], [0, 6]])).cos.double(), 1e-6)
 
 
+# ---- mixed frequencies of two axes -----------------------------------------------------------------------------------
+def mixed(kv_heads=2, layout="interleaved", **options):
+    torch.manual_seed(0)
+    return AxialRotary(16, layout, mixed=True, num_kv_heads=kv_heads, **options)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_mixed_frequencies_are_the_products_of_the_paper(batched: bool) -> None:
+    """Heo et al. 2024, equation 14: pairs as complex numbers times e^(i (u p_x + v p_y)); with gradients of u, v, q and k."""
+    own = mixed().double()
+    x = random(2, 4, 6, 16).requires_grad_(), random(2, 2, 6, 16, seed=1).requires_grad_()
+    grid = torch.tensor([[0, 0], [0, 1], [2, 0], [7, 3], [300, 41], [5, 5]])
+    places = torch.stack([grid, grid.flip(-1) + 3]) if batched else grid
+    inputs = *x, own.theta
+    got = lg.attend(*x, x[1], encoding=own, q_positions=places, k_positions=places, mask=lg.NoMask())
+    u, v = own.theta[:, None] if batched else own.theta  # [heads, pairs]
+    turn = torch.exp(1j * (places[..., None, :, :1] * u[..., None, :] + places[..., None, :, 1:] * v[..., None, :]))
+    q, k = (torch.view_as_complex(one.unflatten(-1, (-1, 2))) for one in (x[0], x[1].repeat_interleave(2, 1)))
+    q, k = q * turn.repeat_interleave(2, -3), k * turn.repeat_interleave(2, -3)
+    want = (torch.einsum("bhic,bhjc->bhij", q, k.conj()).real / 4).softmax(-1) @ x[1].repeat_interleave(2, 1)
+    close(got, want, 1e-11)
+    direction = random(*got.shape, seed=3)
+    for mine, other in zip(*(torch.autograd.grad(y, inputs, direction) for y in (got, want)), strict=True):
+        close(mine, other, 1e-8)
+
+
+def test_mixed_frequencies_start_as_those_of_the_axes_turned() -> None:
+    """Each head by one angle: pairs k of both halves are at right angles, as long as the axial frequency."""
+    u, v = mixed(base=10.0).theta.detach().double()
+    axial = AxialRotary(16, "half", base=10.0).frequencies().inverse[:4]
+    close((u**2 + v**2).sqrt(), axial.repeat(2).expand(2, 8), 1e-6)
+    close(u[:, :4] * u[:, 4:] + v[:, :4] * v[:, 4:], torch.zeros(2, 4).double(), 1e-6)
+    angles = torch.atan2(v, u)
+    close(angles[:, :4], angles[:, :1].expand(2, 4), 1e-6)
+    assert (angles[0, 0] - angles[1, 0]).abs() > 1e-2
+
+
+def test_mixed_options_that_do_not_go_together() -> None:
+    for options in ({"axes": 4}, {"learned_frequencies": True}, {"kv_heads": None}):
+        with refused(what="axial_rope"):
+            mixed(**options)
+    with refused(what="axial_rope", got="[1, 3, 5, 16]"):
+        mixed().rotate(torch.zeros(1, 3, 5, 16), 0)
+
+
 # ---- values that rotate ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("scaling", [None, lg.scaling.YaRN(8, 64)], ids=str)  # YaRN's has a factor of cos and sin
 @pytest.mark.parametrize("layout", LAYOUTS)

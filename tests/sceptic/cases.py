@@ -138,6 +138,11 @@ def allows(mask):
             return lambda b, i, j: of(tokens, b, i) or of(tokens, b, j)
         case lg.Global(tokens=tokens):
             return lambda b, i, j: i in tokens.tolist() or j in tokens.tolist()
+        case lg.Chunks(size=size, places=None, first=first):
+            return lambda b, i, j: (i + first) // size == (j + first) // size
+        case lg.Chunks(size=size, places=places):
+            chunks = places.view(-1, places.shape[-1]) // size
+            return lambda b, i, j: chunks[b % len(chunks), i] == chunks[b % len(chunks), j]
     every, joined = [allows(part) for part in mask.masks], any if type(mask).__name__ == "AnyOf" else all
     return lambda b, i, j: joined(one(b, i, j) for one in every)
 

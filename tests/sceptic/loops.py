@@ -133,9 +133,9 @@ def add_sandwich(o, p, h, i, j):
 
 def add_fire(o, p, h, i, j):
     def psi(x):
-        return math.log(abs(float(p["c"]) * x) + 1)
+        return math.log(abs(p["c"].item() * x) + 1)
 
-    threshold = abs(float(p["multiplier"]) * o["threshold"])
+    threshold = abs(p["multiplier"].item() * o["threshold"])
     at = psi(i - j) / (psi(max(i, threshold)) + 1e-6)
     hidden = np.maximum(p["mlp.0.weight"][:, 0] * at + p["mlp.0.bias"], 0)
     return p["mlp.2.weight"][h] @ hidden + p["mlp.2.bias"][h]

@@ -53,6 +53,20 @@ def test_json_holds_the_words_and_the_numbers(command):
     assert {"line": "head 1", "x": 4, "y": -1.0} in bias["rows"]
 
 
+@pytest.mark.parametrize(
+    "mixer", ["latent:rope_dim=8", "indexed_latent:rope_dim=8,k_top=4", "parallel:attention=latent"]
+)
+def test_latent_attention_rotates_its_part_of_a_head(command, mixer):
+    code, out, _ = command("show", f"rope+{mixer}", *SMALL, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["about"][0]["encodings"][0]["options"]["head_dim"] == 8
+    assert found["about"][0]["mixers"][0]["options"]["dim"] == 64 and found["drawings"]
+
+
+def test_a_bias_beside_latent_attention_without_rotation(command):
+    assert command("show", "alibi+latent:rope_dim=0", *SMALL)[0] == 0
+
+
 def test_dials_in_the_terminal_and_as_numbers(command):
     """A line of 48 signs is a full turn; the numbers are the shares."""
     code, out, _ = command("show", "rope", "--clocks", *SMALL)

@@ -68,6 +68,7 @@ VARIANTS = {
     "rope of values by row": testing.example("rope", rotate_values=True, scaling=TWO_LISTS),
     "xpos steep": testing.example("xpos", layout="half", scale_base=8),
     "axial_rope of four": testing.example("axial_rope", axes=4),
+    "axial_rope mixed": testing.example("axial_rope", mixed=True, layout="half"),
     "mrope interleaved": testing.example("mrope", sections=(2, 1, 1), arrangement="interleaved"),
     "sinusoidal odd": testing.example("sinusoidal", layout="half", frequencies="tensor2tensor"),
     "learned offset": testing.example("learned", row_offset=2),
@@ -115,6 +116,9 @@ MIXER_VARIANTS = {
     "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "stick_breaking, remainder": of("stick_breaking", remainder=True),
     "indexed, interleaved": of("indexed", "ssmax", index_rotation="interleaved", index_rotary_dim=4),
+    "indexed_latent, scaled": of(
+        "indexed_latent", "rope", q_rank=None, index_scaling=lg.scaling.YaRN(8, 16), index_rotary_dim=4, index_dim=8
+    ),
     "parallel, latent and rwkv7": of("parallel", "rope", attention="latent", state="rwkv7"),
     "parallel, window and lstm": of(
         "parallel", "alibi", attention={"name": "window", "size": 3}, state="lstm", normalize=False

@@ -13,10 +13,15 @@ if TYPE_CHECKING:
         HierarchicalAttention as HierarchicalAttention,
         hierarchical_attention as hierarchical_attention,
     )
-    from longitude.attention.layers.indexed import IndexedAttention as IndexedAttention
+    from longitude.attention.layers.indexed import (
+        IndexedAttention as IndexedAttention,
+        IndexedLatentAttention as IndexedLatentAttention,
+        indexer_loss as indexer_loss,
+    )
     from longitude.attention.layers.latent import LatentAttention as LatentAttention
     from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
     from longitude.attention.layers.parallel import ParallelMixer as ParallelMixer
+    from longitude.attention.layers.repo import RePoAttention as RePoAttention
     from longitude.attention.layers.sparse import NativeSparseAttention as NativeSparseAttention
     from longitude.attention.layers.stick_breaking import StickBreaking as StickBreaking
     from longitude.attention.layers.window import ChunkAttention as ChunkAttention, WindowAttention as WindowAttention
@@ -33,10 +38,11 @@ __getattr__, __all__ = loaded_on_use(
         "sequence_slice": "SequenceSlice",
         "layers.cross": "CrossAttention",
         "layers.hierarchical": "HierarchicalAttention hierarchical_attention",
-        "layers.indexed": "IndexedAttention",
+        "layers.indexed": "IndexedAttention IndexedLatentAttention indexer_loss",
         "layers.latent": "LatentAttention",
         "layers.longformer": "LongformerAttention",
         "layers.parallel": "ParallelMixer",
+        "layers.repo": "RePoAttention",
         "layers.sparse": "NativeSparseAttention",
         "layers.stick_breaking": "StickBreaking",
         "layers.window": "ChunkAttention WindowAttention",

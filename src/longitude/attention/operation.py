@@ -315,7 +315,7 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return answer(backend, r)
-    if r.terms:
+    if r.terms and not backend.mixes:
         r = mixed(r)
     if r.factors is not None:
         r = multiplied(r)

@@ -172,7 +172,15 @@ def multiplied(r: Request) -> Request:
     """The request with its queries multiplied by their factors, rounded once."""
     assert r.factors is not None
     wider = torch.promote_types(r.q.dtype, torch.float32)
-    done = replace(r, q=(r.q.to(wider) * r.factors.to(wider)).to(r.q.dtype), factors=None)
+    terms = r.terms
+    if any(isinstance(term, OffsetVectors) and term.mix is not None for term in terms):  # not in front of the queries
+        terms = tuple(
+            replace(term, mix=per_query_head(term.mix, r.heads).to(wider) * r.factors.to(wider))
+            if isinstance(term, OffsetVectors) and term.mix is not None
+            else term
+            for term in terms
+        )
+    done = replace(r, q=(r.q.to(wider) * r.factors.to(wider)).to(r.q.dtype), factors=None, terms=terms)
     done.made = r.made
     return done
 

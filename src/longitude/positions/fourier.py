@@ -13,7 +13,7 @@ from longitude.errors import UsageError, check_choice, check_positive, check_siz
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
-from longitude.positions.rotation import Angles, rotate_by_formula
+from longitude.positions.rotation import Angles, by_heads, rotate_by_formula
 
 Zero = Literal["paper", "code"]
 
@@ -129,6 +129,5 @@ class FoPE(Encoding):
             raise UsageError(
                 "fope", f"[B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}", list(x.shape)
             )
-        group = x.shape[1] // self.num_kv_heads
-        table = Angles(*(part.repeat_interleave(group, -3) for part in prepared)) if group > 1 else prepared
+        table = by_heads(prepared, x.shape[1])
         return rotate_by_formula(x.to(table.cos.dtype), table, self.layout).to(x.dtype)

@@ -14,7 +14,7 @@ from longitude.errors import UsageError, check_choice, check_flags, check_positi
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
-from longitude.positions.rotation import RotaryTable, apply_rotary, inverse, rotated
+from longitude.positions.rotation import RotaryTable, apply_rotary, by_heads, inverse, rotated
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 AngleDtype = Literal["float64", "float32"]
@@ -195,6 +195,13 @@ class AxialRotary(Rotary):
     phi_k = base^(-2k/d), k = 0 .. d/2 - 1, d = head_dim/axes, so that q_i . k_j depends on the offsets along all axes. Positions
     are [L, axes] or [B, L, axes]; [L] or [B, L] mean the same number on every axis.
 
+    RoPE-Mixed (mixed=True) turns each pair by both coordinates, at two learned frequencies, of which each head has its own:
+
+        angle_hk = p_1 u_hk + p_2 v_hk
+
+    They start as those above, of which each head turns (u, v) by an angle drawn at random. The authors' base is then 10. Use it
+    for images if diagonal offsets matter: above, no pair sees both coordinates.
+
     Args:
         head_dim: width of a head, a multiple of 2 axes.
         layout: as of Rotary; pairs count through all axes.
@@ -202,12 +209,16 @@ class AxialRotary(Rotary):
         base: above 0.
         angle_dtype: as of Rotary.
         learned_frequencies: as of Rotary, with an alpha for each pair of each axis.
+        mixed: RoPE-Mixed, of two axes.
+        num_kv_heads: key heads, with separate frequencies under `mixed`, which their queries share.
 
     Raises:
-        ValueError: a head_dim that 2 axes do not divide, positions of another number of axes.
+        ValueError: a head_dim that 2 axes do not divide, positions of another number of axes; mixed with another number of
+            axes, with learned_frequencies, or without num_kv_heads.
 
     Source:
-        Wang et al. 2024 (the vision tower of Qwen2-VL), arXiv 2409.12191, https://arxiv.org/abs/2409.12191
+        Wang et al. 2024 (the vision tower of Qwen2-VL), arXiv 2409.12191, https://arxiv.org/abs/2409.12191; RoPE-Mixed: Heo et
+        al. 2024, arXiv 2403.13298, https://arxiv.org/abs/2403.13298
     """
 
     source = "Wang et al. 2024, https://arxiv.org/abs/2409.12191"
@@ -221,17 +232,56 @@ class AxialRotary(Rotary):
         base: float = 10_000.0,
         angle_dtype: AngleDtype = "float64",
         learned_frequencies: bool = False,
+        mixed: bool = False,
+        num_kv_heads: int | None = None,
     ):
-        check_sizes("axial_rope", head_dim=head_dim, axes=axes)
+        sizes = {} if num_kv_heads is None else {"num_kv_heads": num_kv_heads}
+        check_sizes("axial_rope", head_dim=head_dim, axes=axes, **sizes)
+        check_flags("axial_rope", mixed=mixed)
         if head_dim % (2 * axes):
             raise UsageError("axial_rope", f"head_dim to be a multiple of {2 * axes}, 2 per axis", head_dim)
         self.axes = axes
         super().__init__(head_dim, layout, base, angle_dtype=angle_dtype, learned_frequencies=learned_frequencies)
         self.axis_of_pair = [axis for axis in range(axes) for _ in range(head_dim // axes // 2)]
+        self.mixed, self.num_kv_heads, self.theta = mixed, num_kv_heads, None
+        if mixed:
+            if axes != 2 or learned_frequencies or num_kv_heads is None:
+                expected = "mixed with num_kv_heads, of 2 axes, without learned_frequencies"
+                got = f"num_kv_heads={num_kv_heads}, axes={axes}, learned_frequencies={learned_frequencies}"
+                raise UsageError("axial_rope", expected, got, "mixed frequencies are learned, two for each pair")
+            self.learned, self.shared = True, False
+            self.theta = nn.Parameter(torch.empty(axes, num_kv_heads, head_dim // 2))
+            self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if (own := getattr(self, "theta", None)) is None:  # an attribute that is made after `Rotary.__init__`
+            return
+        theta, pairs = self.frequencies(device=own.device).inverse.to(own), own.shape[-1] // 2
+        turn = 2 * math.pi * torch.rand_like(own[0, :, :1])
+        along, across = theta[:pairs] * turn.cos(), theta[:pairs] * turn.sin()
+        own.copy_(torch.stack([torch.cat([along, -across], -1), torch.cat([across, along], -1)]))
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         along = self._frequencies_of(self.head_dim // self.axes, length, device)
         return self._as_learned(along._replace(inverse=along.inverse.repeat(self.axes)))
+
+    def tables(self, positions: Tensor, length: int | None, dtype: torch.dtype) -> RotaryTable:
+        if self.theta is None:
+            return super().tables(positions, length, dtype)
+        exact = torch.float32 if self.angle_dtype == "float32" else wide(positions.device)
+        coordinates, theta = by_axis(positions, 2, "axial_rope")[..., None, :, :], self.theta.to(exact)[..., None, :]
+        angles = coordinates[..., :1] * theta[0] + coordinates[..., -1:] * theta[1]  # [.., kv_heads, L, pairs]
+        dtype = torch.promote_types(dtype, torch.float32)
+        return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))
+
+    def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
+        if self.theta is None:
+            return super().queries(q, prepared)
+        if q.dim() != 4 or q.shape[1] % self.theta.shape[1]:
+            raise UsageError("axial_rope", f"[B, H, L, {self.head_dim}], H a multiple of num_kv_heads", list(q.shape))
+        return super().queries(q, RotaryTable(*by_heads(prepared, q.shape[1])))
 
 
 @register("mrope")

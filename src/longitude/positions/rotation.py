@@ -33,6 +33,12 @@ class Angles(NamedTuple):
     sin: Tensor
 
 
+def by_heads(table: Angles, heads: int) -> Angles:
+    """A table [..., kv_heads, L, pairs] for this many heads, each of which has that of the keys it reads."""
+    group = heads // table.cos.shape[-3]
+    return Angles(*(part.repeat_interleave(group, -3) for part in table)) if group > 1 else table
+
+
 class RotaryTable(Angles):
     """cos and sin of the angle of each pair, [L, pairs] or [B, 1, L, pairs]: one table for all heads."""
 

@@ -189,7 +189,7 @@ class LogAffine(Encoding):
 class BeamTemperature(Encoding):
     """Beam's temperature, a power law: q_i *= (1 + (i + 1) / length)^exponent, i the position. Nothing is learned.
 
-    The model has it in its layers without rotation only.
+    The model has it in its layers without rotation only. Use it if queries should sharpen slowly with nothing learned.
 
     Args:
         length: positions after which the factor is 2^exponent.

@@ -161,7 +161,7 @@ class Mamba3(RecurrentMixer):
         norm_eps: epsilon of the norms.
         decay_activation: f. "softplus", as in the paper and in the authors' code of March 2026; "heavy_tail", 1 + a from 0 on and
             1 / (1 - a) below, as in their code since June 2026 (commit c69aaab, mamba_ssm 2.3.2.post1). Weights trained with
-            one give other decays with the other.
+            one give other decays with the other: use "heavy_tail" for weights of their present code.
         mode, chunk_size: as in `mamba3`.
 
     Raises:

@@ -44,6 +44,8 @@ PAPERS = {
     "latent": "MLA",
     "nsa": "NSA",
     "indexed": "DSA",
+    "indexed_latent": "DSA over MLA",
+    "repo": "RePo",
     "stick_breaking": "stick-breaking attention",
     "parallel": "parallel heads",
     "chunks": "chunked attention",

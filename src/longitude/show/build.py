@@ -1,6 +1,6 @@
 """A label as the encoding and the mixers that it names, built for a shape."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Built:
-    """A label, built for a shape."""
+    """A label, built for a shape; heads of its encodings may be narrower than those asked for, as of latent attention."""
 
     label: str
     encodings: list[Part]
     mixers: list[Part]
+    shape: Shape
 
     @property
     def encoding(self) -> Encoding | None:
@@ -52,21 +53,29 @@ def built(label: str, shape: Shape) -> Built:
         ValueError: As the label, the encoding or the mixer itself.
     """
     parsed = parse_label(label)
-    encodings = [_encoding(spec, shape) for spec in parsed.encodings]
-    together = Built(label, encodings, []).encoding
-    return Built(label, encodings, [_mixer(spec, shape, together) for spec in parsed.mixers])
+    own = shape
+    for spec in parsed.mixers:  # latent attention rotates a part of each head
+        sizes = MIXERS[spec["name"]].encoding_shapes(mixer_resolved(*_named(spec), **shape.known))
+        own = replace(own, head_dim=sizes.get("head_dim") or own.head_dim, width=shape.dim)
+    encodings = [_encoding(spec, own) for spec in parsed.encodings]
+    together = Built(label, encodings, [], own).encoding
+    return Built(label, encodings, [_mixer(spec, shape, together) for spec in parsed.mixers], own)
+
+
+def _named(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return spec["name"], {key: value for key, value in spec.items() if key != "name"}
 
 
 def _encoding(spec: dict[str, Any], shape: Shape) -> Part:
     """With what a model of the shape passes to it."""
-    name, given = spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    name, given = _named(spec)
     factory = ENCODINGS[name]
     options = resolved(name, {**getattr(factory, "model_defaults", {}), **given}, **shape.known)
     return Part(name, options, factory, _seeded(lambda: encoding(name, **options)))
 
 
 def _mixer(spec: dict[str, Any], shape: Shape, together: Encoding | None) -> Part:
-    name, given = spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    name, given = _named(spec)
     factory = MIXERS[name]
     options = mixer_resolved(name, given, **shape.known)
     own = {"encoding": together} if together is not None and "encoding" in options_of(factory) else {}

@@ -17,11 +17,13 @@ class Shape:
         length: Positions that are drawn.
         heads: Heads of queries and keys.
         head_dim: Width of a head.
+        width: Width of a token; None: that of all heads.
     """
 
     length: int = 1024
     heads: int = 8
     head_dim: int = 64
+    width: int | None = None
 
     def __post_init__(self) -> None:
         check_sizes("show", length=self.length, heads=self.heads, head_dim=self.head_dim)
@@ -30,8 +32,7 @@ class Shape:
 
     @property
     def dim(self) -> int:
-        """Width of a token."""
-        return self.heads * self.head_dim
+        return self.heads * self.head_dim if self.width is None else self.width
 
     @property
     def known(self) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def _of_label(label: str, shape: Shape, view: View) -> Subject:
         option = "--attention" if view.attention else "--text"
         raise UsageError(option, "a study or a checkpoint, which has trained weights", label, "leave it out")
     made = built(label, shape)
+    shape = made.shape
     about = facts.facts(made, shape)
     if view.clocks:
         windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]

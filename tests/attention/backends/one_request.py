@@ -20,16 +20,27 @@ KNOWN = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDT
 
 
 def problem(
-    rows, keys, *, names="alibi", mask=None, heads=HEADS, kv_heads=2, dv=DIM, dtype=torch.float32, **positions
+    rows, keys, *, names="alibi", mask=None, heads=HEADS, kv_heads=2, dv=DIM, dtype=torch.float32, **more
 ) -> Any:
     """A request, and what may want gradients: q, k, v, tokens, parameters."""
     encoding = built(names, {**KNOWN, "num_heads": heads, "num_kv_heads": heads}, dtype=dtype)
     shapes = (2, heads, rows, DIM), (2, kv_heads, keys, DIM), (2, kv_heads, keys, dv), (2, keys, WIDTH)
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     q, k, v, x = inputs
-    given = positions.get("q_positions"), positions.get("k_positions")
+    given = more.get("q_positions"), more.get("k_positions")
     (part,) = requests(
-        q, k, v, encoding, compose(encoding).context(x)[0], mask or lg.Causal(), *given, None, 0.0, False
+        q,
+        k,
+        v,
+        encoding,
+        compose(encoding).context(x)[0],
+        mask or lg.Causal(),
+        *given,
+        None,
+        0.0,
+        False,
+        None,
+        more.get("softcap"),
     )
     return part.request, [*inputs, *encoding.parameters()]
 

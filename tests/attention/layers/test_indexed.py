@@ -1,5 +1,6 @@
 """Indexed attention: the formula key by key, implementations of others, ties, and what its options and cache keep."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from longitude.attention.layers import indexed
 from longitude.attention.layers.base import checked_call
 from longitude.attention.layers.indexed import highest
 from longitude.attention.mixer import MixerInputs
+from longitude.attention.patterns import from_tensor
 from longitude.positions.composed import compose
 from longitude.testing import fill
 from tests.support import by_head, close, from_fla, random, refused
@@ -26,7 +28,7 @@ def layer(seed=0, **options):
 def chosen(own, x):
     x, call = checked_call(x, DIM, compose(None), lg.Causal(), MixerInputs(lg.Causal(), 0))
     keys = own.columns_of(x, call, compose(None), None)[0]["index_keys"]
-    return own.chosen(x, keys, call, x.shape[1])[0]
+    return own.chosen(x, x, keys, call, x.shape[1])[0]
 
 
 def by_loops(own, x):
@@ -135,3 +137,109 @@ def test_its_cache_is_its_own():
 def test_options_of_a_rotation_that_is_not_there(options):
     with refused(got="index_rotation=None"):
         layer(index_rotation=None, **options)
+
+
+# ---- over latents ----------------------------------------------------------------------------------------------------
+def over_latents(seed=0, **options):
+    options = {"k_top": TOP, "index_heads": 16, "index_dim": 8, "kv_rank": 6, "q_rank": 10, **options}
+    return fill(lg.mixer("indexed_latent", dim=DIM, num_heads=4, **options).double(), seed, std=0.4)
+
+
+@pytest.mark.parametrize("route", ["expanded", "absorbed"])
+@pytest.mark.parametrize("q_rank", [None, 10])
+def test_over_latents_it_is_latent_attention_to_the_chosen_keys(q_rank, route):
+    """Under a mask of the keys that loops choose by the formula, from the latents of queries."""
+    own, x = over_latents(q_rank=q_rank, route=route, index_rotation=None), random(2, LENGTH, DIM)
+    latent = lg.mixer("latent", dim=DIM, num_heads=4, kv_rank=6, q_rank=q_rank, route=route).double()
+    latent.load_state_dict({name: p for name, p in own.state_dict().items() if "index" not in name})
+    source = x if q_rank is None else own.q_norm(own.q_down(x))
+    scores = torch.einsum("bihd,bjd->bihj", own.index_q(source).unflatten(-1, (16, 8)), own.index_norm(own.index_k(x)))
+    scores = (scores.relu() * own.index_w(x)[..., None] / 4 / 8**0.5).sum(2)
+    seen = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool)
+    for b in range(2):
+        for i in range(LENGTH):
+            seen[b, i, sorted(range(i + 1), key=lambda j: -scores[b, i, j].item())[:TOP]] = True
+    close(own(x), latent(x, mask=from_tensor(seen, 2, LENGTH, LENGTH)))
+    assert (own(x) - latent(x)).abs().max() > 1e-3
+
+
+def test_its_cache_over_latents_is_its_own():
+    own, latent, x = over_latents(), lg.mixer("latent", dim=DIM, num_heads=4, kv_rank=6).double(), random(2, 3, DIM)
+    for one, other in ((own, latent), (latent, own)):
+        with refused(what="cache"):
+            one(x, cache=other.cache_layer())
+
+
+# ---- the loss that trains it -----------------------------------------------------------------------------------------
+def test_the_loss_is_the_divergence_key_by_key():
+    """Sums over single keys; its gradient is softmax(I) - p; a query without keys has 0 of both."""
+    scores, weights = random(2, 7, 9, seed=1).requires_grad_(), random(2, 4, 7, 9, seed=2).exp()
+    seen = torch.rand(2, 7, 9, generator=torch.Generator().manual_seed(3)) < 0.6
+    seen[0, 3], seen[1, 2] = False, torch.arange(9) == 4
+    weights = weights.masked_fill(~seen[:, None], 0.0)
+    got = lg.attention.indexer_loss(scores.masked_fill(~seen, -torch.inf), weights)
+    [gradient] = torch.autograd.grad(got.sum(), scores)
+    for b in range(2):
+        for t in range(7):
+            keys = seen[b, t].nonzero().flatten().tolist()
+            p = {j: weights[b, :, t, j].sum().item() for j in keys}
+            q = {j: math.exp(scores[b, t, j].item()) for j in keys}
+            p, q = ({j: n / sum(by_key.values()) for j, n in by_key.items()} for by_key in (p, q))
+            close(got[b, t], torch.tensor(sum(p[j] * math.log(p[j] / q[j]) for j in keys), dtype=torch.float64), 1e-12)
+            close(
+                gradient[b, t], torch.tensor([q.get(j, 0) - p.get(j, 0) for j in range(9)], dtype=torch.float64), 1e-12
+            )
+
+
+@pytest.mark.parametrize("make", [layer, over_latents])
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_layers_loss_trains_its_indexer_alone(make, dense):
+    own, x = make(), random(2, LENGTH, DIM).requires_grad_()
+    rope, own.dropout = lg.Rotary(own.rope_dim if make is over_latents else 4, "half"), 0.5
+    found = own.train().indexer_loss(x, encoding=rope, dense=dense)
+    assert own.training and own.k_top == TOP and found > 0.01
+    gradients = torch.autograd.grad(found, [x, *own.parameters()], allow_unused=True)[1:]
+    moved = {name for (name, _), g in zip(own.named_parameters(), gradients, strict=True) if g is not None and g.any()}
+    # The bias of the norm adds the same to all keys of a query, but relu is not linear.
+    assert moved == {name for name, _ in own.named_parameters() if name.startswith("index_")}
+    optimizer = torch.optim.Adam(own.parameters(), 0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        own.indexer_loss(x, encoding=rope, dense=dense).backward()
+        optimizer.step()
+    assert own.indexer_loss(x, encoding=rope, dense=dense) < 0.7 * found
+
+
+def test_a_layers_loss_has_the_weights_that_it_attends_by():
+    own, x = layer(), random(1, LENGTH, DIM)
+    own.k_top = LENGTH
+    weights = own(x, return_weights=True)[1]
+    own.k_top = TOP
+    x, call = checked_call(x, DIM, compose(None), lg.Causal(), MixerInputs(lg.Causal(), 0))
+    [(scores, allowed)] = own.index_scores(x, x, own.index_keys(x, call), call, LENGTH)
+    want = lg.attention.indexer_loss(scores.masked_fill(~allowed, -torch.inf), weights).mean()
+    close(own.indexer_loss(x), want, 1e-12)
+    few = scores.masked_fill(~chosen(own, x), -torch.inf)
+    close(
+        own.indexer_loss(x, dense=False), lg.attention.indexer_loss(few, own(x, return_weights=True)[1]).mean(), 1e-12
+    )
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_packed_and_padded_losses_are_those_of_each_document(dense):
+    own, x = layer(index_rotation=None), random(1, LENGTH, DIM)
+    documents = torch.tensor([0] * 17 + [1] * 19 + [-1] * 4)[None]
+    each = [own.indexer_loss(part, dense=dense) * part.shape[1] for part in (x[:, :17], x[:, 17:36])]
+    x[:, 36:] = torch.nan
+    close(own.indexer_loss(x, documents=documents, dense=dense), sum(each) / 36, 1e-12)
+
+
+def test_a_models_layers_have_losses():
+    config = lg.LongitudeConfig(
+        hidden_size=16, num_attention_heads=2, num_hidden_layers=2, mixer={"name": "indexed", "k_top": 3}
+    )
+    model, losses = lg.LongitudeForCausalLM(config), []
+    for block in model.model.layers:
+        block.mixer.register_forward_pre_hook(lambda mixer, inputs: losses.append(mixer.indexer_loss(*inputs)))
+    model(torch.arange(20)[None])
+    assert len(losses) == 2 and all(loss.requires_grad and loss > 0 for loss in losses)

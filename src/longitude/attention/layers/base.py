@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -82,6 +82,9 @@ class Call:
         return pairs
 
 
+Narrowed = tuple[Call, Columns, Callable[[Tensor], Tensor] | None]
+
+
 class AttentionLayer(Mixer):
     """A mixer with keys and values, and what may stand around them: short convolutions, a gate of the output, a softcap.
 
@@ -93,6 +96,7 @@ class AttentionLayer(Mixer):
     bidirectional = True
     has_weights = True
     o_proj: nn.Linear
+    encoding: Composed
 
     def set_options(
         self,
@@ -129,6 +133,24 @@ class AttentionLayer(Mixer):
             n = channels[place]
             setattr(self, f"{place}_conv", nn.Conv1d(n, n, kernel, groups=n, bias=False))
             self.bidirectional = False
+
+    def mask_of(self, inputs: MixerInputs) -> Mask:
+        """The mask of a call, with what the layer itself adds; ValueError if it is not causal and the class is."""
+        if not type(self).bidirectional:  # with short_conv `convolve` raises, and its error names the option
+            require_past(type(self).__name__, inputs.mask)
+        return inputs.mask
+
+    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
+        """Columns of the call's tokens that a cache keeps beside their keys, and the carry after them."""
+        return encoding.context(x, carry, call.documents) if encoding.reads_tokens else ({}, None)
+
+    def query_source(self, x: Tensor) -> Tensor:
+        """What queries are made of: the tokens, or their latents."""
+        return x
+
+    def narrowed(self, x: Tensor, source: Tensor, call: Call, columns: Columns) -> Narrowed:
+        """The call and columns of the keys that the layer attends to, and what is done to the output; here of all keys."""
+        return call, columns, None
 
     def reset_parameters(self) -> None:
         for place in self.short_conv:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +12,24 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longitude.attention.heads import split_heads
-from longitude.attention.layers.base import Call, normed
+from longitude.attention.layers.base import AttentionLayer, Call, Narrowed, checked_call, normed
+from longitude.attention.layers.latent import LatentAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.mixer import register_mixer
+from longitude.attention.masks import Causal, Mask
+from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.patterns import Pairs
 from longitude.derivatives import with_zero_gradients
 from longitude.errors import UsageError, check_sizes
 from longitude.not_finite import filled
 from longitude.positions.base import Columns, Encoding
-from longitude.positions.composed import Composed
+from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, by_axis, explicit, wide
 from longitude.positions.layouts import Layout, check_layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
-from longitude.positions.scaling import rope_frequencies
+from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 if TYPE_CHECKING:
-    from longitude.attention.indexed_cache import IndexedCacheLayer
+    from longitude.attention.indexed_cache import IndexedCacheLayer, IndexedLatentCacheLayer
 
 ROWS = 256
 """Queries in a block, for which the index scores of all heads are held in memory at a time."""
@@ -39,23 +41,200 @@ def highest(scores: Float[Tensor, "B L N"], allowed: Bool[Tensor, "#B L N"], k_t
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked[..., :k_top], True) & allowed
 
 
+def indexer_loss(scores: Float[Tensor, "B L N"], weights: Float[Tensor, "B H L N"]) -> Float[Tensor, "B L"]:
+    """How far index scores are from the weights of attention: the loss that trains an indexer.
+
+        p_tj = sum_h a_htj / sum_jh a_htj,   loss_t = sum_j p_tj ln(p_tj / softmax_j(I_tj)),   the Kullback-Leibler divergence
+
+    Args:
+        scores: Index scores I, -inf at keys that a query does not attend to.
+        weights: Weights a of attention over the same keys, which get no gradient.
+
+    Returns:
+        The loss of each query [B, L], in float32 or wider; 0 for a query without keys.
+
+    Source:
+        DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
+    """
+    dtype, seen = torch.promote_types(scores.dtype, torch.float32), scores > -torch.inf
+    p = weights.detach().to(dtype).sum(1).masked_fill(~seen, 0.0)
+    p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
+    alone = ~seen.any(-1, keepdim=True)  # -inf alone has no softmax
+    log_q = scores.to(dtype).masked_fill(alone, 0.0).log_softmax(-1).masked_fill(~seen, 0.0)
+    return (torch.special.xlogy(p, p) - p * log_q).sum(-1)
+
+
+class Indexer(AttentionLayer):
+    """A layer that attends to the k_top keys of the highest index score: what its kinds of attention share."""
+
+    source = "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556"
+    bidirectional = shares_sequence = False
+    choosing = ("index_q", "index_k", "index_w", "index_norm")
+
+    def set_indexer(
+        self,
+        source: int,
+        k_top: int,
+        index_heads: int,
+        index_dim: int,
+        index_rotation: Layout | None,
+        index_base: float | None,
+        index_rotary_dim: int | None,
+        index_scaling: Any,
+    ) -> None:
+        """Check the options, and make the modules. source: width of what queries are made of."""
+        name, dim = type(self).__name__, self.dim
+        check_sizes(name, k_top=k_top, index_heads=index_heads, index_dim=index_dim)
+        self.k_top, self.index_heads, self.index_dim = k_top, index_heads, index_dim
+        self.index_q = nn.Linear(source, index_heads * index_dim, bias=False)
+        self.index_k, self.index_w = (nn.Linear(dim, width, bias=False) for width in (index_dim, index_heads))
+        self.index_norm = nn.LayerNorm(index_dim, eps=1e-6)
+        if index_rotation is None and not index_base is index_rotary_dim is index_scaling is None:
+            raise UsageError(name, "no index_base, index_rotary_dim or index_scaling", "index_rotation=None")
+        self.index_scaling = from_dict(index_scaling)
+        if self.index_scaling is not None and self.index_scaling.length_at(0, 0) is not None:
+            raise UsageError(name, "an index_scaling that does not follow the length", repr(index_scaling))
+        self.index_rotation, self.index_base = index_rotation, 10_000.0 if index_base is None else index_base
+        self.index_rotary_dim = index_dim if index_rotary_dim is None else index_rotary_dim
+        if index_rotation is not None:
+            check_layout(name, index_rotation)
+            self._frequencies(None)  # validates
+
+    def products(self, keys: float) -> float:
+        return super().products(min(keys, self.k_top)) + keys * self.index_heads * self.index_dim
+
+    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
+        columns, carry = super().columns_of(x, call, encoding, carry)
+        keys = self.index_keys(x.detach(), call).detach()  # first of x: torch compiles no tangents of a LayerNorm
+        return {**columns, "index_keys": keys}, carry
+
+    def narrowed(self, x: Tensor, source: Tensor, call: Call, columns: Columns) -> Narrowed:
+        columns, rows = dict(columns), call.length - call.remembered
+        keys, lost = columns.pop("index_keys"), None
+        if keys.shape[2] > self.k_top:
+            seen, lost = self.chosen(x, source, keys, call, rows)
+            own = call.mask & Pairs(seen[:, None], keys.shape[2] - rows, 0)
+            call = replace(call, mask=own, kept=False, found={}, chosen={})  # no other layer chooses these
+
+        def finish(out: Tensor) -> Tensor:
+            indexer = [p for name in self.choosing for p in self.get_submodule(name).parameters()]
+            return with_zero_gradients(out if lost is None else filled(out, lost, 2, math.nan), indexer)
+
+        return call, columns, finish
+
+    @torch.no_grad()
+    def chosen(
+        self, x: Tensor, source: Tensor, keys: Tensor, call: Call, rows: int
+    ) -> tuple[Bool[Tensor, "B rows N"], Bool[Tensor, "B rows"]]:
+        """The keys that each of the last `rows` tokens attends to, and which tokens have a score that is no number."""
+        found, lost = [], []
+        for scores, allowed in self.index_scores(x, source, keys, call, rows):
+            found.append(highest(scores, allowed, self.k_top))
+            lost.append((scores.isnan() & allowed).any(-1))
+        return torch.cat(found, 1), torch.cat(lost, 1)
+
+    def index_keys(self, x: Tensor, call: Call) -> Float[Tensor, "B 1 L index_dim"]:
+        return self._rotated(normed(self.index_norm, self.index_k(x).to(x.dtype))[:, None], call)
+
+    def index_scores(
+        self, x: Tensor, source: Tensor, keys: Tensor, call: Call, rows: int
+    ) -> Iterator[tuple[Float[Tensor, "B block N"], Bool[Tensor, "#B block N"]]]:
+        """Scores of the last `rows` tokens, and the keys they may attend to, some queries at a time."""
+        dtype, count = torch.promote_types(x.dtype, torch.float32), keys.shape[2]
+        q = self._rotated(split_heads(self.index_q(source), self.index_heads), call)[:, :, -rows:].to(dtype)
+        w = self.index_w(x)[:, -rows:].to(dtype) * self.index_heads**-0.5
+        order = torch.arange(count, device=x.device)
+        with torch.autocast(x.device.type, enabled=False):
+            for first in range(0, rows, ROWS):
+                block = slice(first, min(first + ROWS, rows))
+                scores = (q[:, :, block] @ keys.to(dtype).mT * self.index_dim**-0.5).relu()
+                scores = torch.einsum("bhrk,brh->brk", scores, w[:, block])
+                allowed = call.mask.allowed(order[count - rows :][block], order)
+                yield scores, allowed[:, 0] if allowed.dim() == 4 else allowed[None]
+
+    def indexer_loss(
+        self,
+        x: Float[Tensor, "B L dim"],
+        inputs: MixerInputs | None = None,
+        *,
+        mask: Mask = Causal(),  # noqa: B008 (frozen)
+        positions: Positions | None = None,
+        documents: Tensor | None = None,
+        encoding: Encoding | None = None,
+        dense: bool = True,
+    ) -> Float[Tensor, ""]:
+        """The mean of `indexer_loss` over tokens. Its gradient reaches the indexer alone; train the rest by another loss.
+
+        Args:
+            x: Tokens [B, L, dim].
+            inputs: As in `forward`; a forward pre-hook of the layer gets x and inputs. Cache and memory are not read.
+            mask: As in `forward`.
+            positions: As in `forward`.
+            documents: As in `forward`.
+            encoding: As in `forward`.
+            dense: Whether attention and scores are over all visible keys, as in the authors' warm-up; otherwise over those that
+                the indexer chooses, as in their training after it.
+
+        Returns:
+            A number, in float32 or wider.
+        """
+        x = x.detach()
+        if inputs is None:
+            inputs = MixerInputs(mask, positions, documents, encoding=None if encoding is None else compose(encoding))
+        inputs = replace(inputs, cache=None, memory=None, return_weights=True, shared={})
+        k_top, training = self.k_top, self.training
+        try:
+            self.k_top = x.shape[1] if dense else k_top
+            with torch.no_grad():
+                weights = self.eval().forward(x, inputs)[1]  # without its hooks, which may ask for this loss
+        finally:
+            self.k_top = k_top
+            self.train(training)
+        own = self.encoding if inputs.encoding is None else inputs.encoding
+        x, call = checked_call(x, self.dim, own, self.mask_of(inputs), inputs)
+        keys, source, scores = self.index_keys(x, call), self.query_source(x).detach(), []
+        for one, allowed in self.index_scores(x, source, keys, call, call.length):
+            scores.append(one.masked_fill(~(allowed if dense else highest(one.detach(), allowed, k_top)), -torch.inf))
+        losses = indexer_loss(torch.cat(scores, 1), weights)
+        if call.padding is None:
+            return losses.mean()
+        real = ~call.padding[..., 0]
+        return (losses * real).sum() / real.sum().clamp(min=1)
+
+    def _rotated(self, x: Float[Tensor, "B H L D"], call: Call) -> Tensor:
+        if self.index_rotation is None:
+            return x
+        positions = by_axis(explicit(call.positions, call.length, x.device), 1, type(self).__name__)
+        theta, factor, _ = self._frequencies(x.device)
+        angles = positions * theta.to(wide(x.device))
+        angles = angles[:, None] if angles.dim() == 3 else angles
+        table = RotaryTable(angles.cos() * factor, angles.sin() * factor).to(
+            torch.promote_types(x.dtype, torch.float32)
+        )
+        return apply_rotary(x, table, self.index_rotation)
+
+    def _frequencies(self, device: torch.device | None) -> Frequencies:
+        sizes = self.index_dim, self.index_base, self.index_scaling, self.index_rotary_dim
+        return rope_frequencies(*sizes, None, 1.0, device, type(self).__name__)
+
+
 @register_mixer("indexed")
-class IndexedAttention(MultiHeadAttention):
+class IndexedAttention(Indexer, MultiHeadAttention):
     """Lightning indexer (DSA): attention to the k_top visible keys of the highest index score.
 
         I_ij = sum_h w_ih relu(q_ih . k_j / sqrt(index_dim)),   w = W_w x / sqrt(index_heads),   q = W_q x,   k = norm(W_k x)
 
     Use it to study what attention to few keys loses, as in DeepSeek V3.2, GLM-5 or Mistral Large 4. Their q is W_q times
-    another vector: the latent of the queries in the first two, a norm of x in the last, which also scales q by the position.
+    another vector: the latent of the queries in the first two, as in `indexed_latent`, a norm of x in the last, which also scales
+    q by the position.
 
     The indexer has one key per token and its own rotation. The choice is exact, and the same for all heads. Among equal scores,
     and many are exactly 0, the earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal
     tokens have scores that differ by rounding alone, so a whole pass and a cache may choose different ones of them.
 
-    The choice has no gradient, so a loss of the output trains everything but the indexer. The authors train it by the
-    divergence of its scores from the weights of full attention; here its weights are loaded, or stay as they were drawn.
-    It is exact but not fast: index scores of all keys are sorted, and a mask leaves the chosen ones. Its cache also keeps the
-    indexer's keys.
+    The choice has no gradient, so a loss of the output trains everything but the indexer: add `indexer_loss`, by which the
+    authors train it, or its weights stay as they were drawn or loaded. It is exact but not fast: index scores of all keys are
+    sorted, and a mask leaves the chosen ones. Its cache also keeps the indexer's keys.
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
@@ -66,17 +245,15 @@ class IndexedAttention(MultiHeadAttention):
         index_rotation: Layout of its rotation: "half" as in DeepSeek V3.2, "interleaved" as in GLM-5; None: it has no rotation.
         index_base: Base of that rotation; None: 10000.
         index_rotary_dim: Only the first index_rotary_dim numbers rotate; None: all.
+        index_scaling: A scheme of lg.scaling or its dict for that rotation, which follows no length; None: none.
 
     Raises:
-        ValueError: As MultiHeadAttention, and for index_base or index_rotary_dim with index_rotation=None.
+        ValueError: As MultiHeadAttention, and for options of the indexer's rotation with index_rotation=None.
 
     Source:
         DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
     """
 
-    source = "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556"
-    bidirectional = shares_sequence = False
-    choosing = ("index_q", "index_k", "index_w", "index_norm")
     cache_kinds = ("indexed",)
 
     def __init__(
@@ -92,6 +269,7 @@ class IndexedAttention(MultiHeadAttention):
         index_rotation: Layout | None = "half",
         index_base: float | None = None,
         index_rotary_dim: int | None = None,
+        index_scaling: Any = None,
         head_dim: int | None = None,
         bias: bool = False,
         dropout: float = 0.0,
@@ -104,84 +282,75 @@ class IndexedAttention(MultiHeadAttention):
         )  # fmt: skip
         index_heads = num_heads if index_heads is None else index_heads
         index_dim = self.head_dim if index_dim is None else index_dim
-        check_sizes("IndexedAttention", k_top=k_top, index_heads=index_heads, index_dim=index_dim)
-        self.k_top, self.index_heads, self.index_dim = k_top, index_heads, index_dim
-        self.index_q, self.index_k, self.index_w = (
-            nn.Linear(dim, width, bias=False) for width in (index_heads * index_dim, index_dim, index_heads)
+        self.set_indexer(
+            dim, k_top, index_heads, index_dim, index_rotation, index_base, index_rotary_dim, index_scaling
         )
-        self.index_norm = nn.LayerNorm(index_dim, eps=1e-6)
-        if index_rotation is None and not index_base is index_rotary_dim is None:
-            raise UsageError("IndexedAttention", "no index_base and no index_rotary_dim", "index_rotation=None")
-        self.index_rotation, self.index_base = index_rotation, 10_000.0 if index_base is None else index_base
-        self.index_rotary_dim = index_dim if index_rotary_dim is None else index_rotary_dim
-        if index_rotation is not None:
-            check_layout("IndexedAttention", index_rotation)
-            self._theta(None)  # validates
-
-    def products(self, keys: float) -> float:
-        return super().products(min(keys, self.k_top)) + keys * self.index_heads * self.index_dim
 
     def cache_layer(self) -> IndexedCacheLayer:
         from longitude.attention.indexed_cache import IndexedCacheLayer
 
         return IndexedCacheLayer()
 
-    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
-        columns, carry = super().columns_of(x, call, encoding, carry)
-        key = normed(self.index_norm, self.index_k(x).to(x.dtype)).detach()
-        return {**columns, "index_keys": self._rotated(key[:, None], call)}, carry
 
-    def over_keys(
+@register_mixer("indexed_latent")
+class IndexedLatentAttention(Indexer, LatentAttention):
+    """Lightning indexer (DSA) over MLA: latent attention to the k_top visible keys of the highest index score.
+
+    Use it to study DeepSeek V3.2, whose attention it is: with q_rank, the indexer's queries are made of the latents of queries.
+    The indexer is that of `indexed`, and so is its loss. Its cache keeps latents and the indexer's keys.
+
+    Args:
+        dim, num_heads, encoding, head_dim, kv_rank, q_rank, nope_dim, rope_dim, value_dim, eps: As in LatentAttention.
+        bias, dropout, scale, backend, route: As in LatentAttention.
+        k_top, index_heads, index_rotation, index_base, index_scaling: As in IndexedAttention.
+        index_dim: Width of a head of the indexer; None: nope_dim + rope_dim.
+        index_rotary_dim: Only the first index_rotary_dim numbers rotate, rope_dim in DeepSeek V3.2; None: all.
+
+    Raises:
+        ValueError: As LatentAttention, and for options of the indexer's rotation with index_rotation=None.
+
+    Source:
+        DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
+    """
+
+    def __init__(
         self,
-        x: Tensor,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        call: Call,
-        encoding: Composed,
-        columns: Columns,
-        k_positions: Positions,
-        weigh: bool,
-        /,
-    ) -> tuple[Tensor, Tensor | None]:
-        columns = dict(columns)
-        keys, rows, lost = columns.pop("index_keys"), qkv[0].shape[2], None
-        if keys.shape[2] > self.k_top:
-            seen, lost = self.chosen(x, keys, call, rows)
-            own = call.mask & Pairs(seen[:, None], keys.shape[2] - rows, 0)
-            call = replace(call, mask=own, kept=False, found={}, chosen={})  # no other layer chooses these
-        out, weights = super().over_keys(x, qkv, call, encoding, columns, k_positions, weigh)
-        out = out if lost is None else filled(out, lost, 2, math.nan)
-        indexer = [p for name in self.choosing for p in self.get_submodule(name).parameters()]
-        return with_zero_gradients(out, indexer), weights
+        dim: int,
+        num_heads: int,
+        encoding: Encoding | Sequence[Encoding] | None = None,
+        *,
+        k_top: int = 2048,
+        index_heads: int | None = None,
+        index_dim: int | None = None,
+        index_rotation: Layout | None = "half",
+        index_base: float | None = None,
+        index_rotary_dim: int | None = None,
+        index_scaling: Any = None,
+        head_dim: int | None = None,
+        kv_rank: int | None = None,
+        q_rank: int | None = None,
+        nope_dim: int | None = None,
+        rope_dim: int | None = None,
+        value_dim: int | None = None,
+        eps: float = 1e-6,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+        route: str = "auto",
+    ):
+        super().__init__(
+            dim, num_heads, encoding, head_dim=head_dim, kv_rank=kv_rank, q_rank=q_rank, nope_dim=nope_dim, rope_dim=rope_dim,
+            value_dim=value_dim, eps=eps, bias=bias, dropout=dropout, scale=scale, backend=backend, route=route,
+        )  # fmt: skip
+        index_heads = num_heads if index_heads is None else index_heads
+        index_dim = self.nope_dim + self.rope_dim if index_dim is None else index_dim
+        source = dim if q_rank is None else q_rank
+        self.set_indexer(
+            source, k_top, index_heads, index_dim, index_rotation, index_base, index_rotary_dim, index_scaling
+        )
 
-    @torch.no_grad()
-    def chosen(
-        self, x: Tensor, keys: Tensor, call: Call, rows: int
-    ) -> tuple[Bool[Tensor, "B rows N"], Bool[Tensor, "B rows"]]:
-        """The keys that each of the last `rows` tokens attends to, and which tokens have a score that is no number."""
-        dtype, count = torch.promote_types(x.dtype, torch.float32), keys.shape[2]
-        q = self._rotated(split_heads(self.index_q(x), self.index_heads), call)[:, :, -rows:].to(dtype)
-        w = self.index_w(x)[:, -rows:].to(dtype) * self.index_heads**-0.5
-        order, found, lost = torch.arange(count, device=x.device), [], []
-        with torch.autocast(x.device.type, enabled=False):
-            for first in range(0, rows, ROWS):
-                block = slice(first, min(first + ROWS, rows))
-                scores = (q[:, :, block] @ keys.to(dtype).mT * self.index_dim**-0.5).relu()
-                scores = torch.einsum("bhrk,brh->brk", scores, w[:, block])
-                allowed = call.mask.allowed(order[count - rows :][block], order)
-                allowed = allowed[:, 0] if allowed.dim() == 4 else allowed[None]
-                found.append(highest(scores, allowed, self.k_top))
-                lost.append((scores.isnan() & allowed).any(-1))
-        return torch.cat(found, 1), torch.cat(lost, 1)
+    def cache_layer(self) -> IndexedLatentCacheLayer:
+        from longitude.attention.indexed_cache import IndexedLatentCacheLayer
 
-    def _rotated(self, x: Float[Tensor, "B H L D"], call: Call) -> Tensor:
-        if self.index_rotation is None:
-            return x
-        positions = by_axis(explicit(call.positions, call.length, x.device), 1, "IndexedAttention")
-        angles = positions * self._theta(x.device).to(wide(x.device))
-        angles = angles[:, None] if angles.dim() == 3 else angles
-        table = RotaryTable(angles.cos(), angles.sin()).to(torch.promote_types(x.dtype, torch.float32))
-        return apply_rotary(x, table, self.index_rotation)
-
-    def _theta(self, device: torch.device | None) -> Tensor:
-        sizes: Any = self.index_dim, self.index_base, None, self.index_rotary_dim, None, 1.0, device, "IndexedAttention"
-        return rope_frequencies(*sizes).inverse
+        return IndexedLatentCacheLayer()

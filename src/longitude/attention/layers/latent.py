@@ -141,11 +141,12 @@ class LatentAttention(AttentionLayer):
         cache = inputs.cache
         self.require_sizes(encoding)
         self.require_cache(cache)
-        x, call = checked_call(x, self.dim, encoding, inputs.mask, inputs)
+        x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         absorbed = self.absorbs(call, encoding)
         x = self.convolve("input", x, call, inputs)
 
-        q = self.queries(x)  # [B, H, L, nope | rotary]
+        source = self.query_source(x)
+        q = self.queries(source)  # [B, H, L, nope | rotary]
         key = self.kv_down(x)[:, None]  # [B, 1, L, rank | rotary]
         latent, rotary = key.split([self.kv_rank, self.rope_dim], -1)
         latent = normed(self.kv_norm, latent)
@@ -157,7 +158,7 @@ class LatentAttention(AttentionLayer):
             q = torch.cat([content, encoding.queries(positional, tables)], -1)
             rotary = encoding.keys(rotary, tables)
         key = torch.cat([latent, rotary], -1)
-        columns, carry = encoding.context(x, of_this_mode(cache.carry) if cache is not None else None, call.documents)
+        columns, carry = self.columns_of(x, call, encoding, None if cache is None else of_this_mode(cache.carry))
         for name in encoding.passing_columns:
             if columns[name].shape[1] != 1:
                 raise ValueError(
@@ -178,13 +179,18 @@ class LatentAttention(AttentionLayer):
             suffix: Any = SuffixEncoding(encoding, before) if adds(encoding) else compose(None)
             return attended(self, (q, k, v), call, suffix, columns, k_positions, scale, inputs.return_weights)
 
+        call, columns, finish = self.narrowed(x, source, call, columns)
         attend = self.absorbed if absorbed else self.expanded
         out, weights = attend(q[:, :, call.remembered :], key, over_keys)
+        out = out if finish is None else finish(out)
         out = self.project_output(out.to(x.dtype).transpose(1, 2).flatten(2), x, call, inputs)
         return (out, weights) if inputs.return_weights else out
 
-    def queries(self, x: Tensor) -> Float[Tensor, "B H L nope+rotary"]:
-        q = self.q_proj(x) if self.q_rank is None else self.q_up(normed(self.q_norm, self.q_down(x)))
+    def query_source(self, x: Tensor) -> Tensor:
+        return x if self.q_rank is None else normed(self.q_norm, self.q_down(x))
+
+    def queries(self, source: Tensor) -> Float[Tensor, "B H L nope+rotary"]:
+        q = self.q_proj(source) if self.q_rank is None else self.q_up(source)
         return q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def expanded(
@@ -255,12 +261,15 @@ class LatentAttention(AttentionLayer):
             return
         from longitude.attention.latent_cache import LatentCacheLayer
 
-        width, ours = self.kv_rank + self.rope_dim, isinstance(cache, LatentCacheLayer)
+        width = self.kv_rank + self.rope_dim
+        ours = isinstance(cache, LatentCacheLayer) and cache.kind == self.cache_layer().kind
         held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width
         if not ours or held != width:
             got = f"one of width {held}" if ours else f"one of {getattr(cache, 'owner', None) or type(cache).__name__}"
             raise UsageError(
-                "cache", f"the LatentCacheLayer of width {width} that this LatentAttention.cache_layer() makes", got
+                "cache",
+                f"the {type(self.cache_layer()).__name__} of width {width} that this LatentAttention.cache_layer() makes",
+                got,
             )
 
 

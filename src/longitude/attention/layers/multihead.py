@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind, of_this_mode
 from longitude.attention.heads import head_sizes
-from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, require_past
-from longitude.attention.masks import Mask
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.errors import UsageError, check_flags, check_positive
 from longitude.positions.base import Columns, Encoding
@@ -117,12 +116,6 @@ class MultiHeadAttention(AttentionLayer):
                 getattr(cache, "owner", None) or type(cache).__name__,
             )
 
-    def mask_of(self, inputs: MixerInputs) -> Mask:
-        """The mask of a call, with what the layer itself adds; ValueError if it is not causal and the class is."""
-        if not type(self).bidirectional:  # with short_conv `convolve` raises, and its error names the option
-            require_past(type(self).__name__, inputs.mask)
-        return inputs.mask
-
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Project, rotate, cache, attend, project."""
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
@@ -141,6 +134,7 @@ class MultiHeadAttention(AttentionLayer):
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if not one:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k = self.heads_placed(x, q, k)
         tables = inputs.tables
         if encoding.stable_keys and encoding.transforms:
             if tables is None:
@@ -157,7 +151,9 @@ class MultiHeadAttention(AttentionLayer):
         if call.remembered:
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
+        call, columns, finish = self.narrowed(x, x, call, columns)
         out, weights = self.over_keys(x, (q, k, v), call, encoding, columns, k_positions, weigh)
+        out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
             out = rotated_back(out, encoding, tables, call)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
@@ -176,9 +172,9 @@ class MultiHeadAttention(AttentionLayer):
             q, k, v = self.convolve("qkv", torch.cat([q, k, v], -1), call, inputs).split(sizes, -1)
         return q, k, v
 
-    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
-        """Columns of the call's tokens that a cache keeps beside their keys, and the carry after them."""
-        return encoding.context(x, carry, call.documents) if encoding.reads_tokens else ({}, None)
+    def heads_placed(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys as positions make them that the layer reads off its tokens; here it reads none."""
+        return q, k
 
     def over_keys(
         self,

@@ -25,6 +25,8 @@ class ParallelMixer(Mixer):
 
         y = (norm(attention(x)) + norm(state(x))) / 2,    without normalize:  y = attention(x) + state(x)
 
+    Use it if every layer should both look up distant tokens and keep a summary.
+
     Averaged after learned RMSNorms as in Hymba, or added as in Falcon-H1. Hymba normalizes before an output projection that
     both share; here each mixer has its own. Its cache is the attention's, with the state of the other beside the keys.
 

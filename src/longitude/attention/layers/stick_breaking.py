@@ -99,8 +99,9 @@ class StickBreaking(MultiHeadAttention):
 
         A_ij = sigmoid(z_ij) prod_{j<l<i} (1 - sigmoid(z_il)),   z_ij = q_i . k_j / sqrt(head_dim),   j < i
 
-    Recency is its only position. Weights sum to at most 1. By default a token does not attend to itself, as in the authors'
-    code, so the first token of a document gets zeros. Its cache keeps keys and values.
+    Recency is its only position. Use it if of several keys that match a query the nearest should win, without an encoding.
+    Weights sum to at most 1. By default a token does not attend to itself, as in the authors' code, so the first token of a
+    document gets zeros. Its cache keeps keys and values.
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale: As in MultiHeadAttention.

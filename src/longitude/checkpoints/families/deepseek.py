@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from longitude.attention.layers.indexed import IndexedLatentAttention
 from longitude.attention.layers.latent import LatentAttention
 from longitude.checkpoints.config import from_hugging_face
 from longitude.errors import UsageError
@@ -15,7 +16,7 @@ from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.hugging_face import RopeConfig
 
-KINDS = ("deepseek_v2", "deepseek_v3")
+KINDS = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
 NAMES = {
     "self_attn": "mixer",
     "q_a_proj": "q_down",
@@ -29,12 +30,17 @@ NAMES = {
     "gate_proj": "gate",
     "up_proj": "up",
     "down_proj": "down",
+    "indexer": "",
+    "wq_b": "index_q",
+    "wk": "index_k",
+    "weights_proj": "index_w",
+    "k_norm": "index_norm",
 }
-"""Module names of DeepSeek -> our names, if they differ."""
+"""Module names of DeepSeek -> our names, if they differ; those of the indexer stand in the layer itself."""
 
 
 def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
-    """A dense DeepSeek-V2 or DeepSeek-V3 model as a LongitudeForCausalLM with equal logits.
+    """A dense DeepSeek-V2, V3 or V3.2 model as a LongitudeForCausalLM with equal logits.
 
     Args:
         model: A causal model of transformers, or a path to its checkpoint; its weights are copied.
@@ -61,7 +67,7 @@ def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
 
 
 def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
-    """Convert an attention layer of a DeepSeek-V2 or DeepSeek-V3 model, with its encoding.
+    """Convert an attention layer of a DeepSeek-V2, V3 or V3.2 model, with its encoding.
 
     Args:
         attention: The layer; the model around it may mix experts.
@@ -75,10 +81,10 @@ def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
     config: Any = getattr(attention, "config", None)
     if not hasattr(config, "kv_lora_rank") or not hasattr(attention, "kv_b_proj"):
         raise UsageError(
-            "from_deepseek_attention", "an attention layer of DeepSeek-V2 or DeepSeek-V3", type(attention).__name__
+            "from_deepseek_attention", "an attention layer of DeepSeek-V2, V3 or V3.2", type(attention).__name__
         )
     encoding = rope_of(config).encoding(config.qk_rope_head_dim, layout_of(config))
-    ours = LatentAttention(
+    ours = (LatentAttention if mixer_of(config) == "latent" else IndexedLatentAttention)(
         config.hidden_size,
         config.num_attention_heads,
         encoding,
@@ -114,13 +120,17 @@ def config_of(config: PreTrainedConfig) -> LongitudeConfig:
         mlp_bias=getattr(config, "mlp_bias", False),
         embedding_scale=1.0,
         encoding=rope,
-        mixer={"name": "latent", **options_of(config)},
+        mixer={"name": mixer_of(config), **options_of(config)},
     )
 
 
+def mixer_of(config: PreTrainedConfig) -> str:
+    return "indexed_latent" if hasattr(config, "index_topk") else "latent"
+
+
 def options_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """The options of LatentAttention from a DeepSeek config. Its norms of latents have a fixed eps."""
-    return {
+    """The options of the mixer from a DeepSeek config. Its norms of latents have a fixed eps."""
+    options = {
         "kv_rank": config.kv_lora_rank,
         "q_rank": config.q_lora_rank,
         "nope_dim": config.qk_nope_head_dim,
@@ -128,6 +138,13 @@ def options_of(config: PreTrainedConfig) -> dict[str, Any]:
         "value_dim": config.v_head_dim,
         "eps": 1e-6,
     }
+    if mixer_of(config) == "latent":
+        return options
+    names = {"k_top": "index_topk", "index_heads": "index_n_heads", "index_dim": "index_head_dim"}
+    options |= {ours: getattr(config, theirs) for ours, theirs in names.items()}
+    rope = rope_of(config).options(config.qk_rope_head_dim)
+    options |= {f"index_{name}": rope[name] for name in ("base", "scaling") if name in rope}
+    return options | {"index_rotary_dim": config.qk_rope_head_dim}
 
 
 def rope_of(config: PreTrainedConfig) -> RopeConfig:
@@ -144,4 +161,7 @@ def layout_of(config: PreTrainedConfig) -> str:
 def renamed(module: nn.Module) -> dict[str, Tensor]:
     """Rename tensors: model.layers.3.self_attn.kv_b_proj.weight becomes model.layers.3.mixer.kv_up.weight."""
     state = module.state_dict()
-    return {".".join(NAMES.get(part, part) for part in name.split(".")): tensor for name, tensor in state.items()}
+    return {
+        ".".join(filter(None, (NAMES.get(part, part) for part in name.split(".")))): tensor
+        for name, tensor in state.items()
+    }

@@ -38,7 +38,10 @@ def request(**options):
             lambda: request(names="fire", q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)),
             "pass one int p",
         ),
-        (lambda: request(names="shaw"), "does not support OffsetVectors"),
+        (lambda: request(names="alibi", softcap=5.0), "under a softcap it adds nothing"),
+        (lambda: request(names="shaw"), "which tokens mix, alone"),
+        (lambda: request(names="inkling", mask=lg.NoMask()), "as under causality"),
+        (lambda: request(names="inkling", q_positions=7, k_positions=0), "in the order of the tokens"),
         (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),
         (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
         (lambda: request(mask=masks(20)["another order"]), "plain order"),
@@ -53,7 +56,8 @@ def test_refusals(r, why):
 @pytest.mark.parametrize("names", ["nope", "rope", "alibi", "t5", "fox+t5", "fire"])
 def test_it_takes(names):
     for case in ("causal", "window", "packed", "padded, packed"):
-        assert refuses(ANYWHERE, request(names=names, mask=masks(20)[case])) is None
+        softcap = 5.0 if names == "rope" else None
+        assert refuses(ANYWHERE, request(names=names, mask=masks(20)[case], softcap=softcap)) is None
 
 
 def test_elsewhere_it_is_refused():
@@ -177,10 +181,10 @@ def test_blocks_of_every_chip():
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("names", ["fox+t5", "fire"])
-def test_compiled_calls_have_the_shapes_of_real_ones(names):
+@pytest.mark.parametrize(("names", "softcap"), [("fox+t5", None), ("fire", None), ("rope", 5.0), ("inkling", None)])
+def test_compiled_calls_have_the_shapes_of_real_ones(names, softcap):
     """`torch.compile` and `torch.export` see the operators by these."""
-    r, _ = problem(20, 24, names=names, kv_heads=1, dv=24)
+    r, _ = problem(20, 24, names=names, kv_heads=1, dv=24, softcap=softcap)
     x = tuple(backend.inputs_of(r))
     torch.library.opcheck(
         backend._attention, x, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")

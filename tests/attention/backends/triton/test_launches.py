@@ -45,8 +45,9 @@ class Compiled:
 for name in launch.KERNELS:
     setattr(kernels, name, Compiled(getattr(kernels, name)))
 rotate.kernel = Compiled(rotate.kernel)
-launch.blocks_of = lambda kernel, x: launch.blocks_for(9, launch.wide(max(x.q.shape[3], x.v.shape[3])),
-    x.curves is not None or (x.table is not None and x.q_level is not None))[launch.KERNELS.index(kernel)]
+launch.blocks_of = lambda kernel, x: (launch.MIXED if x.mix is not None else launch.blocks_for(
+    9, launch.wide(max(x.q.shape[3], x.v.shape[3])), x.cap > 0 or x.curves is not None
+    or (x.table is not None and x.q_level is not None)))[launch.KERNELS.index(kernel)]
 
 def inputs(adds, rows, keys, *, batch=2, heads=4, kv_heads=2, d=64, dv=64, dtype=torch.bfloat16, own=False):
     q = torch.zeros(batch, rows, heads, d, dtype=dtype).transpose(1, 2)
@@ -56,7 +57,8 @@ def inputs(adds, rows, keys, *, batch=2, heads=4, kv_heads=2, d=64, dv=64, dtype
     levels = (torch.zeros(batch, heads, rows), torch.zeros(batch, heads, keys)) if adds in ("levels", "both") else (None, None)
     curves, rates = (torch.zeros(heads, 3, 33), torch.ones(batch, rows)) if adds == "curves" else (None, None)
     lo = torch.zeros(batch if own else 1, rows, dtype=torch.int32)
-    return Inputs(q, k, v, table, *levels, curves, rates, lo, lo + keys, keys - 1, 0.125)
+    mix = torch.zeros(batch, heads, rows, 33, dtype=dtype) if adds == "mix" else None
+    return Inputs(q, k, v, table, *levels, curves, rates, mix, lo, lo + keys, keys - 1, 0.125, 20.0 * (adds == "cap"))
 
 def attend(*shape, backward=True, learned=True, **options):
     x = inputs(*shape, **options)
@@ -92,10 +94,10 @@ for found, name in made[3:]:
 """
 MANY = """
 for dtype in (torch.float16, torch.bfloat16):
-    for adds in ("nothing", "levels", "both", "curves"):
+    for adds in ("nothing", "levels", "both", "curves", "cap", "mix"):
         for d, dv in ((64, 64), (128, 128), (100, 24), (16, 16)):
             attend(adds, 37, 101, d=d, dv=dv, dtype=dtype)
-for adds in ("nothing", "table", "both", "curves"):  # as the laws run on CUDA
+for adds in ("nothing", "table", "both", "curves", "cap", "mix"):  # as the laws run on CUDA
     attend(adds, 37, 101, d=16, dv=16, dtype=torch.float32)
 attend("table", 64, 64, learned=False)
 launch.far = lambda x: True

@@ -13,14 +13,15 @@ from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.backends.triton.launch import Inputs
 from longitude.attention.request import Request
-from longitude.attention.scores import drift_level
+from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import steady
 from longitude.c_compile import needs_operator
 from longitude.derivatives import exporting
 from longitude.kernels import why_no_triton, why_not_on
-from longitude.positions.base import Drift, OffsetBias, PairBias
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias
 from longitude.positions.coordinates import explicit
 from longitude.positions.normalized import NormalizedOffset
+from longitude.positions.terms import Softcap
 
 OLDEST = (8, 0)
 """Compute capability."""
@@ -47,7 +48,42 @@ def inputs_of(r: Request) -> Inputs:
         # Only differences count, and near 0 they round less.
         level = level - level[..., keys].mean(-1, keepdim=True).detach()
         q_level, k_level = (level[..., part].to(torch.float32).contiguous() for part in (rows, keys))
-    return Inputs(r.q, r.k, r.v, table, q_level, k_level, curves, rates, *intervals_of(r), nearest, r.scale)
+    return Inputs(
+        r.q,
+        r.k,
+        r.v,
+        table,
+        q_level,
+        k_level,
+        curves,
+        rates,
+        mix_of(r),
+        *intervals_of(r),
+        nearest,
+        r.scale,
+        cap_of(r),
+        gap_of(r) if mixes(r) else 0,
+    )
+
+
+def mixes(r: Request) -> bool:
+    """Whether queries mix profiles over offsets."""
+    return len(r.terms) == 1 and isinstance(r.terms[0], OffsetVectors) and r.terms[0].mix is not None
+
+
+def mix_of(r: Request) -> Tensor | None:
+    """What each query adds to scores at offsets 0 .. reach, in the dtype of q."""
+    if not mixes(r):
+        return None
+    [term] = r.terms
+    assert isinstance(term, OffsetVectors) and term.mix is not None and term.reach is not None
+    profiles = term.keys(torch.arange(term.reach + 1, device=r.q.device))
+    return (per_query_head(term.mix, r.heads).float() @ profiles.float().mT).to(r.q.dtype)
+
+
+def cap_of(r: Request) -> float:
+    """The cap of the products; 0 without one."""
+    return next((term.cap for term in r.terms if isinstance(term, Softcap)), 0.0)
 
 
 def gap_of(r: Request) -> int:
@@ -78,7 +114,8 @@ def attention(r: Request) -> tuple[Tensor, Tensor]:
 # ---- the operators -------------------------------------------------------------------------------------------------------
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? curves, Tensor? rates, "
-    "Tensor lo, Tensor hi, int nearest, float scale"
+    "Tensor? mix, "
+    "Tensor lo, Tensor hi, int nearest, float scale, float cap, int gap"
 )
 
 _attention = torch.library.custom_op(
@@ -92,7 +129,7 @@ _attention = torch.library.custom_op(
 def _run_backward(
     grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool, *inputs: Any
 ) -> list[Tensor]:
-    """Gradients of the first eight inputs; empty ones where there is none."""
+    """Gradients of the first nine inputs; empty ones where there is none."""
     found = launch.backward(Inputs(*inputs), grad, grad_lse, out, lse, learned)
     return [lse.new_empty(0) if x is None else x for x in found]
 
@@ -115,14 +152,14 @@ def _(*inputs):
 def _(grad, grad_lse, out, lse, learned, *inputs):
     x = Inputs(*inputs)
     own = [launch.heads_last(y, *y.shape[1::2]) for y in x[:3]]
-    wanted = learned, True, True, learned, learned
-    rest = [y if y is not None and wants else None for y, wants in zip(x[3:8], wanted, strict=True)]
+    wanted = learned, True, True, learned, learned, True
+    rest = [y if y is not None and wants else None for y, wants in zip(x[3:9], wanted, strict=True)]
     return [*own, *(lse.new_empty(0) if y is None else torch.empty_like(y) for y in rest)]
 
 
 def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:10], *output)
-    ctx.numbers = inputs[10:]
+    ctx.save_for_backward(*inputs[:11], *output)
+    ctx.numbers = inputs[11:]
     ctx.set_materialize_grads(False)
 
 
@@ -132,8 +169,8 @@ def _autograd_backward(ctx, grad, grad_lse):
     grad = torch.zeros_like(out) if grad is None else grad
     found = _attention_backward(grad, grad_lse, out, lse, learned, *tensors, *ctx.numbers)
     levels, curved = tensors[4] is not None, learned and tensors[6] is not None
-    wanted = True, True, True, learned, levels, levels, curved, curved
-    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), None, None, None, None
+    wanted = True, True, True, learned, levels, levels, curved, curved, tensors[8] is not None
+    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), *(None,) * 6
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)
@@ -152,6 +189,13 @@ def limits(r: Request) -> str | None:
         return f"it takes head_dim up to {WIDEST}, not {max(widths)}"
     if any(isinstance(term, PairBias) for term in r.terms) and normalized(r) is None:
         return "of biases of pairs it takes normalized offsets (FIRE), alone"
+    if any(isinstance(term, OffsetVectors) for term in r.terms):
+        if not mixes(r) or r.terms[0].reach is None or r.terms[0].values is not None:  # type: ignore[union-attr]
+            return "of vectors of offsets it takes profiles with an end, which tokens mix, alone"
+        if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
+            return "offsets of a mix are from 0 on, as under causality, in the order of the tokens"
+    if cap_of(r) and len(r.terms) > 1:
+        return "under a softcap it adds nothing to the products"
     if any(isinstance(term, OffsetBias | PairBias) for term in r.terms) and steady(r) is None:
         return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
     if (why := refusal(r)) is not None:
@@ -173,12 +217,22 @@ def of_chip(r: Request) -> str | None:
     own = normalized(r)
     pieces = 0 if own is None else len(own.b1) + 1
     widths = r.q.shape[3], r.v.shape[3]
-    return _not_compiled(device, r.q.dtype, *widths, OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0)
+    added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0, cap_of(r) > 0, mixes(r)
+    return _not_compiled(device, r.q.dtype, *widths, *added)
 
 
 @lru_cache
 def _not_compiled(
-    device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool, pieces: int, learned: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    d: int,
+    dv: int,
+    table: bool,
+    levels: bool,
+    pieces: int,
+    learned: bool,
+    capped: bool,
+    mixed: bool,
 ) -> str | None:
     """Why the kernels do not run here, tried on one block: they are those that the call takes."""
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
@@ -186,7 +240,8 @@ def _not_compiled(
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
     own = torch.zeros(1, 1, device=device) if table or pieces else None
     curves = torch.zeros(1, 3, pieces, device=device) if pieces else None
-    x = Inputs(q, q, v, own, level, level, curves, own if pieces else None, lo, hi, 0, 1.0)
+    mix = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device) if mixed else None
+    x = Inputs(q, q, v, own, level, level, curves, own if pieces else None, mix, lo, hi, 0, 1.0, float(capped))
 
     def small_call() -> None:
         out, lse = launch.forward(x)
@@ -205,7 +260,8 @@ def memory(r: Request) -> int:
     curves = 0 if own is None else r.q.shape[0] * (r.heads + 1) * r.rows
     if own is not None and r.learned:  # sums of each program, by piece and by query of a block
         curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(own.b1) + 1) * 2 * 128
-    return 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
+    mix = 4 * r.q.shape[0] * r.heads * r.rows * (r.terms[0].reach or 0) if mixes(r) else 0  # type: ignore[union-attr]
+    return mix + 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
 
 
 def price(r: Request) -> float:
@@ -217,7 +273,8 @@ TRITON = Backend(
     "triton",
     run=lambda r: attention(r)[0],
     partial=attention,
-    terms=(OffsetBias, PairBias, Drift),
+    terms=(OffsetBias, OffsetVectors, PairBias, Drift, Softcap),
+    mixes=True,
     any_mask=True,  # `refusal` says which
     dtypes=(torch.bfloat16, torch.float16),
     devices=("cuda",),

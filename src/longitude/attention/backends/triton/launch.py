@@ -23,7 +23,8 @@ class Inputs(NamedTuple):
     """Inputs of the kernels. lo, hi: those of `Intervals`. table: by offset from 1 - Lk to Lq - 1; it and levels in float32.
 
     With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the smallest at `nearest`,
-    and curve(table[i - j] rate_i) is added. Rates never increase from query to query.
+    and curve(table[i - j] rate_i) is added. Rates never increase from query to query. cap: of the products; 0: none. mix: what
+    each query adds at offsets 0, 1, ..; at all far ones its last number. gap: offset of the first query and the first key.
     """
 
     q: Float[Tensor, "B H Lq D"]
@@ -34,10 +35,13 @@ class Inputs(NamedTuple):
     k_level: Float[Tensor, "B H Lk"] | None
     curves: Float[Tensor, "H 3 pieces"] | None
     rates: Float[Tensor, "B Lq"] | None
+    mix: Float[Tensor, "B H Lq spread"] | None
     lo: Tensor
     hi: Tensor
     nearest: int
     scale: float
+    cap: float = 0.0
+    gap: int = 0
 
 
 class Blocks(NamedTuple):
@@ -65,7 +69,9 @@ SEVERAL = {
     9: {64: (_WIDE, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
     10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
 }
-"""Block sizes in the format of `BLOCKS` for curves, or for a table and levels, which take more registers."""
+"""Block sizes in the format of `BLOCKS` for curves, a softcap, or a table and levels, which take more registers."""
+MIXED = Blocks(64, 32, 8, 2), _SMALL, _SMALL
+"""Block sizes in the order of `KERNELS` for a mix, on all chips: an address for each pair takes two registers."""
 GENERATIONS = {12: 8, 11: 10}
 """Generations of chips with the matrix instructions of another generation, by major compute capability."""
 
@@ -81,8 +87,10 @@ def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, .
 
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
+    if x.mix is not None:
+        return MIXED[KERNELS.index(kernel)]
     major = torch.cuda.get_device_capability(x.q.device)[0] if x.q.is_cuda else 8
-    several = x.curves is not None or (x.table is not None and x.q_level is not None)
+    several = x.cap > 0 or x.curves is not None or (x.table is not None and x.q_level is not None)
     return blocks_for(major, max(wide(x.q.shape[3]), wide(x.v.shape[3])), several)[KERNELS.index(kernel)]
 
 
@@ -110,7 +118,8 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     return {
         "q": x.q, "k": x.k, "v": x.v, "lo": x.lo, "hi": x.hi,
         "q_level": levels[0], "k_level": levels[1], "table": table, "curves": curves, "rates": rates,
-        "factor": x.scale / LOG2, "last": keys + before - 1, "width": table.shape[1],
+        "mix": x.q if x.mix is None else x.mix.contiguous(), "spread": 1 if x.mix is None else x.mix.shape[3], "gap": x.gap,
+        "factor": x.scale / LOG2, "cap": x.cap / LOG2, "last": keys + before - 1, "width": table.shape[1],
         "nearest": min(max(x.nearest + before, 0), table.shape[1] - 1), "pieces": pieces,
         "rows": rows, "keys": keys, "heads": heads, "group": heads // kv_heads,
         "q_batch": x.q.stride(0), "q_head": x.q.stride(1), "q_stride": x.q.stride(2),
@@ -119,7 +128,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
         "interval": rows if len(x.lo) > 1 else 0,
         "D": d, "DV": dv, "WIDE_D": wide(d), "WIDE_DV": wide(dv),
         "TABLE": x.table is not None, "LEVELS": x.q_level is not None,
-        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "FAR": far(x),
+        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "CAP": x.cap > 0, "MIX": x.mix is not None, "FAR": far(x),
         **blocks._asdict(),
     }  # fmt: skip
 
@@ -159,7 +168,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
 def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, table, q_level, k_level, curves, rates; `learned`: the table's, curves' and rates' are wanted."""
+    """Gradients of q, k, v, table, levels, curves, rates, mix; `learned`: the table's, curves' and rates' are wanted."""
     kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
@@ -178,10 +187,11 @@ def backward(
     curved = learned and x.curves is not None
     of_curves = lse.new_empty(heads, programs, 2, 2 * shared["ENDS"]) if curved else lse
     of_rates = torch.empty_like(lse) if curved else lse
+    of_mix = lse if x.mix is None else torch.zeros_like(x.mix, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(x.q):
         kernels.backward_queries[(programs, heads)](
             out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
-            of_curves=of_curves, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
+            of_curves=of_curves, of_rates=of_rates, of_mix=of_mix, scale=x.scale, batch=batch, LEARNED=learned, **shared,
         )  # fmt: skip
 
     before = shared["last"] + 1 - keys
@@ -197,10 +207,10 @@ def backward(
             )  # fmt: skip
     levels = (None, None) if x.q_level is None else of_levels
     if not curved:
-        return of_q, of_k, of_v, table_gradient, *levels, None, None
+        return of_q, of_k, of_v, table_gradient, *levels, None, None, None if x.mix is None else of_mix
     assert table_gradient is not None
     of_curves = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
-    return of_q, of_k, of_v, table_gradient * LOG2, *levels, of_curves, of_rates.sum(1) * LOG2
+    return of_q, of_k, of_v, table_gradient * LOG2, *levels, of_curves, of_rates.sum(1) * LOG2, None
 
 
 def table_rows(device: torch.device, heads: int) -> int:
