@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!longitude|lg\.).*"),  # other libraries have sites of their own
     (
         "py:class",
-        r"longitude\..*\.(Factory|Test|Scheme|Kind|Module|Model|Options|Selection|Layers)",
+        r"longitude\..*\.(Factory|Test|Scheme|Kind|Module|Model|Options|Selection|Layers|Unused)",
     ),  # type variables, and names of one module
 ]
 
