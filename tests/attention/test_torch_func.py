@@ -80,7 +80,7 @@ def test_a_map_over_masks_and_positions_is_its_rows(given, encoding):
 def test_a_map_over_positions_that_tables_follow_is_refused_in_words():
     """And numbers that are wrong in one of the rows."""
     follows = lg.Rotary(8, "half", scaling=lg.scaling.DynamicNTK(3, 4, follow="row"))
-    for encoding, places in ((follows, TOKEN), (None, TOKEN - ROWS)):
+    for encoding, places in ((follows, TOKEN), (lg.XPos(8, "half"), TOKEN), (None, TOKEN - ROWS)):
         q = random(3, 1, 4, 7, 8)
         with refused("positions"):
             torch.func.vmap(lambda q, at: lg.attend(q, q, q, encoding=encoding, k_positions=at))(q, places)  # noqa: B023
