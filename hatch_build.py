@@ -1,6 +1,7 @@
-"""What `make dist` adds to a wheel: the loops in C, compiled ahead for the machine that LONGITUDE_WHEEL names.
+"""What is added to a wheel: the loops in C, compiled ahead for the machine that LONGITUDE_WHEEL names, and links.
 
 Without it the wheel is pure, as `pip install .` makes it, and gcc compiles the loops on first use. LONGITUDE_GCC is the compiler.
+LONGITUDE_URL is the address of the repository, which CI knows: with it the project's page and the links of its README lead there.
 """
 
 import os
@@ -10,6 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+
+class Links(MetadataHookInterface):
+    """README and the addresses of the project."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Called before an sdist or a wheel is packed."""
+        url, release = os.environ.get("LONGITUDE_URL"), Path(self.root, ".ci/release.py")
+        text = runpy.run_path(str(release))["page"](url) if url else Path(self.root, "README.md").read_text("utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        metadata["urls"] = {"Repository": url, "Changelog": f"{url}/blob/main/CHANGELOG.md"} if url else {}
 
 
 class LoopsAhead(BuildHookInterface):

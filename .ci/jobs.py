@@ -27,7 +27,11 @@ import yaml
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = ROOT / ".github" / "workflows"
 DONE_HERE = ("checkout", "setup-python", "upload-artifact", "download-artifact")
-ONLY_THERE = {"sudo ": "it changes the machine", "playwright install": "it loads a browser from elsewhere"}
+ONLY_THERE = {
+    "sudo ": "it changes the machine",
+    "playwright install": "it loads a browser from elsewhere",
+    "gh ": "it writes to the repository's pages",
+}
 SYSTEMS = {"linux": "ubuntu", "darwin": "macos", "win32": "windows"}
 
 
@@ -104,7 +108,7 @@ def run(job: Job, folder: Path, resolve: bool) -> bool:
         return True
     for step in job.steps:
         name = step.get("name") or step.get("run") or step["uses"].partition("@")[0]
-        if "if" in step:  # of tags alone
+        if "if" in step:  # of tags, or of main on GitHub
             continue
         if (why := why_not(job, step)) is not None:
             print(f"    not here: {name}: {why}{'' if 'run' in step else '; and what follows it'}", flush=True)

@@ -39,6 +39,18 @@ def notes(root: Path = ROOT) -> str:
     return re.split(r"^## .*\n", (root / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1].strip()
 
 
+def page(url: str, root: Path = ROOT) -> str:
+    """README.md for a page elsewhere: relative links and pictures lead to this version of the repository at `url`."""
+    version = found(r'^__version__ = "([^"]+)"', root / "src" / "longitude" / "__init__.py")
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[2].endswith(".svg") else "blob"
+        return f"{link[1]}{url}/{kind}/v{version}/{link[2]}"
+
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return re.sub(r'(\]\(|\bsrc(?:set)?=")(?!https?:|#)([^)"]+)', absolute, text)
+
+
 def main() -> int:
     if len(sys.argv) != 2:
         print("expected one tag, as in: python .ci/release.py v0.1.0", file=sys.stderr)

@@ -54,6 +54,18 @@ def test_what_contradicts_is_named(name: str, before: str, after: str, words: st
     assert any(words in line for line in RELEASE["problems"](f"v{lg.__version__}", tree))
 
 
+def test_links_of_the_readme_work_on_another_page() -> None:
+    """Nothing else changes, and each leads to a file of the version."""
+    at = re.compile(rf"https://an\.example/(raw|blob)/v{re.escape(lg.__version__)}/([^)\"#]*)")
+    page = RELEASE["page"]("https://an.example")
+    files = [found[2] for found in at.finditer(page)]
+    assert len(files) > 30 and all((ROOT / name).exists() for name in files)
+    assert {found[2] for found in at.finditer(page) if found[1] == "raw"} == {*re.findall(r"docs/[\w-]+\.svg", page)}
+    relative = re.compile(r"https://an\.example/(?:raw|blob)/v[^/]+/")
+    assert relative.sub("", page) == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not re.search(r'(\]\(|src(set)?=")(?!http|#)', page)
+
+
 def test_a_tagged_commit_is_a_release() -> None:
     """Where this commit has a tag of a version, it is the right one."""
     done = subprocess.run(["git", "-C", str(ROOT), "tag", "--points-at", "HEAD"], capture_output=True, text=True)
@@ -84,7 +96,9 @@ def test_a_tag_runs_everything_and_then_publishes() -> None:
     build, publish = jobs["build"], jobs["publish"]
     commands = [step.get("run", "") for step in build["steps"]]
     assert any(".ci/release.py" in each for each in commands) and any("make dist" in each for each in commands)
-    assert set(publish["needs"]) == set(jobs) - {"publish"}  # every other job
+    after = {"publish", "announce", "site"}
+    assert set(publish["needs"]) == set(jobs) - after  # every other job
+    assert jobs["announce"]["needs"] == "publish"
     assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
     assert publish["permissions"] == {"id-token": "write"} and "secrets" not in str(publish)
     assert ci["permissions"] == {"contents": "read"}

@@ -60,6 +60,23 @@ def in_transform() -> bool:
     return any(each.key() == TransformType.Grad for each in retrieve_all_functorch_interpreters())
 
 
+@constant_in_graphs
+def in_map() -> bool:
+    """Whether torch.func.vmap makes several calls one, in a graph, too."""
+    return transforms_active() and any(
+        each.key() == TransformType.Vmap for each in retrieve_all_functorch_interpreters()
+    )
+
+
+def assert_later(valid: Tensor, message: str) -> None:
+    """Assert a bool [] when it is computed: reading it now would stop a compiler, or wait for an accelerator.
+
+    torch cannot map this, so nothing is asserted in a graph of torch.func.vmap.
+    """
+    if not (torch.compiler.is_compiling() and in_map()):
+        torch._assert_async(valid, message)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def refuse_tangents(operator: CustomOpDef) -> None:
     """Let one of our operators raise NotImplementedError where it is given tangents: torch would take it for a constant.
 

@@ -286,7 +286,8 @@ def test_a_base_by_which_no_pair_is_slower_is_noted_by_its_key(kind, keys):
 def test_a_window_is_read_where_its_class_has_another_name_for_it():
     """RecurrentGemma writes attention_window_size; to_dict() of its config has that name alone."""
     config = AutoConfig.for_model("recurrent_gemma", **SMALL, num_key_value_heads=1, attention_window_size=24)
-    assert {layer.window for layer in positions_of_layers(config, "half")} == {None, 24}
+    others = {None} if getattr(config, "layer_types", None) else set()  # transformers 5.21 has none
+    assert {layer.window for layer in positions_of_layers(config, "half")} == {24} | others
 
 
 def test_a_type_of_layers_without_rope_parameters_is_named():

@@ -12,6 +12,7 @@ from torch import Tensor
 from longitude.attention.regions import RegionCut, cut_by_region
 from longitude.attention.request import Request, transformed
 from longitude.derivatives import readable, recomputed
+from longitude.errors import UsageError
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit, part_of
 
@@ -124,9 +125,11 @@ def _runs(
             return
     places = explicit(q_positions, r.rows, r.q.device)
     if not readable(places, *([last] if isinstance(last, Tensor) else [])):
-        raise ValueError(
-            "positions: expected an int to count from, because tables of this encoding follow the length, which tensors do not "
-            "tell in a compiler's graph nor under torch.func.vmap; or a scaling with follow='declared'"
+        raise UsageError(
+            "positions",
+            "an int to count from, because tables of this encoding follow the length",
+            "a tensor while compiling or under torch.func.vmap, where its numbers are not known",
+            "call it for each row, outside of them; a RoPE scaling may also have follow='declared'",
         )
     places = places.amax(-1) if places.dim() == 3 else places
     lengths = encoding.length_at(*torch.broadcast_tensors(places, torch.as_tensor(last, device=places.device)))

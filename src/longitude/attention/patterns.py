@@ -10,8 +10,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, one_or, require_among, validate_tokens
-from longitude.derivatives import numbers_of
+from longitude.derivatives import assert_later, numbers_of
 from longitude.errors import UsageError, check_sizes
+from longitude.positions.coordinates import floor_divide
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +215,7 @@ class Chunks(Mask):
     def ids(self, order: Int[Tensor, " L"]) -> Int[Tensor, "*B L"]:
         """The chunk of each token of these orders."""
         places = order + self.first if self.places is None else self.places[..., order]
-        return places.div(self.size, rounding_mode="floor")
+        return floor_divide(places, self.size)
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         same = self.ids(q_order)[..., :, None] == self.ids(k_order)[..., None, :]
@@ -290,7 +291,7 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
         hidden = seen <= torch.finfo(seen.dtype).min / 4
         other = numbers_of(~hidden & (seen != 0)).any()
         if torch.compiler.is_compiling():
-            torch._assert_async(~other, "mask: expected bool, or 0 and -inf")  # pyright: ignore[reportPrivateImportUsage]
+            assert_later(~other, "mask: expected bool, or 0 and -inf")
         elif bool(other):
             raise UsageError(
                 "mask",

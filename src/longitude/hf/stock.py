@@ -108,12 +108,11 @@ def attentions(base: Any) -> list[nn.Module]:
     """Attention modules of the layers, in order; ValueError for a model with a rotation that cannot be replaced."""
     kind = type(base).__name__
     rotary = getattr(base, "rotary_emb", None)
-    if not isinstance(rotary, nn.Module):
-        raise ValueError(
-            f"set_positions: {kind} has no rotation to replace (rotary_emb); expected a model such as Llama, Mistral, GPT-NeoX"
-        )
-    if not hasattr(base.config, "rope_parameters"):
-        raise UsageError("set_positions", "a config with rope_parameters", f"{type(base.config).__name__} without them")
+    keyed = hasattr(base.config, "rope_parameters")
+    if not isinstance(rotary, nn.Module) or not keyed:
+        missing = [*["rotary_emb"] * (not isinstance(rotary, nn.Module)), *["rope_parameters"] * (not keyed)]
+        expected = "a model with a rotation to replace, such as Llama"
+        raise UsageError("set_positions", expected, f"{kind} without {' and '.join(missing)}")
     if not hasattr(sys.modules[type(base).__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise ValueError(
             f"set_positions: {kind} has attention of its own; expected a model that takes attn_implementation"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longitude.derivatives import constant_in_graphs
 from longitude.errors import UsageError
 from longitude.positions.base import (
     ENCODINGS,
@@ -216,9 +217,16 @@ def of_axes(member: Encoding, positions: Tensor) -> Tensor:
     return positions[..., 0]
 
 
+@constant_in_graphs
+def _load_encodings() -> bool:
+    """Import all encodings, which a compiler that traces the first use of a name cannot do."""
+    return bool(len(ENCODINGS))
+
+
 def by_name(label: str, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> Composed:
     """The encoding of a name, or of names joined by +, for these heads; ValueError where it needs or learns more."""
     known = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    _load_encodings()
     built = [ENCODINGS[name](**resolved(name, {}, **known)) for name in label.split("+")]
     if learned := next((one for one in built if any(True for _ in one.parameters())), None):
         raise ValueError(

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.c_compile import needs_operator
-from longitude.derivatives import numbers_of, readable
+from longitude.derivatives import assert_later, numbers_of, readable
 from longitude.errors import UsageError
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
@@ -79,9 +79,18 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
     valid = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
     bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
     if torch.compiler.is_compiling() or positions.device.type != "cpu":
-        torch._assert_async(valid.all(), f"{who}: {bound}")  # pyright: ignore[reportPrivateImportUsage]
+        assert_later(valid.all(), f"{who}: {bound}")
     elif not bool(valid.all()):
         raise ValueError(f"{who}: {bound}, got {int(positions.min())} .. {int(positions.max())}")
+
+
+def floor_divide(x: Tensor, by: int) -> Tensor:
+    """Divide integers or floats and round down: x // by.
+
+    A plain division gives wrong numbers in graphs of inductor for CPUs with a free length: it cuts the loop over x into blocks
+    of `by` and computes whole blocks only (torch 2.11 to 2.15).
+    """
+    return (x - x.remainder(by)).div(by, rounding_mode="trunc")
 
 
 def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:

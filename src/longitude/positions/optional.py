@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from longitude.positions.coordinates import floor_divide
 from longitude.positions.terms import Term
 
 Columns = dict[str, Tensor]
@@ -107,13 +108,9 @@ class Region:
 
     def holds(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether pairs of positions, broadcast against each other, are in the region."""
-        ago = i - j if self.block == 1 else _floor(i, self.block) - _floor(j, self.block)
+        ago = i - j if self.block == 1 else floor_divide(i, self.block) - floor_divide(j, self.block)
         inside = torch.ones_like(ago, dtype=torch.bool) if self.first is None else ago >= self.first
         return inside if self.last is None else inside & (ago <= self.last)
-
-
-def _floor(positions: Tensor, block: int) -> Tensor:
-    return positions.div(block, rounding_mode="floor")
 
 
 class MovesPositions(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longitude.errors import UsageError, check_choice, check_positive, check_sizes
 from longitude.positions.base import register
-from longitude.positions.coordinates import require_positions, wide
+from longitude.positions.coordinates import floor_divide, require_positions, wide
 from longitude.positions.layouts import Layout
 from longitude.positions.optional import Region
 from longitude.positions.rotary import Rotary
@@ -220,7 +220,7 @@ class SelfExtend(Remapped):
 
     def regions(self) -> tuple[Region, ...]:
         def grouped(positions: Tensor) -> Tensor:
-            return positions.div(self.group, rounding_mode="floor")
+            return floor_divide(positions, self.group)
 
         def moved(i: Tensor) -> Tensor:
             if self.variant == "paper":

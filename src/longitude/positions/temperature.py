@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.base import Columns, Encoding, Temperature, Term, register
-from longitude.positions.coordinates import wide
+from longitude.positions.coordinates import floor_divide, wide
 
 
 @register("ssmax")
@@ -91,7 +91,7 @@ class _Stepped(Encoding):
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(positions: Tensor) -> Tensor:
             # Without positions + first, which is beyond the largest integer at the last position.
-            steps = positions // self.step + (positions % self.step + self.first) // self.step
+            steps = floor_divide(positions, self.step) + floor_divide(positions % self.step + self.first, self.step)
             return 1 + self.rate * steps.to(wide(positions.device)).log1p()
 
         return (Temperature(at, "positions"),)

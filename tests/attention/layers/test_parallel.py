@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 import longitude as lg
 from longitude import testing
@@ -58,7 +60,8 @@ def test_a_model_of_falcon_h1():
     ids = torch.randint(1, 61, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         same(ours(ids).logits, theirs(ids, use_cache=False).logits)
-    same(decoded(ours, ids), decoded(theirs, ids))
+    if Version(transformers.__version__) >= Version("5.23"):  # older ones mask one key too many in steps of decoding
+        same(decoded(ours, ids), decoded(theirs, ids))
 
 
 def named(name: str) -> str:
