@@ -265,7 +265,7 @@ def test_the_table_shows_value_interval_and_verdict(tmp_path):
         "alibi",
         "t5",
         "rope:base=10000",
-        "NoPE (none)",
+        "NoPE (nope)",
         "sinusoidal",
         "learned",
     ]
