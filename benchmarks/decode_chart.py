@@ -1,4 +1,4 @@
-"""The chart of decoding: time of a step above, bytes of the cache below, over the context; colours for the growth."""
+"""The chart of decoding: time of a step above, bytes of the cache below, over the context; colors for the growth."""
 
 import math
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import altair as alt
 
 from longitude.bench.figures import chart_title, styled
-from longitude.report.figure import COLOURS, apart
+from longitude.report.figure import COLORS, apart
 from longitude.report.wording import count
 
-COLOUR = {"O(1)": COLOURS[2], "O(log N)": COLOURS[0], "O(N)": COLOURS[1]}
+COLOR = {"O(1)": COLORS[2], "O(log N)": COLORS[0], "O(N)": COLORS[1]}
 HEIGHT, WIDTH, LETTERS = 330, 560, 15
 
 
@@ -60,10 +60,10 @@ def _panel(points: list[dict[str, Any]], field: str, title: str, exponents: dict
     above = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": -34, "titleY": -14}
     scale = alt.Scale(type="log", domain=domain, nice=False)
     y = alt.Y(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(values=ticks(domain), format="~g", **above))
-    colour = alt.Color(
+    color = alt.Color(
         "growth:N",
         title="cache grows as",
-        scale=alt.Scale(domain=[*COLOUR], range=[*COLOUR.values()]),
+        scale=alt.Scale(domain=[*COLOR], range=[*COLOR.values()]),
         legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3, symbolOpacity=1),
     )
     tooltip = [
@@ -74,9 +74,9 @@ def _panel(points: list[dict[str, Any]], field: str, title: str, exponents: dict
         alt.Tooltip("megabytes:Q", title="megabytes", format=".3f"),
         alt.Tooltip("bytes:Q", title="bytes per token", format=",.0f"),
     ]
-    base = alt.Chart(alt.Data(values=points)).encode(x, color=colour)
+    base = alt.Chart(alt.Data(values=points)).encode(x, color=color)
     last = [point for point in points if point["context"] == contexts[-1]]
-    names = alt.Chart(alt.Data(values=ends(last, field, domain, exponents))).encode(color=colour)
+    names = alt.Chart(alt.Data(values=ends(last, field, domain, exponents))).encode(color=color)
     layers = [
         base.mark_line(strokeWidth=2).encode(y, detail="label:N"),
         base.mark_point(filled=True, size=34, opacity=1).encode(y, tooltip=tooltip),

@@ -10,7 +10,7 @@ from pictures import Picture, drawing, titled, words_at
 WIDTH, HEIGHT, GAP = 400, 250, 17
 LOSS, SCORE, NAMES = (34, 122), (178, 262), 270
 """Where the panels begin and end, and where the names begin."""
-COLOURS = {"unchanged": "ink", "linear": "lost", "dynamic": "holds", "ntk": "sea"}
+COLORS = {"unchanged": "ink", "linear": "lost", "dynamic": "holds", "ntk": "sea"}
 """Methods that the text is about, the last one on top; others are grey."""
 STYLE = """
 .themed path { fill: none; stroke-width: 2; } .themed .rule { stroke: var(--grid); }"""
@@ -62,10 +62,10 @@ def chart(result: dict[str, Any]) -> str:
     first, *_, last = result["rows"][0]["bits"]
     parts, top = titled(finding(result))
     top += 50
-    order, trained = [*COLOURS], max(row["steps"] for row in result["rows"])
+    order, trained = [*COLORS], max(row["steps"] for row in result["rows"])
     rows = sorted(
         result["rows"],
-        key=lambda row: order.index(row["method"]) if row["method"] in COLOURS and not row["steps"] else -1,
+        key=lambda row: order.index(row["method"]) if row["method"] in COLORS and not row["steps"] else -1,
     )
     every = [bits for row in rows for bits in ends(row)[0]]
     low, high = min(every) - 0.05, max(every) + 0.05
@@ -88,14 +88,14 @@ def chart(result: dict[str, Any]) -> str:
         parts += [words_at(at, top + HEIGHT + 18, n, "quiet small middle") for at, n in ((left, first), (right, last))]
         for row in rows:
             a, b = ends(row)[which]
-            ink = f"var(--{COLOURS.get(row['method'], 'edge') if not row['steps'] else 'edge'})"
+            ink = f"var(--{COLORS.get(row['method'], 'edge') if not row['steps'] else 'edge'})"
             dash = ' stroke-dasharray="5 3"' if row["steps"] else ""
             parts.append(f'<path stroke="{ink}"{dash} d="M{left} {y(a):.1f}L{right} {y(b):.1f}"/>')
             parts += [f'<circle cx="{x}" cy="{y(v):.1f}" r="3.5" fill="{ink}"/>' for x, v in ((left, a), (right, b))]
         if which:
             last_first = sorted(rows, key=lambda row: -ends(row)[1][1])
             for row, at in zip(last_first, apart([y(ends(row)[1][1]) for row in last_first], GAP), strict=True):
-                ink = COLOURS.get(row["method"], "grey") if not row["steps"] else "grey"
+                ink = COLORS.get(row["method"], "grey") if not row["steps"] else "grey"
                 weight = "strong" if ink != "grey" else ""
                 score = percent(ends(row)[1][1])
                 parts.append(

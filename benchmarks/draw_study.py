@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from fill_numbers import newest
-from longitude.report.figure import GREY, apart, colour_of, themed
+from longitude.report.figure import GREY, apart, color_of, themed
 from longitude.report.wording import papers
 from longitude.study.results import ngrams_named
 from pictures import Picture
@@ -55,9 +55,9 @@ def chart(found: dict[str, Any]) -> Any:
     )
     scale, title = alt.Scale(domain=[low, high], zero=False, nice=False), "Bits per byte, lower is better"
     y = alt.Y("value:Q", title=title, scale=scale)
-    range_ = [colour_of(n) for n in range(len(labels))]
-    colour = alt.Color("label:N", scale=alt.Scale(domain=labels, range=range_), legend=None)
-    base = alt.Chart(alt.Data(values=rows)).encode(x, y, colour)
+    range_ = [color_of(n) for n in range(len(labels))]
+    color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=range_), legend=None)
+    base = alt.Chart(alt.Data(values=rows)).encode(x, y, color)
     last = sorted((row for row in rows if row["length"] == lengths[-1]), key=lambda row: row["value"])
     gap = GAP * (high - low) / HEIGHT
     ends = [
@@ -76,7 +76,7 @@ def chart(found: dict[str, Any]) -> Any:
         base.mark_area(opacity=0.15).encode(alt.Y("seed_low:Q", title=title), alt.Y2("seed_high:Q")),
         base.mark_line(strokeWidth=2.4),
         base.mark_circle(size=46, opacity=1),
-        names.encode(x, alt.Y("at:Q", title=title), colour, text="name:N"),
+        names.encode(x, alt.Y("at:Q", title=title), color, text="name:N"),
     ]
     return themed(
         alt.layer(*layers).properties(width=WIDTH, height=HEIGHT),

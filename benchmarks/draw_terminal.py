@@ -118,12 +118,12 @@ def _screen(lines: list[str]) -> str:
 def _run(text: str, column: int, row: int, style: Any) -> str:
     """Words in one style; their length is fixed, whatever font the reader has."""
     place = f'x="{EDGE + column * LETTER:.1f}" y="{EDGE + row * LINE + 13}" textLength="{len(text) * LETTER:.1f}"'
-    colour = (
+    color = (
         style.color.get_truecolor(SVG_EXPORT_THEME).hex
         if style and style.color and not style.color.is_default
         else None
     )
-    ink = f' style="fill: {colour}"' if colour else ""
+    ink = f' style="fill: {color}"' if color else ""
     bold = ' class="b"' if style and style.bold else ""
     return f"<text {place}{bold}{ink}>{escape(text)}</text>"
 

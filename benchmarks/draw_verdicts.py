@@ -15,7 +15,7 @@ KINDS = {
     "undecided at this size": ("U", "var(--grid)", "var(--ink)"),
     "not run": ("N", "none", "var(--ink)"),
 }
-"""Verdict -> its letter, the colour of its square and of the words on it."""
+"""Verdict -> its letter, the color of its square and of the words on it."""
 WIDTH, COLUMNS, SIDE = 400, 10, 36
 
 

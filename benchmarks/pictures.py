@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from fill_numbers import ROOT
-from longitude.report.figure import COLOURS, DARK, EDGE, FONT, GREY, GRID, INK, PAPER, described, save
+from longitude.report.figure import COLORS, DARK, EDGE, FONT, GREY, GRID, INK, PAPER, described, save
 
 
 class Picture(NamedTuple):
@@ -22,7 +22,7 @@ class Picture(NamedTuple):
     chart: Callable[[Any], Any]
     words: Callable[[Any], str]
     both: bool = False
-    """Whether its chart is an SVG that has both colourings."""
+    """Whether its chart is an SVG that has both colorings."""
 
     @property
     def files(self) -> dict[str, bool]:
@@ -30,7 +30,7 @@ class Picture(NamedTuple):
         return {f"{self.name}.svg": False} | ({} if self.both else {f"{self.name}-dark.svg": True})
 
     def write(self) -> None:
-        """All of them; the dark one is the other in the colours of dark pages."""
+        """All of them; the dark one is the other in the colors of dark pages."""
         found = self.found()
         for name, dark in self.files.items():
             path = ROOT / "docs" / name
@@ -40,7 +40,7 @@ class Picture(NamedTuple):
                 save(self.chart(found), path)
                 svg = path.read_text(encoding="utf-8")
             if dark:
-                svg = re.sub("|".join(DARK), lambda colour: DARK[colour[0]], svg)
+                svg = re.sub("|".join(DARK), lambda color: DARK[color[0]], svg)
             svg = described(svg, self.title, self.words(found), path.stem).rstrip()
             if "<a " in svg:  # what is in an image has no links for screen readers
                 svg = svg.replace('role="img"', 'role="group"', 1)
@@ -60,13 +60,13 @@ NAMES = {
     "grid": GRID,
     "edge": EDGE,
     "paper": PAPER,
-    "sea": COLOURS[0],
+    "sea": COLORS[0],
     "lost": "#a33f00",
     "holds": "#00694c",
 }
 LIGHTER = {**DARK, "#a33f00": "#ffab78", "#00694c": "#66dcb5"}
 VARIABLES = {
-    dark: " ".join(f"--{name}: {LIGHTER[colour] if dark else colour};" for name, colour in NAMES.items())
+    dark: " ".join(f"--{name}: {LIGHTER[color] if dark else color};" for name, color in NAMES.items())
     for dark in (False, True)
 }
 STYLE = f""".themed {{ {VARIABLES[False]} font-family: {FONT}; font-size: 14px; fill: var(--ink); }}
@@ -76,11 +76,11 @@ html[data-theme="dark"] .themed {{ {VARIABLES[True]} }}
 .themed .quiet {{ fill: var(--grey); }} .themed .strong {{ font-weight: 600; }} .themed .middle {{ text-anchor: middle; }}
 .themed .end {{ text-anchor: end; }} .themed .small {{ font-size: 13px; }} .themed .title {{ font-size: 15px; font-weight: 600; }}
 .themed a {{ text-decoration: none; }} .themed a:hover text, .themed a:focus text {{ text-decoration: underline; }}"""
-"""As a file it follows the reader's colour scheme; within a page of the site, its theme."""
+"""As a file it follows the reader's color scheme; within a page of the site, its theme."""
 
 
 def drawing(width: int, height: int, parts: Iterable[str], style: str = "") -> str:
-    """An SVG in both colourings, that a page may hold with its links."""
+    """An SVG in both colorings, that a page may hold with its links."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="themed" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" style="max-width: 100%; height: auto">'

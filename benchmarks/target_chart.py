@@ -6,7 +6,7 @@ import altair as alt
 
 from longitude.bench.figures import STEP, chart_title, name_axis, point, ratio_axis, ratio_domain, styled
 from longitude.bench.rows import Row
-from longitude.report.figure import COLOURS, GREY, INK
+from longitude.report.figure import COLORS, GREY, INK
 from longitude.report.wording import count
 
 KEPT, BROKEN, PEER = "Longitude, within", "Longitude, beyond", "other ways"
@@ -33,17 +33,17 @@ def chart(measured: dict[str, Any]) -> Any:
     ]
     x = ratio_axis("times what it is compared with", ratio_domain([each["ratio"] for each in (*points, *lines)]))
     y, kinds = name_axis("target", [*targets], 360), [KEPT, BROKEN, PEER]
-    colour = alt.Color(
+    color = alt.Color(
         "whose:N",
         title=None,
-        scale=alt.Scale(domain=kinds, range=[COLOURS[0], COLOURS[1], "#9aa3ad"]),
+        scale=alt.Scale(domain=kinds, range=[COLORS[0], COLORS[1], "#9aa3ad"]),
         legend=alt.Legend(orient="bottom", symbolType="circle"),
     )
     shape = alt.Shape("whose:N", scale=alt.Scale(domain=kinds, range=["circle", "circle", "diamond"]), legend=None)
     tooltip = [*(f"{name}:N" for name in ("name", "backend", "pass", "length")), alt.Tooltip("ratio:Q", format=".2f")]
     base, data = alt.Chart(alt.Data(values=points)), alt.Chart(alt.Data(values=lines)).encode(y)
     layers = [
-        base.mark_point(filled=True, size=52, opacity=0.75).encode(x, y, color=colour, shape=shape, tooltip=tooltip),
+        base.mark_point(filled=True, size=52, opacity=0.75).encode(x, y, color=color, shape=shape, tooltip=tooltip),
         data.mark_tick(thickness=2.5, size=STEP * 0.8, color=INK).encode(x),
         data.mark_text(align="right", fontSize=12, fontWeight=600, color=INK).encode(
             text="worst:N", x=alt.value(WIDTH + 44)

@@ -1,4 +1,4 @@
-"""What the site does beyond Sphinx: links from `lg.attend` to its docstring and pictures in two colourings."""
+"""What the site does beyond Sphinx: links from `lg.attend` to its docstring and pictures in two colorings."""
 
 import re
 from pathlib import Path
@@ -67,7 +67,7 @@ def name_corners(app: Any, doctree: Any) -> None:
 
 # ---- pictures ----------------------------------------------------------------------------------------------------------
 def dark_pictures(app: Any, doctree: Any) -> None:
-    """Each SVG in two colourings, of which the theme shows one; one that has both itself stands in the page, with its links."""
+    """Each SVG in two colorings, of which the theme shows one; one that has both itself stands in the page, with its links."""
     for image in [*doctree.findall(nodes.image)]:
         if not image["uri"].endswith(".svg"):
             continue
@@ -96,5 +96,5 @@ def dark_pictures(app: Any, doctree: Any) -> None:
 
 
 def recolored(svg: str) -> str:
-    """With the colours of dark pages."""
+    """With the colors of dark pages."""
     return re.sub("|".join(DARK), lambda found: DARK[found[0].lower()], svg, flags=re.IGNORECASE)

@@ -48,7 +48,7 @@ GALLERY = "The [gallery](/gallery.md) shows all of them side by side, to sort.\n
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
 """A whole link; or the target of a picture, or of a link to a heading."""
 PICTURE = re.compile(r"<picture>.*?<img src=\"([^\"]+)\" alt=\"([^\"]+)\">\s*</picture>", re.DOTALL)
-"""Of GitHub's two colourings; the site makes its own."""
+"""Of GitHub's two colorings; the site makes its own."""
 
 
 def pages() -> dict[Path, Path]:

@@ -10,8 +10,8 @@ from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome,
 from longitude.statistics.seeds import benjamini_hochberg
 from longitude.study.report import STYLES, folding
 
-COLOURS = {CONFIRMED: "green", REFUTED: "red", UNDECIDED: "yellow", NOT_RUN: "dim"}
-"""Terminal colours of verdicts."""
+COLORS = {CONFIRMED: "green", REFUTED: "red", UNDECIDED: "yellow", NOT_RUN: "dim"}
+"""Terminal colors of verdicts."""
 
 
 def table(judged: Sequence[Judged]) -> Table:
@@ -19,7 +19,7 @@ def table(judged: Sequence[Judged]) -> Table:
     made = folding("claim", "", "number, 95% interval", "verdict", words=4)
     for each in judged:
         claim, verdict = each.claim, each.verdict
-        made.add_row(str(claim.number), Text(claim.claimed, "bold"), "", Text(verdict, COLOURS[verdict]))
+        made.add_row(str(claim.number), Text(claim.claimed, "bold"), "", Text(verdict, COLORS[verdict]))
         for statement, outcome, part in _lines(each):
             words = Text(outcome.verdict or NOT_RUN, STYLES.get(outcome.verdict, "dim"))
             made.add_row(part, statement.words, outcome.number or outcome.remark, words)

@@ -313,7 +313,7 @@ def test_the_page_to_play_with_is_a_click_away(site: Path, browser) -> None:
 @pytest.mark.browser
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scheme", "hidden"), [("light", "only-dark"), ("dark", "only-light")])
-def test_a_picture_is_shown_in_the_colours_of_the_page(site: Path, browser, scheme: str, hidden: str) -> None:
+def test_a_picture_is_shown_in_the_colors_of_the_page(site: Path, browser, scheme: str, hidden: str) -> None:
     page = opened(browser, site / "encodings/alibi.html", 360, scheme)
     shown = page.locator("main img:visible")
     assert shown.count() == page.locator(f"main img.{hidden}").count() > 0

@@ -26,16 +26,16 @@ def test_a_notebook_shows_a_figure_with_its_words() -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_an_ordered_palette_has_one_direction(dark):
-    """Each of its colours is lighter than the one before, on white and on black."""
+    """Each of its colors is lighter than the one before, on white and on black."""
 
-    def light(colour):
-        channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    def light(color):
+        channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
         return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
 
     for count in (2, 4, len(ORDERED)):
-        colours = ordered(count)
-        assert len({*colours}) == count
-        lightness = [light(DARK[each] if dark else each) for each in colours]
+        colors = ordered(count)
+        assert len({*colors}) == count
+        lightness = [light(DARK[each] if dark else each) for each in colors]
         assert lightness == sorted(lightness)
 
 

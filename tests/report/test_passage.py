@@ -1,4 +1,4 @@
-"""A text colored by a number: every letter is drawn once, in the colour of its piece, on the right side of the line."""
+"""A text colored by a number: every letter is drawn once, in the color of its piece, on the right side of the line."""
 
 import itertools
 
@@ -16,7 +16,7 @@ def made(pieces, values, mark=None, panels=3, unit="token"):
     return Passage(name="text", title="T", caption="C.", unit=unit, panels=dict.fromkeys(names, panel))
 
 
-def test_rows_hold_the_whole_text_and_a_colour_is_the_mean_around_its_piece():
+def test_rows_hold_the_whole_text_and_a_color_is_the_mean_around_its_piece():
     random = np.random.default_rng(0)
     pieces = ["abc", " ", "", "de\n", "f"] * 40
     drawn = made(pieces, random.random(len(pieces)))

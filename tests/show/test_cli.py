@@ -149,11 +149,11 @@ def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
-def test_colours_come_with_letters(monkeypatch):
+def test_colors_come_with_letters(monkeypatch):
     x = np.arange(8)
     two = Lines(name="two", title="Two", caption="", x="x", y="y", lines={"up": (x, x), "down": (x, -x)})
     plain = drawn(two)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    colored = drawn(two, colour=True)
+    colored = drawn(two, color=True)
     assert "\x1b" not in plain and re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
     assert "A up  B down" in plain and "\x1b[" in colored

@@ -356,7 +356,7 @@ def test_the_page_in_the_dark_on_a_phone_on_paper_and_read_aloud(run, browser):
     background, text = "getComputedStyle(document.body).backgroundColor", "getComputedStyle(document.body).color"
     assert page.evaluate(background) == "rgb(18, 23, 29)" and page.evaluate(text) == "rgb(230, 235, 240)"
     charts = page.content().partition('id="charts"')[0]
-    assert not re.search(r'fill="(#5b6673|#ffffff|white|#0072b2)"', charts)  # no colour of the light page is drawn
+    assert not re.search(r'fill="(#5b6673|#ffffff|white|#0072b2)"', charts)  # no color of the light page is drawn
     described = page.locator("[data-chart] [role=graphics-document][aria-label]")
     assert described.count() == len(NAMES) and "Line chart of bits per byte" in described.first.get_attribute(
         "aria-label"

@@ -5,7 +5,7 @@ from typing import Any
 import altair as alt
 
 from longitude.bench.rows import Row
-from longitude.report.figure import COLOURS, GREY, INK, themed
+from longitude.report.figure import COLORS, GREY, INK, themed
 from longitude.report.wording import count
 
 STEP, WIDTH = 19, 330
@@ -50,11 +50,11 @@ def _panel(points: list[dict[str, Any]], passed: str, domain: list[float], first
     names = [name for _, name in sorted(last, key=lambda key: (key[0] == PEER, last[key]))]
     lengths = sorted({each["length"] for each in points}, key=int)
     y, x = name_axis("name", names, 190, labels=first), ratio_axis(passed, domain)
-    colour = alt.Color(
+    color = alt.Color(
         "length:N",
         title="length",
         sort=lengths,
-        scale=alt.Scale(domain=lengths, range=list(COLOURS)),
+        scale=alt.Scale(domain=lengths, range=list(COLORS)),
         legend=alt.Legend(orient="bottom", symbolType="circle"),
     )
     shapes = alt.Scale(domain=[OWN, PEER], range=["circle", "diamond"])
@@ -63,8 +63,8 @@ def _panel(points: list[dict[str, Any]], passed: str, domain: list[float], first
     tooltip = ["name:N", "backend:N", "length:N", *numbers, "memory:N"]
     base = alt.Chart(alt.Data(values=[each for each in points if each["pass"] == passed]))
     one = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=INK, strokeWidth=1.4).encode(x=alt.X("one:Q"))
-    bars = base.mark_rule(strokeWidth=1.4, opacity=0.6).encode(alt.X("low:Q"), y, x2="high:Q", color=colour)
-    dots = base.mark_point(filled=True, size=62, opacity=0.95).encode(x, y, color=colour, shape=shape, tooltip=tooltip)
+    bars = base.mark_rule(strokeWidth=1.4, opacity=0.6).encode(alt.X("low:Q"), y, x2="high:Q", color=color)
+    dots = base.mark_point(filled=True, size=62, opacity=0.95).encode(x, y, color=color, shape=shape, tooltip=tooltip)
     return alt.layer(one, bars, dots).properties(width=WIDTH, height=STEP * len(names))
 
 
@@ -100,7 +100,7 @@ def chart_title(title: str, subtitle: str | list[str]) -> alt.TitleParams:
 
 
 def styled(chart: Any) -> Any:
-    """Apply the common colours and lettering to a chart, with space for wider fonts."""
+    """Apply the common colors and lettering to a chart, with space for wider fonts."""
     legend = {"labelFontSize": 12, "titleFontWeight": "normal", "columnPadding": 30}
     return themed(
         chart,

@@ -86,11 +86,11 @@ def show(
     from longitude.show.terminal import drawn, fact
 
     width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for place, one in enumerate(shown):
         print("\n" * bool(place) + one.label)
         print(*(line for head, text in one.words for line in fact(head, text, width)), sep="\n")
     if out is None:
         for drawing in drawings:
-            print("\n" + drawn(drawing, width, colour))
+            print("\n" + drawn(drawing, width, color))
     return DONE

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from longitude.explore import values
-from longitude.report.figure import COLOURS, EDGE, GREY, INK, Figure, ordered, themed
+from longitude.report.figure import COLORS, EDGE, GREY, INK, Figure, ordered, themed
 from longitude.show.charts import dials_chart, dials_page
 
 HEIGHT, PANEL_WIDTH = 260, 360
@@ -108,15 +108,15 @@ def _arcs(rows: Rows) -> pd.DataFrame:
     return pd.DataFrame({"pair": last[0]["dial"], "training": last[0]["seen"], **columns})
 
 
-def _colour(field: str, columns: int) -> alt.Color:
+def _color(field: str, columns: int) -> alt.Color:
     legend = alt.Legend(orient="bottom", columns=columns)
-    return alt.Color(field, title=None, sort=None, scale=alt.Scale(range=[*COLOURS]), legend=legend)
+    return alt.Color(field, title=None, sort=None, scale=alt.Scale(range=[*COLORS]), legend=legend)
 
 
 def _hues(of: Mapping[str, Sequence[str]]) -> alt.Scale:
-    """Colours of all lines: of heads in their order, of others by their place in their encoding; of: its lines."""
-    heads = {f"head {head}": colour for head, colour in enumerate(ordered(values.DRAWN.heads), 1)}
-    others = {line: colour for lines in of.values() for line, colour in zip(lines, COLOURS, strict=False)} | heads
+    """Colors of all lines: of heads in their order, of others by their place in their encoding; of: its lines."""
+    heads = {f"head {head}": color for head, color in enumerate(ordered(values.DRAWN.heads), 1)}
+    others = {line: color for lines in of.values() for line, color in zip(lines, COLORS, strict=False)} | heads
     return alt.Scale(domain=[*others], range=[*others.values()])
 
 
@@ -146,8 +146,8 @@ def _two(rows: Rows, also: str | None, end: str, scale: alt.Scale) -> Any:
         x = alt.X("x:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, alt.ExprRef(end)], nice=False))
         y = alt.Y("y:Q", title=None, axis=alt.Axis(format="~e" if also else "~g", tickCount=5), scale=scale)
         legend = alt.Legend(orient="bottom", columns=2, values=alt.ExprRef(f"({dumps(of)})[{chosen}]"))
-        colour = alt.Color("line:N", title=None, scale=hues, legend=legend)
-        lines = _lines(rows, which, "x", "y").encode(x, y, colour, tooltip=["line:N", "x:Q", "y:Q"])
+        color = alt.Color("line:N", title=None, scale=hues, legend=legend)
+        lines = _lines(rows, which, "x", "y").encode(x, y, color, tooltip=["line:N", "x:Q", "y:Q"])
         parts = [lines.mark_line(strokeWidth=1.8, clip=True), lines.mark_point(opacity=0, size=60)]
         heading = alt.Chart(alt.InlineData(values=[{}])).mark_text(
             align="left", fontWeight=600, fontSize=13, color=INK, text=alt.ExprRef(chosen)
@@ -173,7 +173,7 @@ def _wavelengths(rows: Rows) -> Any:
     lengths = [{"positions": values.ROPE.trained * factor, "factor": factor} for factor in values.FACTORS]
     return _rotary(
         alt.layer(
-            lines.encode(PAIRS, y, _colour("scheme:N", 2), tooltip=["scheme:N", "pair:Q", "positions:Q"]),
+            lines.encode(PAIRS, y, _color("scheme:N", 2), tooltip=["scheme:N", "pair:Q", "positions:Q"]),
             _dashed(lengths, y=y).transform_filter(f"{HERE} || datum.factor == 1"),
         )
     )
@@ -186,7 +186,7 @@ def _slowed(rows: Rows) -> Any:
         .encode(
             PAIRS,
             alt.Y("slower:Q", title="times slower (log scale)", scale=alt.Scale(type="log", base=2)),
-            _colour("scheme:N", 4),
+            _color("scheme:N", 4),
             strokeWidth=alt.condition("datum.scheme == scheme", alt.value(4), alt.value(1.5)),
             tooltip=["scheme:N", "pair:Q", "slower:Q"],
         )
@@ -202,7 +202,7 @@ def _unseen(rows: Rows) -> Any:
         .encode(
             x,
             alt.Y("scheme:N", title=None, sort=None),
-            color=alt.condition("datum.scheme == scheme", alt.value(COLOURS[0]), alt.value(EDGE)),
+            color=alt.condition("datum.scheme == scheme", alt.value(COLORS[0]), alt.value(EDGE)),
             tooltip=["scheme:N", alt.Tooltip("share:Q", format=".0%")],
         )
     )

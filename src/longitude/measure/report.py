@@ -15,7 +15,7 @@ from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
 from longitude.measure.tables import by_position, effective, sentences, tables, wrong_answers
 from longitude.report import passage
-from longitude.report.figure import Figure, colour_of, themed
+from longitude.report.figure import Figure, color_of, themed
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
 from longitude.report.wording import legible
@@ -137,17 +137,17 @@ def _lines(results: Results, rows: list[Row], name: str, title: str, about: str,
         | {"position": ((row.position_from or 0) * (row.position_to or 1)) ** 0.5}
         for row in rows
     ]
-    colours = alt.Scale(domain=results.labels, range=[colour_of(i) for i in range(len(results.labels))])
+    colors = alt.Scale(domain=results.labels, range=[color_of(i) for i in range(len(results.labels))])
     legend = alt.Legend(title=None, orient="top", labelLimit=400, symbolOpacity=1)
-    colour = alt.Color("model:N", sort=results.labels, scale=colours, legend=legend)
+    color = alt.Color("model:N", sort=results.labels, scale=colors, legend=legend)
     base = alt.Chart(alt.Data(values=points))
     y = alt.Y("value:Q", title="bits per byte", scale=alt.Scale(zero=False))
     places = ["length:Q"] if name == "by-length" else ["from:Q", "to:Q"]
     layers = [
-        base.mark_area(opacity=0.15).encode(x, alt.Y("low:Q", title="bits per byte"), alt.Y2("high:Q"), colour),
-        base.mark_line().encode(x, y, colour),
+        base.mark_area(opacity=0.15).encode(x, alt.Y("low:Q", title="bits per byte"), alt.Y2("high:Q"), color),
+        base.mark_line().encode(x, y, color),
         base.mark_point(filled=True, size=45).encode(
-            x, y, colour, tooltip=["model:N", *places, "value:Q", "low:Q", "high:Q"]
+            x, y, color, tooltip=["model:N", *places, "value:Q", "low:Q", "high:Q"]
         ),
     ]
     return Figure(name, title, about, about, themed(alt.layer(*layers).properties(height=340)))

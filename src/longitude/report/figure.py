@@ -1,4 +1,4 @@
-"""Figures: one Altair chart gives the live chart of a page, the SVG and the PNG; colours and lettering are the same in all."""
+"""Figures: one Altair chart gives the live chart of a page, the SVG and the PNG; colors and lettering are the same in all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ import pandas as pd
 
 from longitude.runs.files import atomic
 
-# Okabe and Ito's colours, distinct for colour-blind readers, less yellow and black, the light ones darkened so that
+# Okabe and Ito's colors, distinct for color-blind readers, less yellow and black, the light ones darkened so that
 # words in them can be read on white. A second round of them is dashed, a third dotted, and labels show it, too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
 # From dark to light through the hues of a flame: heads and layers in their order.
 ORDERED = ("#0d0887", "#4903a0", "#7401a8", "#9c179e", "#bd3786", "#d8576b", "#e56b5d", "#ed7953")
 DASHES = ([1, 0], [7, 3], [2, 2])
@@ -24,7 +24,7 @@ EDGE, PAPER = "#b6bec7", "#ffffff"
 RED = "#c1121f"
 """The end of a scale from PAPER on: high losses, unseen angles."""
 DARK = {
-    **dict(zip(COLOURS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
+    **dict(zip(COLORS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
     **dict(
         zip(
             ORDERED,
@@ -39,7 +39,7 @@ DARK = {
     GRID: "#2a333d",
     EDGE: "#55616d",
 }
-"""Colours above -> their replacements in dark mode."""
+"""Colors above -> their replacements in dark mode."""
 WIDTH = 760
 """Width of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
 SLACK = 24
@@ -84,23 +84,23 @@ class Figure:
         return {"image/svg+xml": picture, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
 
 
-def colour_of(index: int) -> str:
-    """The colour of the index-th label of a figure."""
-    return COLOURS[index % len(COLOURS)]
+def color_of(index: int) -> str:
+    """The color of the index-th label of a figure."""
+    return COLORS[index % len(COLORS)]
 
 
 def ordered(count: int) -> list[str]:
-    """Colours of so many lines that have an order: neighbours alike, the first and the last unlike."""
+    """Colors of so many lines that have an order: neighbours alike, the first and the last unlike."""
     return [ORDERED[round(i * (len(ORDERED) - 1) / max(1, count - 1))] for i in range(count)]
 
 
 def dash_of(index: int) -> list[int]:
-    """The dash of the index-th label: colours come round again after seven, with another dash."""
-    return DASHES[index // len(COLOURS) % len(DASHES)]
+    """The dash of the index-th label: colors come round again after seven, with another dash."""
+    return DASHES[index // len(COLORS) % len(DASHES)]
 
 
 def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
-    """The chart in our lettering and colours. axis, more: further settings of `configure`."""
+    """The chart in our lettering and colors. axis, more: further settings of `configure`."""
     letters = {"labelColor": GREY, "titleColor": GREY, "labelFontSize": 12, "titleFontSize": 12, "gridColor": GRID}
     plain = {"titleFontWeight": "normal", "domain": False, "tickColor": GRID}
     settings: dict[str, Any] = {

@@ -5,10 +5,10 @@ const options = { renderer: "svg", actions: { export: true, source: false, compi
 const legend = document.querySelector(".legend"), places = document.querySelectorAll("[data-chart]");
 const views = new Map(), chosen = new Set();
 
-// ---- charts: drawn again when an axis or the colours change ----
-function coloured(spec) {
+// ---- charts: drawn again when an axis or the colors change ----
+function colored(spec) {
   let text = JSON.stringify(spec);
-  if (night.matches) for (const colour in dark) text = text.replaceAll(`"${colour}"`, `"${dark[colour]}"`);
+  if (night.matches) for (const color in dark) text = text.replaceAll(`"${color}"`, `"${dark[color]}"`);
   return JSON.parse(text);
 }
 
@@ -67,7 +67,7 @@ async function redraw(place) {
   live.className = spec.usermeta?.panel ? "live whole" : "live";
   if (spec.concat && !spec.concat.length) return live.replaceChildren();
   try {
-    const { view } = await vegaEmbed(live, coloured(spec), options);
+    const { view } = await vegaEmbed(live, colored(spec), options);
     views.get(place)?.finalize();
     views.set(place, view);
     place.classList.add("drawn");

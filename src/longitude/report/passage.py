@@ -23,9 +23,9 @@ MOST = 8192
 ROWS = 64
 """Rows of a panel up to which it has letters: a taller one is not seen at a glance."""
 SMOOTH = {"byte": 33, "token": 9}
-"""Pieces that a colour averages over, about a row: the loss of single bytes jumps between 0 and 10 bits."""
-LIGHT = 0.7  # share of the scale from which on letters in the colour of the page stand out more than dark ones
-STEP = 0.25  # colours differ by a quarter of a bit: neighbours of one colour are one rectangle
+"""Pieces that a color averages over, about a row: the loss of single bytes jumps between 0 and 10 bits."""
+LIGHT = 0.7  # share of the scale from which on letters in the color of the page stand out more than dark ones
+STEP = 0.25  # colors differ by a quarter of a bit: neighbours of one color are one rectangle
 MONO = "DejaVu Sans Mono, Menlo, Courier New, monospace"  # letters 0.6 of their size wide
 SIGNS = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 
@@ -105,14 +105,14 @@ class Passage:
 
     @property
     def words(self) -> str:
-        """The caption, with what a colour, a cell, the line and the numbers are."""
+        """The caption, with what a color, a cell, the line and the numbers are."""
         cell = "" if self.lettered else f" A cell is {self.share} {self.unit}{'s' * (self.share > 1)}."
         mean = f"mean bits per {self.unit}"
         ends = any(panel.means[1] is not None for panel in self.panels.values())
         line = f"The line is the end of the trained length, and numbers are {mean} before and after it."
         numbers = line if ends else f"Numbers are {mean}."
         return (
-            f"{self.caption}{cell} {numbers} A colour is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. "
+            f"{self.caption}{cell} {numbers} A color is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. "
             f"It begins at the mean{' before the line' * ends}."
         )
 
@@ -122,7 +122,7 @@ class Passage:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Ends of the colours, in half bits: the mean within the trained length, and the 95th percentile."""
+        """Ends of the colors, in half bits: the mean within the trained length, and the 95th percentile."""
         begins = np.array([panel.means[0] for panel in self.panels.values()])
         values = np.concatenate([*map(self.smoothed, self.panels.values())])
         begins, values = (each[np.isfinite(each)] for each in (begins, values))  # a model may be broken
@@ -194,15 +194,15 @@ def chart(passage: Passage) -> Any:
         title=f"bits per {passage.unit}", orient="top", gradientLength=160, values=[low, high], format=".3~g"
     )
     scale = alt.Scale(domain=[low, high], range=[PAPER, RED], clamp=True, interpolate="lab")
-    colour = alt.Color("v:Q", scale=scale, legend=legend)
+    color = alt.Color("v:Q", scale=scale, legend=legend)
     rows = {name: [*passage.rows(panel)] for name, panel in passage.panels.items()}
     tallest = max(map(len, rows.values()))
-    panels = [_panel(passage, name, rows[name], tallest, colour, low + LIGHT * (high - low)) for name in passage.panels]
+    panels = [_panel(passage, name, rows[name], tallest, color, low + LIGHT * (high - low)) for name in passage.panels]
     return alt.concat(*panels, columns=min(4, len(panels)), spacing=8)
 
 
-def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, colour: alt.Color, light: float) -> Any:
-    """light: numbers above it have letters in the colour of the page."""
+def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, color: alt.Color, light: float) -> Any:
+    """light: numbers above it have letters in the color of the page."""
     panel, height = passage.panels[name], LINE if passage.lettered else CELL
     x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, passage.columns], nice=False))
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[tallest, 0], nice=False))
@@ -211,7 +211,7 @@ def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, colou
     base = (
         alt.Chart(alt.InlineData(values=[cells])).transform_flatten([*cells]).transform_calculate(below="datum.y + 1")
     )
-    layers = [base.mark_rect(aria=False, stroke=None).encode(x, y, x2="to:Q", y2="below:Q", color=colour)]
+    layers = [base.mark_rect(aria=False, stroke=None).encode(x, y, x2="to:Q", y2="below:Q", color=color)]
     if passage.lettered:
         words = [word for place, row in enumerate(rows) for word in _words(row, place, light)]
         columns = {key: [word[key] for word in words] for key in ("x", "y", "t", "dark")}
@@ -232,12 +232,12 @@ def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, colou
 
 
 def _cells(row: Row, place: int) -> Iterator[dict[str, Any]]:
-    """Neighbours of one colour as one cell."""
-    colours = np.round(row.values / STEP) * STEP
-    edges = [0, *(i for i in range(1, len(colours)) if colours[i] != colours[i - 1]), len(colours)]
+    """Neighbours of one color as one cell."""
+    colors = np.round(row.values / STEP) * STEP
+    edges = [0, *(i for i in range(1, len(colors)) if colors[i] != colors[i - 1]), len(colors)]
     for start, stop in pairwise(edges):
-        if np.isfinite(colours[start]):
-            yield {"x": start, "to": stop, "y": place, "v": float(colours[start])}
+        if np.isfinite(colors[start]):
+            yield {"x": start, "to": stop, "y": place, "v": float(colors[start])}
 
 
 def _words(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:

@@ -10,14 +10,14 @@ import altair as alt
 
 from longitude.report import passage
 from longitude.report.figure import (
-    COLOURS,
+    COLORS,
     EDGE,
     GREY,
     GRID,
     RED,
     WIDTH,
     Figure,
-    colour_of,
+    color_of,
     dash_of,
     described,
     ordered,
@@ -125,15 +125,15 @@ def _chart(drawing: Drawing, captioned: bool = False) -> Any:
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def _lines(drawing: Lines) -> Any:
     names, frame = [*drawing.lines], cast(Any, drawing.frame)
-    colours, dashes = (dict(zip(names, map(style, range(len(names))), strict=True)) for style in (colour_of, dash_of))
+    colors, dashes = (dict(zip(names, map(style, range(len(names))), strict=True)) for style in (color_of, dash_of))
     if len(drawing.ordered) > 1:
         others = [name for name in names if name not in drawing.ordered]
-        colours = dict(zip(drawing.ordered, ordered(len(drawing.ordered)), strict=True))
-        colours |= {name: colours.get(name.partition(",")[0], GREY) for name in others}  # a head before its training
+        colors = dict(zip(drawing.ordered, ordered(len(drawing.ordered)), strict=True))
+        colors |= {name: colors.get(name.partition(",")[0], GREY) for name in others}  # a head before its training
         dashes = {name: [1, 0] for name in drawing.ordered} | {
             name: [[6, 3], [2, 2]][i % 2] for i, name in enumerate(others)
         }
-    colours, dashes = ([style[name] for name in names] for style in (colours, dashes))
+    colors, dashes = ([style[name] for name in names] for style in (colors, dashes))
     columns = max(1, min(4, 110 // max(map(len, names))))
     legend = (
         None
@@ -164,7 +164,7 @@ def _lines(drawing: Lines) -> Any:
     line = base.mark_line(strokeWidth=1.8, clip=True, **dots).encode(
         x,
         y,
-        color=alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend, sort=None),
+        color=alt.Color("line:N", scale=alt.Scale(domain=names, range=colors), legend=legend, sort=None),
         strokeDash=alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend, sort=None),
         tooltip=["line:N", "x:Q", alt.Tooltip("y:Q", format=".4g")],
     )
@@ -231,7 +231,7 @@ def dials_chart(rows: Any, count: int) -> Any:
         rows: A chart of the data, with the fields dial, seen and asked.
         count: Number of dials.
     """
-    scale = alt.Scale(domain=[SEEN, NEW, REST], range=[COLOURS[0], RED, GRID])
+    scale = alt.Scale(domain=[SEEN, NEW, REST], range=[COLORS[0], RED, GRID])
     base = rows.transform_calculate(
         column="datum.dial % columns", row="floor(datum.dial / columns)", zero="0", full="1"
     )
@@ -244,9 +244,9 @@ def dials_chart(rows: Any, count: int) -> Any:
             innerRadius=12, outerRadius=19, aria=False
         )
         legend = alt.Legend(title=None, orient="top", labelLimit=400)
-        colour = alt.Color("words:N", scale=scale, legend=legend)
+        color = alt.Color("words:N", scale=scale, legend=legend)
         return part.transform_calculate(words=f"'{words}'").encode(
-            x, y, theta=turn, theta2=f"{end}:Q", color=colour, tooltip=tooltip
+            x, y, theta=turn, theta2=f"{end}:Q", color=color, tooltip=tooltip
         )
 
     number = base.mark_text(fontSize=9, color=GREY, aria=False).encode(x, y, text="dial:N")

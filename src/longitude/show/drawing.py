@@ -63,7 +63,7 @@ class Lines:
 
     @property
     def ordered(self) -> list[str]:
-        """Lines that have an order, by number: heads or layers, of which neighbours have colours alike."""
+        """Lines that have an order, by number: heads or layers, of which neighbours have colors alike."""
         return [name for name in self.lines if re.fullmatch(r"(head|layer) \d+", name)]
 
     @property

@@ -1,4 +1,4 @@
-"""Drawings for a terminal: curves of braille dots, grids of shades; readable in 80 columns, without colour, and in a file."""
+"""Drawings for a terminal: curves of braille dots, grids of shades; readable in 80 columns, without color, and in a file."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ CURVES = 8
 """Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""
 ROWS, HEIGHT = 16, 12
 """Maximum rows of a grid, and height of curves in lines."""
-COLOURS = (
+COLORS = (
     "bright_blue",
     "bright_red",
     "bright_green",
@@ -31,16 +31,16 @@ MARGIN = 9
 """Letters before the curves."""
 
 
-def drawn(drawing: Drawing, width: int = 80, colour: bool = False) -> str:
+def drawn(drawing: Drawing, width: int = 80, color: bool = False) -> str:
     """Render a drawing as text.
 
     Args:
         drawing: The drawing.
         width: Characters per line.
-        colour: Whether the terminal shows colours.
+        color: Whether the terminal shows colors.
     """
     if isinstance(drawing, Lines):
-        lines = _curves(drawing, width, colour)
+        lines = _curves(drawing, width, color)
     elif isinstance(drawing, Grid):
         lines = _shades(drawing, width)
     else:
@@ -56,7 +56,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
-def _curves(drawing: Lines, width: int, colour: bool) -> Iterator[str]:
+def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     names = _some([*drawing.lines], CURVES)
     frame: Any = drawing.frame
     frame = frame[frame["line"].isin(names)]
@@ -76,13 +76,13 @@ def _curves(drawing: Lines, width: int, colour: bool) -> Iterator[str]:
             for y in np.linspace(canvas.ymin, canvas.ymax_inside, 2 * HEIGHT):
                 canvas.point(float(place_x(mark)), float(y))
     keys = _keys(names)
-    for place, (name, hue) in enumerate(zip(names, COLOURS, strict=False)):
+    for place, (name, hue) in enumerate(zip(names, COLORS, strict=False)):
         own = frame[frame["line"] == name]
         x, y = (np.atleast_1d(f(own[axis].to_numpy(float))) for f, axis in ((place_x, "x"), (place_y, "y")))
-        _curve(canvas, x, y, hue if colour else None)
+        _curve(canvas, x, y, hue if color else None)
         if len(names) > 1 and (seen := y >= canvas.ymin).any():
             at = x[seen][0] + (x[seen][-1] - x[seen][0]) * (place + 0.5) / len(names)
-            canvas.point(float(at), float(np.interp(at, x, y)), marker=keys[name], color=hue if colour else None)
+            canvas.point(float(at), float(np.interp(at, x, y)), marker=keys[name], color=hue if color else None)
 
     heights = {_row(canvas, float(place_y(y))): y for y in ticks(low, high, "log" if drawing.log_y else "linear")}
     yield f"{'':{MARGIN - 2}} {drawing.y}"
@@ -93,10 +93,10 @@ def _curves(drawing: Lines, width: int, colour: bool) -> Iterator[str]:
         drawing, canvas, {tick: place_x(tick) for tick in ticks(left, right, "offsets" if drawing.log_x else "linear")}
     )
     entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
-    hues = [*COLOURS[: len(entries)]]
+    hues = [*COLORS[: len(entries)]]
     entries += [f"┄ {valued(words, at)}" for words, at in drawing.levels.items()]
     entries += [f"┆ {valued(words, at)}" for words, at in drawing.marks.items() if left <= at <= right]
-    yield from _legend(entries, hues if colour else [], width)
+    yield from _legend(entries, hues if color else [], width)
     if drawing.floor is not None and frame["y"].min() < drawing.floor:
         yield f"Curves go on below {number(drawing.floor)}, down to {number(frame['y'].min())}."
     if len(names) < len(drawing.lines):

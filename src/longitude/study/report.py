@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.labels import parse_label
-from longitude.report.figure import DARK, colour_of, dash_of, save_figures
+from longitude.report.figure import DARK, color_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as empty_table
 from longitude.report.wording import legible, named, papers, percent, with_base
@@ -47,7 +47,7 @@ from longitude.study.tasks.base import of_task
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
 """CSS classes of verdicts."""
 STYLES: dict[str | None, str] = {HOLDS: "green", WEAK: "yellow", LOST: "red", UNCLEAR: "yellow", None: ""}
-"""Terminal colours of verdicts."""
+"""Terminal colors of verdicts."""
 
 
 def write_report(analysis: Analysis) -> Path:
@@ -74,8 +74,8 @@ def write_report(analysis: Analysis) -> Path:
             {
                 "label": label,
                 "name": names[label],
-                "colour": colour_of(i),
-                "dark": DARK[colour_of(i)],
+                "color": color_of(i),
+                "dark": DARK[color_of(i)],
                 "dash": dash_of(i),
             }
             for i, label in enumerate(run.labels)

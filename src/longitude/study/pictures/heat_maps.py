@@ -100,7 +100,7 @@ def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> A
     axis = alt.Axis(format="d", values=ticks, tickMinStep=1, grid=False, labelFlush=False, **lines.SPARSE)
     x = alt.X("left:Q", title=places, scale=alt.Scale(domain=[left, right], nice=False, **scale), axis=axis)
     legend = alt.Legend(title=f"{words}, higher is better", format=".0%", orient="top", tickCount=4)
-    colour = alt.Color("value:Q", legend=legend, scale=alt.Scale(domain=[0, 1], scheme="viridis"))
+    color = alt.Color("value:Q", legend=legend, scale=alt.Scale(domain=[0, 1], scheme="viridis"))
     tooltip = [
         alt.Tooltip("label:N", title="encoding"),
         alt.Tooltip("length:O", title=f"length, {run.task.unit}"),
@@ -113,7 +113,7 @@ def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> A
         squares = lines.of_labels(cells[cells["label"] == label].to_dict("records"))
         squares = squares.encode(alt.Y("length:O", title=f"length, {run.task.unit}"))
         layers = [
-            squares.mark_rect(stroke=PAPER, strokeWidth=1, aria=False).encode(x, colour, x2="right:Q", tooltip=tooltip)
+            squares.mark_rect(stroke=PAPER, strokeWidth=1, aria=False).encode(x, color, x2="right:Q", tooltip=tooltip)
         ]
         if cells["from"].nunique() <= WRITTEN:
             ink = alt.condition("datum.value < 0.5", alt.value("#fff"), alt.value("#000"))

@@ -1,7 +1,7 @@
 """Parts of the figures of a study: lines, labels at their ends, the training length, tooltips.
 
 A reader of the page chooses labels with the parameter `picked`, a list: where it names some, the others are not drawn. Labels
-stand at the ends of their lines, so that no figure needs a legend, and a colour belongs to a label in all figures of a study.
+stand at the ends of their lines, so that no figure needs a legend, and a color belongs to a label in all figures of a study.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,12 +10,12 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from longitude.report.figure import COLOURS, EDGE, GREY, PAPER, apart, colour_of, dash_of, themed
+from longitude.report.figure import COLORS, EDGE, GREY, PAPER, apart, color_of, dash_of, themed
 from longitude.report.wording import papers
 from longitude.study.results import Run
 
 SAMPLES = ("—", "--", "··")
-"""Samples of the line dashes, one for each cycle through the colours."""
+"""Samples of the line dashes, one for each cycle through the colors."""
 HEIGHT = 380
 SPARSE = {"labelOverlap": "greedy", "labelSeparation": 4}
 """Axis options that omit some numbers on narrow screens."""
@@ -45,30 +45,30 @@ def line_chart(
     by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
     """
     field, labels = x["shorthand"].removesuffix(":Q"), run.labels
-    colours, dashes = ([style(i) for i in range(len(labels))] for style in (colour_of, dash_of))
-    colour = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colours), legend=None)
+    colors, dashes = ([style(i) for i in range(len(labels))] for style in (color_of, dash_of))
+    color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colors), legend=None)
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
     base, detail = of_labels(points), {}
     if by_trial:
         base, detail = of_trials(points, field, "step", "value"), {"detail": "trial:N"}
     layers = [*([] if by_trial else training_length(run, x, field)), *below]
     if bands:
-        bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": colour}
+        bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": color}
         both = of_labels([point for point in points if point["from"] is not None])
         layers.append(both.mark_area(opacity=0.15, aria=False).encode(x, **bounds))
         layers.append(both.mark_rule(strokeWidth=1.2, opacity=0.7, aria=False).encode(x, **bounds))
     line = base.mark_line(strokeWidth=width, clip=by_trial or alt.Undefined)
-    layers.append(line.encode(x, y, **detail, color=colour, strokeDash=dash))
+    layers.append(line.encode(x, y, **detail, color=color, strokeDash=dash))
     if seeds:
-        layers.append(of_labels(seeds).mark_point(size=30, strokeWidth=1.2).encode(x, y, color=colour))
+        layers.append(of_labels(seeds).mark_point(size=30, strokeWidth=1.2).encode(x, y, color=color))
     if dots:
-        layers.append(base.mark_point(size=dots, filled=True, opacity=1).encode(x, y, color=colour))
+        layers.append(base.mark_point(size=dots, filled=True, opacity=1).encode(x, y, color=color))
     tooltip = [
         alt.Tooltip(name, title=title, format=form[0] if form else alt.Undefined)
         for name, (title, *form) in fields.items()
     ]
     large = base.mark_point(size=380, filled=True, opacity=0, clip=by_trial, aria=False)  # invisible, easy to point at
-    layers += [large.encode(x, y, tooltip=tooltip), ends(run, points, field, y["scale"]["domain"], colour)]
+    layers += [large.encode(x, y, tooltip=tooltip), ends(run, points, field, y["scale"]["domain"], color)]
     chart = alt.layer(*layers).add_params(alt.param(name="picked", value=[]))
     chart = chart.properties(
         height=HEIGHT,
@@ -127,7 +127,7 @@ def training_length(run: Run, x: alt.X, field: str) -> list[alt.Chart]:
     return [rule, words]
 
 
-def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: alt.Color) -> alt.Chart:
+def ends(run: Run, points: list[dict], field: str, domain: list[float], color: alt.Color) -> alt.Chart:
     """Each label at the last point of its line, moved apart where they would overlap."""
     last: dict[str, dict] = {}
     for point in points:
@@ -137,8 +137,8 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: 
     names = papers(run.labels)
 
     def named(point: dict) -> str:
-        round_of_colours = run.labels.index(point["label"]) // len(COLOURS) % len(SAMPLES)
-        sample = f"{SAMPLES[round_of_colours]} " if len(run.labels) > len(COLOURS) else ""
+        round_of_colors = run.labels.index(point["label"]) // len(COLORS) % len(SAMPLES)
+        sample = f"{SAMPLES[round_of_colors]} " if len(run.labels) > len(COLORS) else ""
         return sample + names[point["label"]] + point.get("end", "")
 
     far = max(point[field] for point in last.values())
@@ -151,11 +151,11 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: 
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
         ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
     text = of_labels(ends).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=240)
-    return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour)
+    return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=color)
 
 
 def level(value: float, words: str, x: alt.X, y: alt.Y, field: str, at: float) -> list[alt.Chart]:
-    """A level line, named at its right end, on the colour of the page: no line crosses its words."""
+    """A level line, named at its right end, on the color of the page: no line crosses its words."""
     base = alt.Chart(alt.Data(values=[{"value": value, field: at, "words": words}]))
     rule = base.mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(y)
     under: dict[str, Any] = {"stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "color": PAPER, "aria": False}
