@@ -1,6 +1,7 @@
 """What `longitude show RUN` draws of trained models, against the weights that they have."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,11 @@ def test_a_text_is_colored_by_the_losses_of_each_model(study, command, tmp_path)
     assert "".join(panel.pieces) == text.read_text()[1:41]
     code, out, _ = command("show", study, "--encoding", "rope", "t5", "--text", text)
     assert code == 0 and out.count("trained at 16") == 2 and out.count("One text, colored") == 1
+    longer = replace(run, study=run.study | {"configuration": run.study["configuration"] | {"train_length": 48}})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(learned, "opened", lambda *_: (replace(run, others=(longer,)), trials))
+        code, out, _ = command("show", study, "--encoding", "rope", "--text", text)
+        assert code == 0 and "RoPE (base=10000), at 48" in out and "steps at length 48" in out
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(learned, "measurable", lambda *_: (20, []))  # as with a table of 20 positions
         with pytest.raises(UsageError, match="--length"):

@@ -110,6 +110,8 @@ class Passage:
         mean = f"mean bits per {self.unit}"
         ends = any(panel.means[1] is not None for panel in self.panels.values())
         line = f"The line is the end of the trained length, and numbers are {mean} before and after it."
+        whole = any(panel.mark and panel.means[1] is None for panel in self.panels.values())
+        line += " A model without a line was trained at this length." * whole
         numbers = line if ends else f"Numbers are {mean}."
         return (
             f"{self.caption}{cell} {numbers} A color is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. "
@@ -198,7 +200,7 @@ def chart(passage: Passage) -> Any:
     rows = {name: [*passage.rows(panel)] for name, panel in passage.panels.items()}
     tallest = max(map(len, rows.values()))
     panels = [_panel(passage, name, rows[name], tallest, color, low + LIGHT * (high - low)) for name in passage.panels]
-    return alt.concat(*panels, columns=min(4, len(panels)), spacing=8)
+    return alt.concat(*panels, columns=min(3, len(panels)), spacing=8)
 
 
 def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, color: alt.Color, light: float) -> Any:

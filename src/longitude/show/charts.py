@@ -114,7 +114,8 @@ def _chart(drawing: Drawing, captioned: bool = False) -> Any:
     if not captioned:
         return chart
     caption = drawing.words if isinstance(drawing, Passage) else drawing.caption
-    words: Any = textwrap.wrap(caption, 115)  # readers' letters are wider than those it is laid out with
+    wide = 95 if isinstance(drawing, Passage) else 115  # readers' letters are wider than those it is laid out with
+    words: Any = textwrap.wrap(caption, wide)
     return chart.properties(
         title=alt.TitleParams(
             drawing.title, subtitle=words, anchor="start", frame="group", subtitleColor=GREY, offset=12

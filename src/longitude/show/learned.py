@@ -117,7 +117,7 @@ def model_of(run: Run, trial: TrialResult) -> Any:
         return run.task.model.from_pretrained(trial.folder).eval()
 
 
-def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> list[Drawing]:
+def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffix: str = "") -> list[Drawing]:
     """A text colored by the losses of a trained model.
 
     Args:
@@ -125,6 +125,7 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> li
         trial: One of its models.
         text: A file.
         length: Bytes or tokens that the model reads; None: the longest tested length, as far as the text and the model go.
+        suffix: What the name of its label lacks.
 
     Raises:
         UsageError: The model does not predict the next token, or the text is shorter.
@@ -160,7 +161,7 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None) -> li
         Passage(
             caption=f"The first {size} {run.task.unit} of {text.name}.",
             unit=run.task.unit.removesuffix("s"),
-            panels={papers(run.labels)[trial.label]: panel},
+            panels={papers(run.labels)[trial.label] + suffix: panel},
         )
     ]
 

@@ -153,6 +153,14 @@ def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: Vie
             draw = learned.attention if view.attention else learned.drawings
             drawings = [*draw(run, trial, data, length)]
         yield Subject(label, about, [*learned.words(about)], drawings)
+    if view.text is None:
+        return
+    for part in run.ceilings:
+        for trial in (next((one for one in part.of(label) if one.status == "done"), None) for label in trials):
+            if trial is not None:
+                about, suffix = learned.facts(part, trial), f", at {part.train_length}"
+                drawings = learned.one_text(part, trial, view.text, length, suffix)
+                yield Subject(trial.label + suffix, about, [*learned.words(about)], drawings)
 
 
 def _of_checkpoint(name: str, length: int | None, view: View) -> Subject:

@@ -15,11 +15,13 @@ def one_text(analysis: Analysis) -> Iterator[Figure]:
     """One text under the first seed of each label, as far as its window was measured."""
     run = analysis.run
     names, panels = papers(run.labels), {}
-    for label in run.labels:
-        done = next((trial for trial in run.of(label) if trial.status == "done"), None)
-        if done and done.window is not None:
-            bits = done.window["nats"].to_numpy() / math.log(2)
-            panels[names[label]] = passage.Panel([*done.window["text"]], bits, run.train_length, label)
+    for part in (run, *run.ceilings):
+        for label in part.labels:
+            done = next((trial for trial in part.of(label) if trial.status == "done"), None)
+            if done and done.window is not None:
+                name = names[label] + f", at {part.train_length}" * (part is not run)
+                bits = done.window["nats"].to_numpy() / math.log(2)
+                panels[name] = passage.Panel([*done.window["text"]], bits, part.train_length, label)
     if panels:
         longest = max(len(panel.pieces) for panel in panels.values())
         yield passage.figure(
