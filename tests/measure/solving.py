@@ -40,8 +40,10 @@ def _nodes(text: str) -> set[str]:
     node, depth = re.findall(r"a BFS from node (\w+) with depth (\d)\.", operation)[0]
     seen = front = {node}
     for _ in range(int(depth)):
-        front = {target for source, target in edges if source in front} - seen
+        reached = {target for source, target in edges if source in front}
+        front, back = reached - seen, reached & seen
         seen = seen | front
+    assert len(back) == 2, "edges lead back to the node asked for, and to one next to it"
     return front
 
 

@@ -224,6 +224,8 @@ def test_default_bins_cover_every_position_once():
         ({"methods": ["slidng"]}, ("'non-overlapping'", "'sliding'", "'per-position'", "'slidng'")),
         ({"stride": 0}, ("stride", "0")),
         ({"stride": 9}, ("stride", "8", "9")),
+        ({"targets": 3}, ("targets", "'same-targets'")),
+        ({"targets": 9, "methods": ["same-targets"]}, ("targets", "8", "9")),
         ({"span": 15}, ("span", "16", "15")),
         ({"bins": [0]}, ("bins", "[0]")),
         ({"bins": [0, 4, 4]}, ("bins", "0 4 4")),

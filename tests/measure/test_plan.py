@@ -66,6 +66,8 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
         ({"targets": 50, "methods": ("same-targets",)}, ["--targets", "48", "50"]),
         ({"targets": 40, "methods": ("same-targets",)}, ["--targets", "32", "40", "--no-trained"]),
         ({"targets": 16}, ["--targets", "--methods", "same-targets"]),
+        ({"stride": 16, "methods": ("per-position",)}, ["--stride", "--methods", "sliding"]),
+        ({"stride": 16, "methods": ("sliding",), "tasks": ("passkey",)}, ["--stride", "--tasks", "perplexity"]),
         ({"tokens": 10}, ["--tokens", "64", "10"]),
         ({"documents": 0}, ["--documents", "0"]),
         ({"seed": -1}, ["--seed", "-1"]),

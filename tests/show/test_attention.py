@@ -75,6 +75,10 @@ def test_a_table_of_positions_ends(tmp_path, text):
     with pytest.raises(UsageError) as refused:
         attention.of_checkpoint(path, text, TRAINED + 1, print)
     assert refused.value.what == "--length" and str(TRAINED) in (refused.value.expected or "")
+    for length in (-3, 0, 1):
+        with pytest.raises(UsageError) as refused:
+            attention.of_checkpoint(path, text, length, print)
+        assert (refused.value.what, refused.value.got) == ("--length", str(length))
     assert attention.of_checkpoint(path, text, None, print)
 
 

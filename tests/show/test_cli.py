@@ -63,6 +63,15 @@ def test_latent_attention_rotates_its_part_of_a_head(command, mixer):
     assert found["about"][0]["mixers"][0]["options"]["dim"] == 64 and found["drawings"]
 
 
+@pytest.mark.parametrize(("mixer", "heads"), [("", 4), ("+latent", 1), ("+attention:num_kv_heads=2", 2)])
+def test_frequencies_of_each_head_of_keys(command, mixer, heads):
+    """RoPE-Mixed has them as a model builds it; they are learned, so no wavelength is drawn."""
+    code, out, _ = command("show", f"axial_rope:mixed=true{mixer}", *SMALL, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["about"][0]["encodings"][0]["options"]["num_kv_heads"] == heads
+    assert "wavelengths" not in {one["name"] for one in found["drawings"]} != set()
+
+
 def test_a_bias_beside_latent_attention_without_rotation(command):
     assert command("show", "alibi+latent:rope_dim=0", *SMALL)[0] == 0
 

@@ -123,12 +123,7 @@ def require_consistent(config: MeasureConfig) -> None:
         raise UsageError("--bos", "tokenizer: in a chat, the server begins the prompt", config.bos, "add --no-chat")
     if config.thinking and not config.chat:
         raise UsageError("--thinking", "questions in a chat", "--no-chat", "leave one of them out")
-    if config.targets is not None and SAME_TARGETS not in config.methods:
-        raise UsageError("--targets", f"{SAME_TARGETS} among --methods", words(config.methods), "add it")
-    if config.text_figure and PERPLEXITY not in config.tasks:
-        raise UsageError(
-            "--text-figure", "perplexity among --tasks, which reads the text", words(config.tasks), "add it"
-        )
+    require_read(config)
     if config.evaluator is not None and PERPLEXITY not in config.tasks:
         raise ValueError("--evaluator: expected perplexity among --tasks, which it adds LongPPL to")
     if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:
@@ -138,6 +133,17 @@ def require_consistent(config: MeasureConfig) -> None:
             f"{config.evaluator_context} (published: 4096)",
             f"such as {max(1, config.lengths[-1] // 4)}",
         )
+
+
+def require_read(config: MeasureConfig) -> None:
+    """ValueError for options of perplexity that no part of the measurement reads."""
+    for name, method in (("stride", "sliding"), ("targets", SAME_TARGETS)):
+        if getattr(config, name) is not None and method not in config.methods:
+            raise UsageError(f"--{name}", f"{method} among --methods", words(config.methods), "add it")
+    for name in ("stride", "targets", "text_figure"):
+        if getattr(config, name) and PERPLEXITY not in config.tasks:
+            expected = "perplexity among --tasks, which reads the text"
+            raise UsageError(f"--{name.replace('_', '-')}", expected, words(config.tasks), "add it")
 
 
 def check_ascending(name: str, values: Sequence[float], low: float, high: float = math.inf) -> None:

@@ -230,6 +230,8 @@ def losses_by_length(  # noqa: C901
         passes += [("sliding", length, stride or max(1, length // 2)) for length in lengths]
     if SAME_TARGETS in methods:
         passes += [(SAME_TARGETS, length, span) for length in lengths]
+    elif targets is not None:
+        raise UsageError("targets", f"{SAME_TARGETS!r} among methods", list(methods), "add it")
     ending = targets_of(lengths) if targets is None else targets
     check_sizes("measure", targets=ending)
     if ending > lengths[0]:

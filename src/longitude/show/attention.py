@@ -168,6 +168,8 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
     Raises:
         UsageError: The text is shorter, the weights do not fit into memory, or the model gives none.
     """
+    if length is not None and length < 2:
+        raise UsageError("--length", "2 tokens or more", length)
     config = config_of(path)
     own = config.model_type == "longitude" or getattr(config, KEY, None) is not None
     checkpoint = load(path, attn_implementation=None if own else "eager")
@@ -177,7 +179,7 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
     content = "\n".join(topics[name] for name in TOPICS) if text is None else read_file(text).decode()
     ids = checkpoint.tokenizer(content, return_tensors="pt", verbose=False).input_ids
     ids = ids[:, : length or min(LENGTH, last or LENGTH)]
-    if ids.shape[1] < max(2, length or 0):
+    if ids.shape[1] < (length or 2):
         option, expected = f"--text {text}" if text else "--length without --text", f"at least {length or 2} tokens"
         raise UsageError(option, expected, ids.shape[1], "give a longer text or a shorter --length")
     part = checkpoint.config.get_text_config()

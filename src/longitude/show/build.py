@@ -55,8 +55,10 @@ def built(label: str, shape: Shape) -> Built:
     parsed = parse_label(label)
     own = shape
     for spec in parsed.mixers:  # latent attention rotates a part of each head
-        sizes = MIXERS[spec["name"]].encoding_shapes(mixer_resolved(*_named(spec), **shape.known))
-        own = replace(own, head_dim=sizes.get("head_dim") or own.head_dim, width=shape.dim)
+        options = mixer_resolved(*_named(spec), **shape.known)
+        sizes = options | MIXERS[spec["name"]].encoding_shapes(options)
+        kv_heads = sizes.get("num_kv_heads") or own.kv_heads
+        own = replace(own, head_dim=sizes.get("head_dim") or own.head_dim, width=shape.dim, kv_heads=kv_heads)
     encodings = [_encoding(spec, own) for spec in parsed.encodings]
     together = Built(label, encodings, [], own).encoding
     return Built(label, encodings, [_mixer(spec, shape, together) for spec in parsed.mixers], own)

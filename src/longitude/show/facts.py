@@ -91,9 +91,8 @@ def formula(factory: Any) -> str:
 
 def _backends(encoding: Encoding, shape: Shape) -> Facts:
     """{"training", "reading"}: as `takers`."""
-    sizes = shape.known | {"num_kv_heads": shape.heads}
     found = {"training": True, "reading": False}
-    return {when: takers(compose(encoding), training, shape.length, sizes) for when, training in found.items()}
+    return {when: takers(compose(encoding), training, shape.length, shape.known) for when, training in found.items()}
 
 
 def _taken(when: str, prices: dict[str, float]) -> str:

@@ -100,9 +100,12 @@ def followed(scaling: Scaling | None, length: int) -> int | None:
 
 
 def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """Positions of one full rotation of each rotary pair, before and after its scheme; how much schemes slow pairs down."""
+    """Positions of one full rotation of each rotary pair, before and after its scheme; how much schemes slow pairs down.
+
+    None of RoPE-Mixed, whose frequencies are learned and differ by head and axis.
+    """
     rotary = encoding.rope if isinstance(encoding, XPos) else encoding
-    if not isinstance(rotary, Rotary):
+    if not isinstance(rotary, Rotary) or getattr(rotary, "mixed", False):
         return
     follows = followed(rotary.scaling, shape.length)
     now = rotary.frequencies(follows).inverse

@@ -18,12 +18,14 @@ class Shape:
         heads: Heads of queries and keys.
         head_dim: Width of a head.
         width: Width of a token; None: that of all heads.
+        kv_heads: Heads of keys; None: as many as of queries.
     """
 
     length: int = 1024
     heads: int = 8
     head_dim: int = 64
     width: int | None = None
+    kv_heads: int | None = None
 
     def __post_init__(self) -> None:
         check_sizes("show", length=self.length, heads=self.heads, head_dim=self.head_dim)
@@ -37,7 +39,13 @@ class Shape:
     @property
     def known(self) -> dict[str, Any]:
         """Sizes that a model of this shape passes to an encoding."""
-        return {"dim": self.dim, "num_heads": self.heads, "head_dim": self.head_dim, "max_length": self.length}
+        return {
+            "dim": self.dim,
+            "num_heads": self.heads,
+            "num_kv_heads": self.kv_heads or self.heads,
+            "head_dim": self.head_dim,
+            "max_length": self.length,
+        }
 
     def tokens(self) -> Tensor:
         """Random tokens [1, length, dim] of seed 0, as wide as a normalised layer has them."""

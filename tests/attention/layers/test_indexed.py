@@ -14,7 +14,7 @@ from longitude.attention.mixer import MixerInputs
 from longitude.attention.patterns import from_tensor
 from longitude.positions.composed import compose
 from longitude.testing import fill
-from tests.support import by_head, close, from_fla, random, refused
+from tests.support import by_head, close, from_fla, random, refused, refused_calls
 
 DIM, LENGTH, TOP = 16, 40, 5
 
@@ -196,8 +196,9 @@ def test_the_loss_is_the_divergence_key_by_key():
 def test_a_layers_loss_trains_its_indexer_alone(make, dense):
     own, x = make(), random(2, LENGTH, DIM).requires_grad_()
     rope, own.dropout = lg.Rotary(own.rope_dim if make is over_latents else 4, "half"), 0.5
-    found = own.train().indexer_loss(x, encoding=rope, dense=dense)
-    assert own.training and own.k_top == TOP and found > 0.01
+    own.train().index_norm.eval()
+    found = own.indexer_loss(x, encoding=rope, dense=dense)
+    assert own.training and not own.index_norm.training and own.k_top == TOP and found > 0.01
     gradients = torch.autograd.grad(found, [x, *own.parameters()], allow_unused=True)[1:]
     moved = {name for (name, _), g in zip(own.named_parameters(), gradients, strict=True) if g is not None and g.any()}
     # The bias of the norm adds the same to all keys of a query, but relu is not linear.
@@ -211,12 +212,14 @@ def test_a_layers_loss_trains_its_indexer_alone(make, dense):
 
 
 def test_a_layers_loss_has_the_weights_that_it_attends_by():
-    own, x = layer(), random(1, LENGTH, DIM)
+    own, x = layer(index_rotation=None), random(1, LENGTH, DIM)
     own.k_top = LENGTH
     weights = own(x, return_weights=True)[1]
     own.k_top = TOP
     x, call = checked_call(x, DIM, compose(None), lg.Causal(), MixerInputs(lg.Causal(), 0))
     [(scores, allowed)] = own.index_scores(x, x, own.index_keys(x, call), call, LENGTH)
+    terms = own.index_q(x).unflatten(-1, (16, 8)) @ own.index_norm(own.index_k(x)).mT[:, None] * 8**-0.5
+    close(scores, (terms.relu() * own.index_w(x)[..., None] / 16**0.5).sum(2), 1e-12)
     want = lg.attention.indexer_loss(scores.masked_fill(~allowed, -torch.inf), weights).mean()
     close(own.indexer_loss(x), want, 1e-12)
     few = scores.masked_fill(~chosen(own, x), -torch.inf)
@@ -243,3 +246,12 @@ def test_a_models_layers_have_losses():
         block.mixer.register_forward_pre_hook(lambda mixer, inputs: losses.append(mixer.indexer_loss(*inputs)))
     model(torch.arange(20)[None])
     assert len(losses) == 2 and all(loss.requires_grad and loss > 0 for loss in losses)
+
+
+test_arguments_of_the_loss_that_are_refused = refused_calls(
+    [
+        (lambda: lg.attention.indexer_loss(torch.zeros(3, 3, 3), torch.ones(3, 3, 3)), "[B, H, L, N]", "[3, 3, 3]"),
+        (lambda: lg.attention.indexer_loss(torch.zeros(2, 3, 3), torch.ones(1, 4, 3, 3)), "[1, 4, 3, 3]"),
+        (lambda: layer().indexer_loss(random(1, 4, DIM), dense="no"), "dense", "no"),
+    ]
+)

@@ -61,5 +61,7 @@ def test_a_rotation_beside_it_is_refused():
         lg.LongitudeForCausalLM(
             lg.LongitudeConfig(hidden_size=16, num_attention_heads=2, mixer="repo", encoding="rope")
         )
+    with refused("RePoAttention"):
+        layer()(random(1, 5, DIM), encoding=lg.Rotary(4, "half"))
     with refused(what="RePoAttention"):
         layer(head_dim=3)

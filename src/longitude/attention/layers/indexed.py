@@ -19,7 +19,7 @@ from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.patterns import Pairs
 from longitude.derivatives import with_zero_gradients
-from longitude.errors import UsageError, check_sizes
+from longitude.errors import UsageError, check_flags, check_sizes
 from longitude.not_finite import filled
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose
@@ -53,9 +53,15 @@ def indexer_loss(scores: Float[Tensor, "B L N"], weights: Float[Tensor, "B H L N
     Returns:
         The loss of each query [B, L], in float32 or wider; 0 for a query without keys.
 
+    Raises:
+        ValueError: For weights of other tokens, or without heads.
+
     Source:
         DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
     """
+    if scores.dim() != 3 or weights.dim() != 4 or weights[:, 0].shape != scores.shape:
+        got = f"scores {list(scores.shape)}, weights {list(weights.shape)}"
+        raise UsageError("indexer_loss", "scores [B, L, N] and weights [B, H, L, N]", got)
     dtype, seen = torch.promote_types(scores.dtype, torch.float32), scores > -torch.inf
     p = weights.detach().to(dtype).sum(1).masked_fill(~seen, 0.0)
     p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
@@ -182,14 +188,16 @@ class Indexer(AttentionLayer):
         if inputs is None:
             inputs = MixerInputs(mask, positions, documents, encoding=None if encoding is None else compose(encoding))
         inputs = replace(inputs, cache=None, memory=None, return_weights=True, shared={})
-        k_top, training = self.k_top, self.training
+        check_flags(type(self).__name__, dense=dense)
+        k_top, modes = self.k_top, {module: module.training for module in self.modules()}
         try:
             self.k_top = x.shape[1] if dense else k_top
             with torch.no_grad():
                 weights = self.eval().forward(x, inputs)[1]  # without its hooks, which may ask for this loss
         finally:
             self.k_top = k_top
-            self.train(training)
+            for module, mode in modes.items():
+                module.training = mode
         own = self.encoding if inputs.encoding is None else inputs.encoding
         x, call = checked_call(x, self.dim, own, self.mask_of(inputs), inputs)
         keys, source, scores = self.index_keys(x, call), self.query_source(x).detach(), []
