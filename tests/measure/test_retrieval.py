@@ -190,6 +190,17 @@ def test_nodes_are_scored_by_the_f1_of_sets(listed, score):
     assert TASKS["graph-bfs"].score(output, ("a" * 10, "b" * 10)) == pytest.approx(score)
 
 
+@pytest.mark.parametrize(
+    ("output", "right"),
+    [
+        (" Forward\nUser", True), ("The most common label is forward.", True), ("The label is: **forward**", True),
+        ("backward, as the label forward is rare", False), ("The most common label is backward, not forward", False),
+    ],
+)  # fmt: skip
+def test_a_sentence_names_a_label(output, right):
+    assert TASKS["label-most-common"].score(output, ("forward",)) == right
+
+
 @pytest.mark.parametrize("vocabulary", [64, 8])
 def test_only_the_whole_gram_tells_what_to_copy(vocabulary, monkeypatch):
     """Each of its words stands elsewhere too, and all of them in order once, even where few words repeat everything else."""

@@ -21,8 +21,8 @@ def list_f1(output: str, answers: Sequence[str]) -> float:
 
 
 def first_word(output: str, answers: Sequence[str]) -> float:
-    """1 if the first word of the output, or of what follows "Label:", is the answer."""
-    word = re.search(r"(?:label:\W*)?([a-z]+)", output.lower())
+    """1 if the answer is the first word of the output, or that after "Label:" or "The most common label is"."""
+    word = re.match(r"\W*(?:(?:the\b[^.\n]*?\b)?label\b(?:\s+is\b)?\W*)?([a-z]+)", output.lower())
     return float(word is not None and word[1] == answers[0])
 
 
