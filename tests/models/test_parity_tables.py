@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config
+from transformers import AutoConfig, Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -17,7 +17,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 import longitude as lg
 from longitude.checkpoints.config import from_hugging_face
-from longitude.positions.hugging_face import RopeConfig
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -143,10 +143,17 @@ def test_random_layer_types(seed):
 
 
 # ---- every family ----------------------------------------------------------------------------------------------------
+NONE_BY_DEFAULT = {
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+}
+"""What a class makes no model of while it is None, by family."""
 FAMILIES = """
     apertus arcee bamba cohere cohere2 deepseek_v2 deepseek_v3 diffllama doge dots1 ernie4_5 exaone4 falcon gemma gemma2
     gemma3 glm glm4 gpt_neox gpt_oss granite helium hunyuan_v1_dense jetmoe lfm2 llama llama4 longcat_flash minimax ministral
-    mistral mixtral modernbert moonshine nemotron olmo olmo2 olmo3 persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_next seed_oss
+    mistral mixtral modernbert nemotron olmo olmo2 olmo3 persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_next seed_oss
     smollm3 stablelm starcoder2 vaultgemma zamba2
 """
 
@@ -160,6 +167,12 @@ def first_of(module, ending: str) -> type:
     )
 
 
+def test_a_class_that_cannot_be_tried_is_not_read_by_its_keys():
+    """An encoder-decoder takes no tokens alone, and its keys could mean anything."""
+    with pytest.raises(NotUnderstood, match="moonshine"):
+        lg.from_hugging_face(AutoConfig.for_model("moonshine"))
+
+
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("family", FAMILIES.split())
 @pytest.mark.filterwarnings("default")  # of code that is not ours
@@ -169,10 +182,7 @@ def test_family(family):
     modeling, configuration = (
         importlib.import_module(f"{own}.{part}_{family}") for part in ("modeling", "configuration")
     )
-    # None by default, of which its class makes no model
-    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}
-    given = experts if family == "dots1" else {}
-    config = first_of(configuration, "Config")(**given)
+    config = first_of(configuration, "Config")(**NONE_BY_DEFAULT.get(family, {}))
     theirs, read = first_of(modeling, "RotaryEmbedding")(config), lg.from_hugging_face(config)
     head_dim = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
