@@ -14,6 +14,7 @@ import make_gallery
 import make_laws
 import make_pages
 import make_site
+from longitude.attention.mixer import MIXERS
 from longitude.positions.base import ENCODINGS
 from make_words import as_rst
 from tests.study.test_report import launched
@@ -101,6 +102,13 @@ def test_a_page_has_the_rows_of_its_name() -> None:
     claims = {row["anchor"]: row for row in make_pages.claim_rows()}
     assert "alibi" in claims["2a-alibi-holds"]["about"] and claims["2a-alibi-holds"]["verdict"] == "confirmed"
     assert "rope" not in claims["1b-tables-fail"]["about"] and len(claims) > 30
+
+
+def test_everything_that_is_ours_has_a_text_by_hand() -> None:
+    ours = {
+        name for kinds in (ENCODINGS, MIXERS) for name, own in kinds.items() if own.__module__.startswith("longitude")
+    }
+    assert ours == {*make_pages.notes()}
 
 
 def test_a_label_has_the_options_that_nothing_else_gives() -> None:
