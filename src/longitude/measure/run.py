@@ -381,7 +381,7 @@ def _results(store: Store, question: Mapping[str, Any]) -> Results:
         if (folder := store.find(each["kind"], each["key"])) is not None:
             part = Part(each["task"], each["length"], each["way"])
             measured.append(_measured(folder, each["model"], question["models"][each["model"]]["label"], part))
-    return Results(store.run, question, tuple(_compared(measured, question["configuration"]["seed"])))
+    return Results(store.run, question, tuple(_compared(measured, question)))
 
 
 def against(length: int) -> str:
@@ -389,18 +389,27 @@ def against(length: int) -> str:
     return f"{SAME_TARGETS}, less those at {length}"
 
 
-def _compared(measured: list[Measured], seed: int) -> Iterator[Measured]:
-    """With a row of the difference from the shortest context to each longer one, of the same targets, paired over documents."""
-    shortest: dict[str, Measured] = {}
+def least_context(question: Mapping[str, Any]) -> int:
+    """The shortest windows of same-targets that were asked for; 0 without the method."""
+    return min((each["length"] for each in question["units"] if each["way"] == SAME_TARGETS), default=0)
+
+
+def _compared(measured: list[Measured], question: Mapping[str, Any]) -> Iterator[Measured]:
+    """With a row of the difference from the shortest context to each longer one, of the same targets, paired over documents.
+
+    A model that was not measured at the shortest has none: another base would stand in the same column.
+    """
+    least, seed = least_context(question), question["configuration"]["seed"]
+    alike = [each for each in measured if each.part.way == SAME_TARGETS and each.documents and each.rows]
+    bases = {each.model: each for each in alike if each.part.length == least}
     for each in measured:
-        if each.part.way == SAME_TARGETS and each.documents and each.rows:
-            base = shortest.setdefault(each.model, each)
-            ours, theirs = ((one["nats"], one["bytes"]) for one in (each.documents, base.documents or {}))
-            if base is not each:
-                value, low, high = paired_difference(ours, theirs, seed=seed)
-                changed = {"metric": DIFFERENCE, "method": against(base.part.length)}
-                row = replace(each.rows[0], **changed, value=value, low=low, high=high)
-                each = each._replace(rows=[*each.rows, row])
+        base = bases.get(each.model)
+        if base is not None and base is not each and each in alike:
+            ours, theirs = ((one["nats"], one["bytes"]) for one in (each.documents or {}, base.documents or {}))
+            value, low, high = paired_difference(ours, theirs, seed=seed)
+            changed = {"metric": DIFFERENCE, "method": against(least)}
+            row = replace(each.rows[0], **changed, value=value, low=low, high=high)
+            each = each._replace(rows=[*each.rows, row])
         yield each
 
 

@@ -9,7 +9,7 @@ from longitude.measure.config import PERPLEXITY, SAME_TARGETS, with_trained
 from longitude.measure.key_tokens import TASK as LONGPPL
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
-from longitude.measure.run import DIFFERENCE, Results, against
+from longitude.measure.run import DIFFERENCE, Results, least_context
 from longitude.statistics import proportions
 from longitude.statistics.documents import paired_ratio
 
@@ -76,9 +76,8 @@ def _targets(rows: list[Row]) -> str:
 def _more_context(results: Results) -> Table:
     """The change of the loss of the same targets with more context."""
     rows = [row for row in results.rows if row.metric == DIFFERENCE]
-    less = min((int(row.method.rpartition(" ")[2]) for row in rows if row.method), default=0)
-    rows = [row for row in rows if row.method == against(less)]
-    caption = f"Difference from windows of {less} tokens: below zero, more context helps. {_targets(rows)}. "
+    least = f"windows of {least_context(results.question)} tokens"
+    caption = f"Difference from {least}: below zero, more context helps. {_targets(rows)}. "
     caption += "Below: its 95% interval, paired over documents."
     return _by_length(results, rows, f"bits per byte, {SAME_TARGETS}, change by more context", caption, "+.3f", "+.3f")
 

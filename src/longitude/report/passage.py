@@ -111,7 +111,7 @@ class Passage:
         ends = any(panel.means[1] is not None for panel in self.panels.values())
         line = f"The line is the end of the trained length, and numbers are {mean} before and after it."
         whole = any(panel.mark and panel.means[1] is None for panel in self.panels.values())
-        line += " A model without a line was trained at this length." * whole
+        line += " A model without a line was trained at this length or more." * whole
         numbers = line if ends else f"Numbers are {mean}."
         return (
             f"{self.caption}{cell} {numbers} A color is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. "

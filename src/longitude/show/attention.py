@@ -140,7 +140,7 @@ def places(model: Any, weights: Sequence[Any]) -> Sequence[int]:
 
 
 def _mean(texts: Sequence[Layer]) -> Layer:
-    """The means of several texts, over the offsets that the first has."""
+    """The means over the texts with the most offsets: shorter ones have no weights at the others."""
     widest = max(texts, key=lambda each: len(each.offsets))
     same = [each for each in texts if len(each.offsets) == len(widest.offsets)]
     means = {field.name: np.mean([getattr(each, field.name) for each in same], 0) for field in fields(Layer)}
@@ -349,7 +349,7 @@ def binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
-    """Mean distance, entropy and sink of every head, of many layers."""
+    """Mean distance, entropy, sink and shares by distance of every head, of many layers."""
     if len(layers) <= EACH or len({len(layer.distance) for layer in layers.values()}) > 1:
         return
     heads = len(next(iter(layers.values())).distance)
@@ -398,9 +398,7 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         y="layer",
         values=strips.reshape(len(layers), -1)[:, :-1],
         rows=[name.replace("layer ", "") for name in layers],
-        columns=[head + place / strips.shape[2] for head in range(1, heads + 1) for place in range(strips.shape[2])][
-            :-1
-        ],
+        columns=1 + np.arange(heads * strips.shape[2] - 1) / strips.shape[2],  # head 2 begins at 2
     )
 
 

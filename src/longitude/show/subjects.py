@@ -133,6 +133,7 @@ def _of_label(label: str, shape: Shape, view: View) -> Subject:
 
 def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: View) -> Iterator[Subject]:
     from longitude.show import learned
+    from longitude.study.parts import by_train_length
 
     if view.clocks:
         raise UsageError(
@@ -143,24 +144,21 @@ def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: Vie
             "--text", "--attention of a checkpoint, or a text alone", f"both for the study {path}", "leave one out"
         )
     run, trials = learned.opened(path, encoding)
-    data = None if view.text else run.task.prepare(run.config)
+    if view.text is not None:
+        for train_length, part in by_train_length(run).items():
+            suffix = "" if part is run else f", at {train_length}"
+            for label in trials:
+                trial = next((one for one in part.of(label) if one.status == "done"), None)
+                if trial is not None:
+                    about = learned.facts(part, trial)
+                    drawings = learned.one_text(part, trial, view.text, length, suffix)
+                    yield Subject(label + suffix, about, [*learned.words(about)], drawings)
+        return
+    data = run.task.prepare(run.config)
     for label, trial in trials.items():
         about = learned.facts(run, trial)
-        if data is None:
-            assert view.text is not None
-            drawings = learned.one_text(run, trial, view.text, length)
-        else:
-            draw = learned.attention if view.attention else learned.drawings
-            drawings = [*draw(run, trial, data, length)]
-        yield Subject(label, about, [*learned.words(about)], drawings)
-    if view.text is None:
-        return
-    for part in run.ceilings:
-        for trial in (next((one for one in part.of(label) if one.status == "done"), None) for label in trials):
-            if trial is not None:
-                about, suffix = learned.facts(part, trial), f", at {part.train_length}"
-                drawings = learned.one_text(part, trial, view.text, length, suffix)
-                yield Subject(trial.label + suffix, about, [*learned.words(about)], drawings)
+        draw = learned.attention if view.attention else learned.drawings
+        yield Subject(label, about, [*learned.words(about)], [*draw(run, trial, data, length)])
 
 
 def _of_checkpoint(name: str, length: int | None, view: View) -> Subject:

@@ -81,6 +81,11 @@ class Kept(NamedTuple):
     pairs: int
 
 
+def by_train_length(run: Run) -> dict[int, Run]:
+    """The parts of the study's first size, its own training length first."""
+    return {part.train_length: part for part in run.parts if part.config.size == run.config.size}
+
+
 def by_size(run: Run) -> dict[str, Run]:
     """The parts of the study's training length, the one of the fewest parameters first."""
     parts = [part for part in run.parts if part.train_length == run.train_length]

@@ -101,12 +101,6 @@ class Run:
         return [self, *self.others]
 
     @property
-    def ceilings(self) -> list["Run"]:
-        """The same sizes trained at other lengths, which tell how low the loss at these could be."""
-        own = self.config
-        return [part for part in self.others if (part.config.width, part.config.depth) == (own.width, own.depth)]
-
-    @property
     def which(self) -> str:
         """Size and training length of these models; empty if the study has no others."""
         size = f"{self.config.width} wide, {count(self.config.depth, 'layer')}"

@@ -68,7 +68,7 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     trained["plugins"] = [record["sha256"] for record in plugins.records(config.task, trial.label)]
     training = Unit("train", trial.name, plain(trained))
     measured = {name: options[name] for name in MEASURING} | {"training": training.key, "text": data["sha256"]}
-    if "yarn" in config.methods:
+    if "yarn" in config.methods:  # its ramp was 32 rotations before, which the other options do not tell
         measured["yarn"] = ramp_start(config.train_length)
     measured["plugins"] = [record["sha256"] for record in plugins.records(config.task, *config.methods)]
     return TrialUnits(trial, training, Unit("measure", trial.name, plain(measured)))

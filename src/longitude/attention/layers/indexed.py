@@ -79,7 +79,7 @@ class Indexer(AttentionLayer):
 
     def set_indexer(
         self,
-        source: int,
+        query_dim: int,
         k_top: int,
         index_heads: int,
         index_dim: int,
@@ -88,11 +88,11 @@ class Indexer(AttentionLayer):
         index_rotary_dim: int | None,
         index_scaling: Any,
     ) -> None:
-        """Check the options, and make the modules. source: width of what queries are made of."""
+        """Check the options, and make the modules. query_dim: width of what queries are made of."""
         name, dim = type(self).__name__, self.dim
         check_sizes(name, k_top=k_top, index_heads=index_heads, index_dim=index_dim)
         self.k_top, self.index_heads, self.index_dim = k_top, index_heads, index_dim
-        self.index_q = nn.Linear(source, index_heads * index_dim, bias=False)
+        self.index_q = nn.Linear(query_dim, index_heads * index_dim, bias=False)
         self.index_k, self.index_w = (nn.Linear(dim, width, bias=False) for width in (index_dim, index_heads))
         self.index_norm = nn.LayerNorm(index_dim, eps=1e-6)
         if index_rotation is None and not index_base is index_rotary_dim is index_scaling is None:
@@ -353,9 +353,9 @@ class IndexedLatentAttention(Indexer, LatentAttention):
         )  # fmt: skip
         index_heads = num_heads if index_heads is None else index_heads
         index_dim = self.nope_dim + self.rope_dim if index_dim is None else index_dim
-        source = dim if q_rank is None else q_rank
+        query_dim = dim if q_rank is None else q_rank
         self.set_indexer(
-            source, k_top, index_heads, index_dim, index_rotation, index_base, index_rotary_dim, index_scaling
+            query_dim, k_top, index_heads, index_dim, index_rotation, index_base, index_rotary_dim, index_scaling
         )
 
     def cache_layer(self) -> IndexedLatentCacheLayer:

@@ -48,35 +48,22 @@ def inputs_of(r: Request) -> Inputs:
         # Only differences count, and near 0 they round less.
         level = level - level[..., keys].mean(-1, keepdim=True).detach()
         q_level, k_level = (level[..., part].to(torch.float32).contiguous() for part in (rows, keys))
-    return Inputs(
-        r.q,
-        r.k,
-        r.v,
-        table,
-        q_level,
-        k_level,
-        curves,
-        rates,
-        mix_of(r),
-        *intervals_of(r),
-        nearest,
-        r.scale,
-        cap_of(r),
-        gap_of(r) if mixes(r) else 0,
-    )
+    mix, gap = mix_of(r), gap_of(r) if mixed(r) else 0
+    added = table, q_level, k_level, curves, rates, mix
+    return Inputs(r.q, r.k, r.v, *added, *intervals_of(r), nearest, r.scale, cap_of(r), gap)
 
 
-def mixes(r: Request) -> bool:
-    """Whether queries mix profiles over offsets."""
-    return len(r.terms) == 1 and isinstance(r.terms[0], OffsetVectors) and r.terms[0].mix is not None
+def mixed(r: Request) -> OffsetVectors | None:
+    """Profiles over offsets that queries mix, where nothing else is added."""
+    own = [term for term in r.terms if isinstance(term, OffsetVectors) and term.mix is not None]
+    return own[0] if len(r.terms) == 1 and own else None
 
 
 def mix_of(r: Request) -> Tensor | None:
     """What each query adds to scores at offsets 0 .. reach, in the dtype of q."""
-    if not mixes(r):
+    if (term := mixed(r)) is None:
         return None
-    [term] = r.terms
-    assert isinstance(term, OffsetVectors) and term.mix is not None and term.reach is not None
+    assert term.mix is not None and term.reach is not None  # `limits` declines others
     profiles = term.keys(torch.arange(term.reach + 1, device=r.q.device))
     return (per_query_head(term.mix, r.heads).float() @ profiles.float().mT).to(r.q.dtype)
 
@@ -114,8 +101,7 @@ def attention(r: Request) -> tuple[Tensor, Tensor]:
 # ---- the operators -------------------------------------------------------------------------------------------------------
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? curves, Tensor? rates, "
-    "Tensor? mix, "
-    "Tensor lo, Tensor hi, int nearest, float scale, float cap, int gap"
+    "Tensor? mix, Tensor lo, Tensor hi, int nearest, float scale, float cap, int gap"
 )
 
 _attention = torch.library.custom_op(
@@ -190,7 +176,7 @@ def limits(r: Request) -> str | None:
     if any(isinstance(term, PairBias) for term in r.terms) and normalized(r) is None:
         return "of biases of pairs it takes normalized offsets (FIRE), alone"
     if any(isinstance(term, OffsetVectors) for term in r.terms):
-        if not mixes(r) or r.terms[0].reach is None or r.terms[0].values is not None:  # type: ignore[union-attr]
+        if (own := mixed(r)) is None or own.reach is None or own.values is not None:
             return "of vectors of offsets it takes profiles with an end, which tokens mix, alone"
         if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
             return "offsets of a mix are from 0 on, as under causality, in the order of the tokens"
@@ -217,7 +203,7 @@ def of_chip(r: Request) -> str | None:
     own = normalized(r)
     pieces = 0 if own is None else len(own.b1) + 1
     widths = r.q.shape[3], r.v.shape[3]
-    added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0, cap_of(r) > 0, mixes(r)
+    added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0, cap_of(r) > 0, mixed(r) is not None
     return _not_compiled(device, r.q.dtype, *widths, *added)
 
 
@@ -260,7 +246,8 @@ def memory(r: Request) -> int:
     curves = 0 if own is None else r.q.shape[0] * (r.heads + 1) * r.rows
     if own is not None and r.learned:  # sums of each program, by piece and by query of a block
         curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(own.b1) + 1) * 2 * 128
-    mix = 4 * r.q.shape[0] * r.heads * r.rows * (r.terms[0].reach or 0) if mixes(r) else 0  # type: ignore[union-attr]
+    profiles = mixed(r)
+    mix = 0 if profiles is None else 4 * r.q.shape[0] * r.heads * r.rows * (profiles.reach or 0)
     return mix + 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
 
 
