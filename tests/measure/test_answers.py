@@ -30,7 +30,8 @@ from tests.measure.conftest import build, write
 from tests.support import refused
 
 SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64, "device": "cpu"}
-ASKED: dict[str, Any] = {"lengths": (512,), "tasks": ("passkey",), "depths": (0.0, 1.0), "trials": 3, "trained": False}
+ASKED: dict[str, Any] = {"tasks": ("passkey",), "depths": (0.0, 1.0), "trials": 3, "trained": False}
+ASKED |= {"lengths": (512,), "chunk": 40, "device": "cpu"}
 
 
 def go(config: MeasureConfig, out: Path, *models: Path) -> Results:
@@ -58,7 +59,7 @@ def answers(monkeypatch):
 
 def test_answers_are_kept_and_can_be_scored_and_asked_again(checkpoints, tmp_path, answers) -> None:
     answers({"LlamaForCausalLM": {0, 2}})
-    config = MeasureConfig(**SIZES | ASKED)
+    config = MeasureConfig(**ASKED)
     results = go(config, tmp_path / "run", checkpoints["llama"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     assert lines == [json.loads(json.dumps(each)) for each in results.answers] and len(lines) == 6
@@ -79,7 +80,7 @@ def test_answers_are_kept_and_can_be_scored_and_asked_again(checkpoints, tmp_pat
 
 def test_a_score_has_its_count_and_interval(checkpoints, tmp_path, answers) -> None:
     answers({"LlamaForCausalLM": {0}})
-    results = go(MeasureConfig(**SIZES | ASKED), tmp_path / "run", checkpoints["llama"])
+    results = go(MeasureConfig(**ASKED), tmp_path / "run", checkpoints["llama"])
     [table] = tables(results)
     _, low, high = proportions.wilson(1 / 3, 6)
     assert table.lengths == [512] and table.lines[0][3][0].value == "33%"
@@ -89,7 +90,7 @@ def test_a_score_has_its_count_and_interval(checkpoints, tmp_path, answers) -> N
 def test_models_are_compared_on_the_same_questions(checkpoints, tmp_path, answers) -> None:
     """Both get two of three right at both depths: on two questions each is better, and the scores alone say nothing."""
     answers({"LlamaForCausalLM": {0, 2}, "GPTNeoXForCausalLM": {1, 2}})
-    results = go(MeasureConfig(**SIZES | ASKED), tmp_path / "run", checkpoints["llama"], checkpoints["gpt_neox"])
+    results = go(MeasureConfig(**ASKED), tmp_path / "run", checkpoints["llama"], checkpoints["gpt_neox"])
     scores, pairs = tables(results)
     assert [line[3][0].value for line in scores.lines] == ["67%", "67%"]
     [(label, _, _, [cell])] = pairs.lines

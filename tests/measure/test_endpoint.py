@@ -28,7 +28,7 @@ from longitude.measure.retrieval.prompts import Prompt
 from tests.measure.conftest import write
 
 TASKS = ["perplexity", "passkey", "needle-single", "label-count"]
-SIZES = ["--lengths", 320, 600, "--documents", 2, "--trials", 2, "--depths", 0.5, "--device", "cpu"]
+SIZES = ["--lengths", 320, 600, "--device", "cpu"]
 
 
 class Model:
@@ -139,7 +139,10 @@ def measured(command, text, tmp_path):
     """measured(*arguments) -> (exit code, rows of --json, the last line of errors)."""
 
     def call(*arguments: object, out: str = "run", tasks: list[str] = TASKS):
-        given = [*SIZES, "--tasks", *tasks, "--text", text, "--out", tmp_path / out, "--json"]
+        given = [*SIZES, "--tasks", *tasks, "--out", tmp_path / out, "--json"]
+        given += ["--text", text, "--documents", 2] if "perplexity" in tasks else []
+        given += ["--trials", 2] if {*tasks} != {"perplexity"} else []
+        given += ["--depths", 0.5] if "passkey" in tasks else []
         code, printed, error = command("measure", *arguments, *given)
         return code, json.loads(printed) if printed else None, error.strip().rpartition("\n")[2]
 

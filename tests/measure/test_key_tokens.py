@@ -132,7 +132,7 @@ def test_longppl_of_a_run(models, plain, tmp_path, capsys, monkeypatch):
     [
         ({"evaluator_context": 64}, ("--evaluator-context", "64")),
         ({"evaluator_context": 0}, ("context", "1", "0")),
-        ({"tasks": ("passkey",)}, ("evaluator", "LongPPL")),
+        ({"tasks": ("passkey",), "text": "stdlib"}, ("--evaluator", "perplexity")),
         ({"evaluator": "./nowhere"}, ("nowhere",)),
     ],
 )

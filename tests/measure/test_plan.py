@@ -1,7 +1,6 @@
 """What is refused before any weights are read, in one line; and what a model needs."""
 
 import shutil
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -67,7 +66,13 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
         ({"targets": 40, "methods": ("same-targets",)}, ["--targets", "32", "40", "--no-trained"]),
         ({"targets": 16}, ["--targets", "--methods", "same-targets"]),
         ({"stride": 16, "methods": ("per-position",)}, ["--stride", "--methods", "sliding"]),
-        ({"stride": 16, "methods": ("sliding",), "tasks": ("passkey",)}, ["--stride", "--tasks", "perplexity"]),
+        ({"stride": 16, "methods": ("sliding",), "tasks": ("passkey",)}, ["--methods", "--tasks", "perplexity"]),
+        *(
+            ({name: value, "tasks": ("passkey",)}, [f"--{name}", "perplexity", "passkey"])
+            for name, value in (("documents", 3), ("tokens", 99), ("methods", ("sliding",)), ("evaluator", "M"))
+        ),
+        *(({name: value}, [f"--{name}", "perplexity"]) for name, value in (("depths", (0.3,)), ("trials", 3))),
+        ({"depths": (0.3,), "tasks": ("common-words",)}, ["--depths", "passkey", "common-words"]),
         ({"tokens": 10}, ["--tokens", "64", "10"]),
         ({"documents": 0}, ["--documents", "0"]),
         ({"seed": -1}, ["--seed", "-1"]),
@@ -75,9 +80,11 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
         ({"lengths": (33, 48), "tasks": ("passkey",)}, ["passkey", "33"]),
     ],
 )
-def test_bad_options_are_one_line(checkpoints, config, text, changes, words):
-    config = replace(config, **{"lengths": (48, 64), "tasks": ("perplexity",), "text": str(text)} | changes)
-    refusal(config, checkpoints["llama"], words=words)
+def test_bad_options_are_one_line(checkpoints, text, changes, words):
+    reads = {} if "perplexity" not in changes.get("tasks", ("perplexity",)) else {"text": str(text)}
+    refusal(
+        MeasureConfig(**{"lengths": (48, 64), "device": "cpu"} | reads | changes), checkpoints["llama"], words=words
+    )
 
 
 def test_bad_models_are_one_line(checkpoints, config, tmp_path, text):
@@ -92,9 +99,7 @@ def test_bad_models_are_one_line(checkpoints, config, tmp_path, text):
     weights = bare / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     refusal(config, checkpoints["gpt_neox"], bare, words=["model.safetensors"])  # before the first is measured
-    text = replace(
-        config, tasks=("perplexity",), lengths=(48,), text=str(text)
-    )  # its highest byte is 195, of an umlaut
+    text = MeasureConfig(lengths=(48,), text=str(text), device="cpu")  # its highest byte is 195, of an umlaut
     narrow = write(tmp_path / "narrow", "llama", vocab_size=195)
     refusal(text, narrow, words=["tokenizer", "195"])
     small = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)

@@ -22,6 +22,8 @@ Task = Literal[
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
     "key-value", "copy", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common",
 ]  # fmt: skip
+OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure", "evaluator")
+"""Options that questions do not read."""
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
 """The task of losses, and the unit of the text that is colored by them."""
 BOS = Literal["tokenizer", "always", "never"]
@@ -124,8 +126,6 @@ def require_consistent(config: MeasureConfig) -> None:
     if config.thinking and not config.chat:
         raise UsageError("--thinking", "questions in a chat", "--no-chat", "leave one of them out")
     require_read(config)
-    if config.evaluator is not None and PERPLEXITY not in config.tasks:
-        raise ValueError("--evaluator: expected perplexity among --tasks, which it adds LongPPL to")
     if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:
         raise UsageError(
             "--evaluator-context",
@@ -136,14 +136,21 @@ def require_consistent(config: MeasureConfig) -> None:
 
 
 def require_read(config: MeasureConfig) -> None:
-    """ValueError for options of perplexity that no part of the measurement reads."""
+    """ValueError for options that no part of the measurement reads."""
+    default = MeasureConfig()
     for name, method in (("stride", "sliding"), ("targets", SAME_TARGETS)):
         if getattr(config, name) is not None and method not in config.methods:
             raise UsageError(f"--{name}", f"{method} among --methods", words(config.methods), "add it")
-    for name in ("stride", "targets", "text_figure"):
-        if getattr(config, name) and PERPLEXITY not in config.tasks:
-            expected = "perplexity among --tasks, which reads the text"
-            raise UsageError(f"--{name.replace('_', '-')}", expected, words(config.tasks), "add it")
+    questions = tuple(task for task in config.tasks if task != PERPLEXITY)
+    for names, read, expected in (
+        (OF_PERPLEXITY, PERPLEXITY in config.tasks, "perplexity among --tasks, which reads the text"),
+        (("trials", "depths", "thinking"), questions, "a task with questions among --tasks, such as passkey"),
+    ):
+        for name in names:
+            if not read and getattr(config, name) != getattr(default, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')}", expected, words(config.tasks), "add it, or leave this out"
+                )
 
 
 def check_ascending(name: str, values: Sequence[float], low: float, high: float = math.inf) -> None:

@@ -25,6 +25,7 @@ from longitude.measure.config import (
     check_each_once,
     require_consistent,
     with_trained,
+    words,
 )
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.endpoint import Endpoint, ServerTokenizer, address
@@ -171,6 +172,9 @@ class MeasurePlan:
 def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     """Every check that needs no weights: options, folders, tokenizers, text, memory. ValueError for the user."""
     require_consistent(config)
+    at_a_depth = [name for name, task in retrieval.TASKS.items() if task.depths]
+    if config.depths != MeasureConfig.depths and not {*config.tasks} & {*at_a_depth}:
+        raise UsageError("--depths", f"one of {words(at_a_depth)} among --tasks", words(config.tasks), "leave it out")
     if config.endpoint is not None:
         return _served(config, models)
     # one spelling of a folder: "models/llama/" is "models/llama"
