@@ -29,7 +29,6 @@ KNOWN: dict[str, int] = {
     "SECURITY": 2,
     "checking": 10,
     "claims": 9,
-    "decisions": 244,
     "extending": 14,
     "families": 2,
     "find-a-position-bug": 1,
