@@ -59,7 +59,7 @@ html_theme_options: dict[str, Any] = {
     "footer_start": ["copyright"],
     "footer_end": [],
     "show_prev_next": False,
-    "header_links_before_dropdown": 6,  # in one line of 1280 pixels
+    "header_links_before_dropdown": 7,  # in one line of 1280 pixels
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }

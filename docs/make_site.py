@@ -21,8 +21,9 @@ SECTIONS = {
     "choose": [],
     "encodings": ["gallery", "encodings/*"],
     "mixers": ["mixers/*", "hierarchical", "latent"],
-    "guides": [
-        "guides/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
+    "guides": ["guides/*"],
+    "reference": [
+        "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
         "schemes", "stock-models", "ecosystem", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],
@@ -87,6 +88,13 @@ def indexed(text: str, kind: str) -> str:
     return "\n".join(map(row, text.split("\n")))
 
 
+TOPICS = (
+    "sinusoids and learned tables", "ALiBi", "RoPE past its training length", "RoPE scaling without training",
+    "RoPE scaling after training", "Shaw's vectors and the T5 bias", "clipped biases", "KERPLE, Sandwich and FIRE",
+    "NoPE and randomized positions", "PaTH and FoX", "attention against recurrences", "hierarchical attention",
+    "grouped heads", "exact distance", "errata of a book", "RoPE and distance", "perplexity and retrieval", "addition",
+)  # fmt: skip
+"""Of claims 1 to 18."""
 CLAIM = re.compile(r"^## (\d+)\w* .*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 TO_CLAIM = re.compile(r"(?<=[(\"])(/?)claims\.md#(\d+|study)(?=[\w-]*[)\"])")
 
@@ -96,7 +104,7 @@ def by_topic(text: str) -> dict[str, str]:
     pages, studies = {}, text.index("## The studies\n")
     for found in CLAIM.finditer(text[:studies]):
         place = f"claims/{int(found[1]):02}.md"  # pages of a folder stand in the order of their names
-        pages[place] = pages.get(place, f"# Claims {found[1]}\n\n") + found[0]
+        pages[place] = pages.get(place, f"# {found[1]} {TOPICS[int(found[1]) - 1]}\n\n") + found[0]
     index = CLAIM.sub("", text[:studies])
     return {
         "claims.md": index,

@@ -13,6 +13,7 @@ import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    FalconForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     StaticCache,
@@ -33,7 +34,7 @@ from longitude.models.cache_names import INSTALLED
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
 from tests.check.broken_unseen import REPLACED, UNSEEN, Attention, OwnTables, axes_exchanged, copied
-from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, built, changed, llama, past_of
+from tests.check.building import DYNAMIC, LENGTH, LONGROPE, SHAPE, YARN, built, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
 
@@ -165,6 +166,12 @@ def test_positions_that_are_not_the_configs_break_no_law(make):
 
 def result(law: str, model: Any, **options: Any) -> Any:
     return check(model, laws=[law], **options)[law]
+
+
+def test_biases_that_are_rounded_are_the_cause_of_documents_that_differ():
+    shape = {"alibi": True, "new_decoder_architecture": False, "multi_query": False, "max_position_embeddings": 512}
+    found = result("packed_documents", built(FalconForCausalLM, **SHAPE, **shape))
+    assert found.status == "broken" and "rounded to bfloat16" in found.reason, found
 
 
 # ---- the config ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
 import longitude as lg
 from longitude.models.blocks import MLP
@@ -136,6 +137,11 @@ def test_column_form_in_bfloat16() -> None:
     j = torch.arange(4096 - 256, 4096)
     assert (0.5 * j).bfloat16().unique().numel() == 17
     assert lg.ALiBi(1, slopes=[0.5]).bias_at(4095 - j).bfloat16().unique().numel() == 256
+
+
+def test_falcons_biases_are_rounded() -> None:
+    made = build_alibi_tensor(torch.ones(1, 512, dtype=torch.long), 2, torch.float64)
+    assert made[0, 0, :257].unique().numel() == 257 and made[0, 0, 257:].unique().numel() == 128
 
 
 def test_offset_of_ten_and_six() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.check.attention import biases
 from longitude.check.decoding import CACHE, RESTS
 from longitude.check.family import of_its_class, replaced
 from longitude.check.passes import require_one_way
 from longitude.check.recorder import only_with, recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.checkpoints.positions import has_alibi
 from longitude.testing.engine import DoesNotApply, Measurement
 
 GENERATED = 64
@@ -184,7 +186,18 @@ def each_as_alone(
             kind, by = f"{type(theirs.model).__name__} of transformers", f"by {float(error.max()):.1e}"
             raise DoesNotApply(f"{kind} {stock} ({by}); give each a row of its own here")
         cause = joined
+    elif (dtype := biases_rounded(subject, tokens)) is not None:
+        cause = f"{cause}: ALiBi's biases are m j, rounded to {dtype}, hence differ with the position of a document"
     return subject.measurement(error, f"documents packed into one row {cause}")
+
+
+def biases_rounded(subject: Subject, tokens: Tensor) -> str | None:
+    """The dtype to which ALiBi's biases of one pass are rounded, if it is narrower than their own."""
+    made = biases(subject, tokens, attention_mask=torch.ones_like(tokens)) if has_alibi(subject.config) else None
+    for dtype in (torch.bfloat16, torch.float16):
+        if made is not None and made.element_size() > dtype.itemsize and torch.equal(made.to(dtype).to(made), made):
+            return str(dtype).removeprefix("torch.")
+    return None
 
 
 def depends_too(theirs: Subject, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:
