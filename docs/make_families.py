@@ -8,6 +8,7 @@ A law that is broken stands on the page only if EXPLAINED says what the class do
 
 import sys
 import warnings
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,7 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         measured = "raises" if one.measured is None else f"{one.measured:.2g}"
         reason = reasons.get((family, one.law), one.reason)
         lines.append(f"| `{family}` | `{one.law}` | {measured} | {one.threshold:.2g} | {reason} |")
+    alphabet = groupby((family for family in found if family not in failing), key=lambda family: family[0])
     chosen = [family for family, results in found.items() if "choice of keys" in results["key_selection"].reason]
     lines += [
         "",
@@ -237,7 +239,8 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         "",
         "## No law is broken",
         "",
-        ", ".join(f"`{family}`" for family in found if family not in failing) + ".",
+        *("| | families |", "| --- | --- |"),
+        *(f"| {initial} | {', '.join(f'`{name}`' for name in names)} |" for initial, names in alphabet),
         "",
         "## Not tried",
         "",

@@ -60,7 +60,7 @@ register(
         claimed="One layer with PaTH solves flip-flop, also with many or few instructions that count; one with RoPE does not.",
         source="Yang et al. 2025, PaTH Attention",
         link="https://arxiv.org/abs/2505.16381",
-        protocol="There: one layer, 512 symbols; errors where 98% and 10% are to be ignored: RoPE 6.9 and 40.3%, "
+        protocol="There: one layer, 512 symbols; errors if 98% and 10% must be ignored: RoPE 6.9 and 40.3%, "
         "FoX 8.3 and 36.3%, PaTH 0 and 0.0001%. Here: windows of 40 symbols, 800 steps, width 64; solved from "
         f"{SOLVED:.0%} of the bits on. Varied: windows of 128 symbols. Corrected on 2026-11-26: this page said refuted, "
         "because RoPE solves the set where most instructions count; what RoPE was trained on, the claim's own sentence, had not "
@@ -104,8 +104,8 @@ register(
         claimed="Attention recalls exactly what recurrences of the same width forget.",
         source="Arora et al. 2024, Zoology: Measuring and Improving Recall in Efficient Language Models, figure 2",
         link="https://arxiv.org/abs/2312.04927",
-        protocol="There: 2 layers, lengths to 512 with up to 64 pairs of 8,192 symbols, learning rates swept; gated "
-        "convolutions and RWKV need a width that grows with the length, attention does not. Here: width 64, 4 pairs "
+        protocol="There: 2 layers, lengths to 512 with up to 64 pairs of 8,192 symbols, learning rates swept. Gated "
+        "convolutions and RWKV need a width that grows with the length; attention does not. Here: width 64, 4 pairs "
         "of 256 symbols in windows of 64, one rate. RWKV-6's state of 16 times 16 numbers per head has room for 4 pairs: "
         "more of them, and so a larger study, would decide. Corrected on 2026-11-26: Mamba-2 and retention stay at the rule "
         "without positions, so they learned nothing at this rate, and say nothing of recurrences.",

@@ -75,9 +75,9 @@ register(
         source="Gelberg et al. 2025, Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings, figure 5",
         link="https://arxiv.org/abs/2512.12167",
         protocol=f"There: perplexity and retrieval match, models of 0.4 billion parameters and more. {HERE} The loss "
-        "within 2% of that of the same bytes in windows of 128. Varied, with one seed: YaRN keeps pairs that turn "
-        "32 times within the training length, and within 128 none does; from 4 turns on, it is 1.3% worse at twice "
-        f"and 8% at 4 times. {RAMP}",
+        "must be within 2% of that of the same bytes in windows of 128. Varied: with one seed, the pairs that YaRN keeps. It "
+        "keeps pairs that turn 32 times within the training length, and within 128 none does. If it keeps them from 4 turns on, "
+        f"it is 1.3% worse at twice and 8% at 4 times. {RAMP}",
         statements=tuple(loss_within(extension("rope", length, "yarn"), extension("rope", 128)) for length in LENGTHS),
     )
 )

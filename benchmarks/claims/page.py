@@ -229,6 +229,6 @@ def _when(run: Run) -> str:
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
     releases = ", ".join(f"{name} {versions[name]}" for name in ("longitude", "torch", "python"))
     return (
-        f"{done} of {count(len(trials), 'model')} done, {seconds / 60:.0f} minutes one by one, on {where}, "
-        f"begun {study['begun'][:10]}; {releases}; {study['data']['source']}."
+        f"{done} of {count(len(trials), 'model')} done, {seconds / 60:.0f} minutes one by one, begun {study['begun'][:10]} "
+        f"on {where}. Versions: {releases}. Data: {study['data']['source']}."
     )

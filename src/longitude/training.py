@@ -71,8 +71,8 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1, lr: float | No
     """Parameter groups for an optimizer, such as torch.optim.AdamW(lg.parameter_groups(model, 0.1, lr=1e-3), lr=1e-3).
 
     The first group decays: matrices, except parameters of norms, tables of encodings and rates of recurrences. The second group
-    is the rest. With lr, tables of scores (Encoding.score_tables, such as T5's and KERPLE's) are a third group with 10 times
-    the learning rate, because Adam moves their entries only by the learning rate.
+    is the rest. With lr, tables of scores (Encoding.score_tables, such as T5's and KERPLE's) are a third group. Its learning
+    rate is 10 times as high, because Adam moves the entries of these tables only by the learning rate.
 
     Args:
         model: any module.

@@ -24,33 +24,6 @@ PHRASES = re.compile(
 )
 END = re.compile(r"(?<=[.!?:])[\"')\]*]*\s+")
 PAGES = ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", *sorted(p.stem for p in (ROOT / "docs").rglob("*.md")))
-KNOWN: dict[str, int] = {
-    "CONTRIBUTING": 4,
-    "SECURITY": 2,
-    "checking": 10,
-    "claims": 9,
-    "extending": 14,
-    "families": 2,
-    "find-a-position-bug": 1,
-    "gpu": 4,
-    "hierarchical": 1,
-    "install": 4,
-    "measuring": 5,
-    "mixers": 4,
-    "models": 1,
-    "my-own-encoding": 1,
-    "patterns": 2,
-    "performance": 5,
-    "retrieval": 4,
-    "scaling": 3,
-    "showing": 4,
-    "stock-models": 3,
-    "study-tasks": 20,
-    "where-position-enters": 1,
-    "why-length-fails": 1,
-    "docstrings": 19,
-}
-"""Faults of texts that are older than this test, at most: a number may fall, and none may rise."""
 
 
 def page(stem: str) -> str:
@@ -105,19 +78,16 @@ def of_docstrings() -> list[str]:
 
 @pytest.mark.parametrize("stem", PAGES)
 def test_a_page_is_written_in_short_sentences(stem: str) -> None:
-    found = of_page(stem)
-    assert len(found) <= KNOWN.get(stem, 0), found
+    assert of_page(stem) == []
 
 
 @pytest.mark.parametrize("verb", cli.verbs())
 def test_a_help_is_written_in_short_sentences(verb: str) -> None:
-    found = of_help(verb)
-    assert len(found) <= KNOWN.get(f"longitude {verb}", 0), found
+    assert of_help(verb) == []
 
 
 def test_public_docstrings_are_written_in_short_sentences() -> None:
-    found = of_docstrings()
-    assert len(found) <= KNOWN["docstrings"], found
+    assert of_docstrings() == []
 
 
 def test_faults_are_found() -> None:

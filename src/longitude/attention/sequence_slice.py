@@ -33,10 +33,11 @@ from longitude.positions.coordinates import Positions, require_positions
 class SequenceSlice(Mask):
     """Ring attention: the tokens of a call are this process's slice of a sequence, and attend to keys of all processes.
 
-    Join it by & to Causal(), NoMask(), Window, Band or Dilated, which then apply by order in the whole sequence. The sequence
-    is cut into 2n parts for n processes. Process r has the parts r and 2n-1-r, so that all have equal work under causality.
-    Keys, values and their gradients are passed around a ring of processes, O(length / n) per process at a time. Position biases
-    are those of a single process. Every process must make the same calls.
+    Join it by & to Causal(), NoMask(), Window, Band or Dilated, which then apply by order in the whole sequence. Every process
+    must make the same calls. Position biases are those of a single process.
+
+    The sequence is cut into 2n parts for n processes. Process r has the parts r and 2n-1-r, so that all have equal work under
+    causality. Keys, values and their gradients are passed around a ring of processes, O(length / n) per process at a time.
 
     Args:
         length: Tokens of the whole sequence, two for each process or more.

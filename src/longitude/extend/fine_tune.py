@@ -98,11 +98,14 @@ def fine_tune(
     """Continue the training of a checkpoint, extended or not, and write it atomically to the new folder `out`.
 
     `out` gets config.json, tokenizer and generation config unchanged, and new weights as safetensors in the dtype of the old
-    ones. LoRA is merged, so that unmodified Transformers loads it. Under `accelerate launch` the call trains data-parallel on
-    all processes, with the batch multiplied by their number. The first process writes; the others wait until it has created
-    `directory`. Memory is estimated first, because a Transformers model holds the logits of its whole batch for the loss. Every
-    two minutes the training is saved next to `out`, so that the same call continues after a kill. The saved state is removed
-    once `out` is written.
+    ones. LoRA is merged, so that unmodified Transformers loads it.
+
+    Under `accelerate launch` the call trains data-parallel on all processes, with the batch multiplied by their number. The
+    first process writes; the others wait until it has created `directory`.
+
+    Memory is estimated first, because a Transformers model holds the logits of its whole batch for the loss. Every two minutes
+    the training is saved next to `out`, so that the same call continues after a kill. The saved state is removed once `out` is
+    written.
 
     Args:
         directory: The checkpoint; it is only read.

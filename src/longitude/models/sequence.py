@@ -25,9 +25,10 @@ def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
     The model is a LongitudeForCausalLM, or a Transformers model with attn_implementation="longitude". Every process passes the
     same whole batch and gets 1/n of its tokens, with their positions in the sequence and shifted labels. The attention_mask is
     a SequenceSlice, with which attention passes keys and values around the processes. DistributedDataParallel averages
-    gradients: multiply the loss by the number of processes there. A Transformers model that never reads attention_mask, such as
-    RWKV, treats its part as a whole sequence, which cannot be detected here; `SequenceParallelTrainer` and `extend` raise
-    ValueError for it.
+    gradients: multiply the loss by the number of processes there.
+
+    A Transformers model that never reads attention_mask, such as RWKV, treats its part as a whole sequence. That cannot be
+    detected here; `SequenceParallelTrainer` and `extend` raise ValueError for it.
 
     Args:
         batch: input_ids [B, L]; optionally labels, position_ids, attention_mask of 0 and 1, document_ids, seq_idx [B, L] and

@@ -237,9 +237,12 @@ class KimiDeltaAttention(DeltaMixer):
         q, k, v, beta as Gated DeltaNet has them;   g = -exp(A_log) softplus(x W_fa W_fb + dt_bias)
         out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * sigmoid(x W_ga W_gb))
 
-    W_fa and W_ga have head_dim columns. With a lower_bound L the gate is g = L sigmoid(exp(A_log) (x W_fa W_fb + dt_bias)), so
-    that a channel keeps e^L of its state or more at each token; A_log then starts at 0. Use it if decays should stay within
-    what a chunk can multiply.
+    W_fa and W_ga have head_dim columns. With a lower_bound L the gate is
+
+        g = L sigmoid(exp(A_log) (x W_fa W_fb + dt_bias))
+
+    Then a channel keeps e^L of its state or more at each token, and A_log starts at 0. Use a lower_bound if decays should stay
+    within what a chunk can multiply.
 
     Args:
         dim: width of x and of the output.

@@ -46,10 +46,12 @@ def performer(
         o_t = phi(q_t) S_t / (phi(q_t) . z_t),    S_t = sum over s <= t of phi(k_s)^T v_s,    z_t = sum of phi(k_s)
         phi(x) = m^-1/2 (exp(W x' - |x'|^2/2 - c) + epsilon),    x' = D^-1/4 x
 
-    phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. c keeps exp in range and cancels
-    except in epsilon. For a query, c is its largest exponent. For keys the published code takes the largest of all, which
-    depends on later tokens. Here c is the largest up to token t, kept in the state; as it grows, S and z shrink by the same
-    factor. The output is therefore causal, and equal in all modes.
+    phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. The number c keeps exp in range, and
+    cancels except in epsilon. For a query, c is its largest exponent.
+
+    For keys the published code takes the largest exponent of all, which depends on later tokens. Here c is the largest up to
+    token t, kept in the state. As it grows, S and z shrink by the same factor. The output is therefore causal, and equal in all
+    modes.
 
     Args:
         q: [B, H, L, D].

@@ -216,9 +216,10 @@ class NativeSparseAttention(Mixer):
 
     Each branch has separate keys and values, and a separate softmax. A query attends to the summaries of blocks that have
     ended. Their weights, summed over the heads that share keys, select `select_count` blocks of `select_block` tokens. The
-    first, the current and the previous block are always selected. The selection has no gradient. Queries and keys of selected
-    blocks and of the window are rotated. Summaries have learned positions instead. Blocks are counted from the start of a
-    document, without padding.
+    first, the current and the previous block are always selected. The selection has no gradient.
+
+    Queries and keys of selected blocks and of the window are rotated. Summaries have learned positions instead. Blocks are
+    counted from the start of a document, without padding.
 
     The result is exact but not fast: for selected blocks the scores of all tokens are computed and masked. Its cache keeps all
     keys and values, and the summaries.
