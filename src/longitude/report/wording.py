@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 PAPERS = {
@@ -79,7 +80,15 @@ def paper(label: str, options: bool = True) -> str:
     def part(found: re.Match[str]) -> str:
         return PAPERS.get(found[1], found[1]) + (f" ({found[2][1:]})" if options and found[2] else "")
 
-    return re.sub(r" *\+ *", " + ", PART.sub(part, label)) if "/" not in label else label
+    if "/" in label:
+        return label
+    return by_layer(label, lambda layer: re.sub(r" *\+ *", " + ", PART.sub(part, layer)))
+
+
+def by_layer(label: str, write: Callable[[str], str] = str) -> str:
+    """A label with equal layers in a row counted: rope..rope..rope..nope -> 3 × rope, nope; write: how each is written."""
+    rows = [(layer, len([*same])) for layer, same in groupby(label.split(".."))]
+    return ", ".join((f"{count} × " if count > 1 else "") + write(layer) for layer, count in rows)
 
 
 def with_base(label: str) -> str:
@@ -106,7 +115,7 @@ def papers(labels: Sequence[str]) -> dict[str, str]:
 
 def named(label: str) -> str:
     """A label inside a sentence. `nope` is NoPE, as papers call it."""
-    return "NoPE" if label == "nope" else label
+    return "NoPE" if label == "nope" else by_layer(label)
 
 
 def and_(words: Sequence[str]) -> str:

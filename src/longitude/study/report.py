@@ -21,7 +21,7 @@ from longitude.labels import parse_label
 from longitude.report.figure import DARK, color_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as empty_table
-from longitude.report.wording import legible, named, papers, percent, with_base
+from longitude.report.wording import by_layer, legible, named, papers, percent, with_base
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
@@ -170,7 +170,7 @@ def _over(analysis: Analysis, halves: bool) -> str:
 
 def _marked(analysis: Analysis, label: str) -> str:
     """The label as it is typed, with its name where sentences have another, and an asterisk where it learned too little."""
-    known = with_base(label) if named(label) == label else f"{named(label)} ({label})"
+    known = f"{named(label)} ({label})" if label == "nope" else by_layer(with_base(label))
     return f"{known} *" if analysis.criterion.learned_too_little(label) else known
 
 
