@@ -45,6 +45,13 @@ SHORT = {
     "CONTRIBUTING": "Contributing",
 }
 """What the bar at the top calls them, where their title is long."""
+LEADS = {
+    "concepts": "Learn how a transformer gets positions, why it fails past its training length, and how to measure that.",
+    "guides": "Follow one task from the first command to its result. Each guide takes minutes on two cores.",
+    "reference": "Look up what a command or a part of the library does, with all its options and limits.",
+    "notebooks": "Read and run whole examples: each notebook was executed, and its outputs are stored with it.",
+}
+"""What a page says that nobody wrote."""
 GALLERY = "The [gallery](/gallery.md) shows all of them side by side, to sort.\n"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
 """A whole link; or the target of a picture, or of a link to a heading."""
@@ -145,7 +152,7 @@ def sections(made: set[str]) -> Iterator[tuple[str, str]]:
     for name, below in SECTIONS.items():
         there = [each for each in below if any(Path(page).match(each) for page in made)]
         if name not in made and there:
-            yield name, f"# {name.capitalize()}\n\n{toctree(there, ':glob:', ':maxdepth: 1')}\n"
+            yield name, f"# {name.capitalize()}\n\n{LEADS[name]}\n\n{toctree(there, ':glob:', ':maxdepth: 1')}\n"
         elif there:
             yield name, f"\n{toctree(there, ':glob:', ':hidden:')}\n"
 

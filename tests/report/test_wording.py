@@ -14,8 +14,8 @@ from tests.support import printed
     [
         (wording.and_(["a"]), "a"),
         (wording.and_(["a", "b", "c"]), "a, b and c"),
-        (wording.named("fox..fox..nope"), "2 × fox, nope"),
-        (wording.paper("rope:base=27..rope:base=27..nope+conv"), "2 × RoPE (base=27), NoPE + conv"),
+        (wording.named("fox..fox..nope"), "2 × fox / nope"),
+        (wording.paper("rope:base=27..rope:base=27..nope+conv"), "2 × RoPE (base=27) / NoPE + conv"),
         (wording.percent(0.421), "+42%"),
         (wording.percent(-0.0123), "−1.2%"),
         (wording.percent(-0.0001), "0.0%"),

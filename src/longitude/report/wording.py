@@ -86,9 +86,9 @@ def paper(label: str, options: bool = True) -> str:
 
 
 def by_layer(label: str, write: Callable[[str], str] = str) -> str:
-    """A label with equal layers in a row counted: rope..rope..rope..nope -> 3 × rope, nope; write: how each is written."""
+    """A label with equal layers in a row counted: rope..rope..rope..nope -> 3 × rope / nope; write: how each is written."""
     rows = [(layer, len([*same])) for layer, same in groupby(label.split(".."))]
-    return ", ".join((f"{count} × " if count > 1 else "") + write(layer) for layer, count in rows)
+    return " / ".join((f"{count} × " if count > 1 else "") + write(layer) for layer, count in rows)
 
 
 def with_base(label: str) -> str:
