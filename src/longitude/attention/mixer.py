@@ -134,6 +134,7 @@ class Mixer(nn.Module):
             ValueError: For arguments of wrong type or shape, and for options that this mixer does not support.
         """
         if inputs is not None:
+            require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
             return without_padding(self.mix_tokens(x, inputs), inputs)
         composed = None if encoding is None else compose(encoding)
         with unchanged_if_refused(cache):
@@ -222,6 +223,15 @@ class Mixer(nn.Module):
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "
                     f"{', '.join(sorted(able))}"
                 )
+
+
+def require_alone(layer: nn.Module, mask: Mask, *given: Any) -> None:
+    """ValueError for arguments beside `inputs`, which nothing would read; given: None for each that was not passed."""
+    if type(mask) is not Causal or mask.order is not None or any(each is not None for each in given):
+        raise ValueError(
+            f"{type(layer).__name__}: expected inputs, or arguments one by one, got both; put them into inputs by "
+            "dataclasses.replace"
+        )
 
 
 def without_padding(mixed: Any, inputs: MixerInputs) -> Any:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import longitude as lg
+from longitude.attention.mixer import MixerInputs
 from tests.support import close, random, refused, refused_calls
 
 DIM, HEADS = 16, 4
@@ -64,6 +65,16 @@ def test_encoding_and_tables_may_be_handed_in():
     tables = (rope.prepare(torch.arange(11), 11, torch.float64),)
     close(handed(x, encoding=rope, tables=tables), own(x))
     assert not torch.allclose(handed(x), own(x))
+
+
+@pytest.mark.parametrize(
+    "given", [{"mask": lg.NoMask()}, {"positions": 3}, {"encoding": lg.Rotary(4, "half")}, {"return_weights": True}]
+)
+def test_nothing_is_ignored_beside_inputs(given):
+    attention, x, inputs = layer(), tokens(), MixerInputs(lg.Causal())
+    close(attention(x, inputs), attention(x))
+    with refused("MultiHeadAttention", "inputs"):
+        attention(x, inputs, **given)
 
 
 # ---- parts around attention ----------------------------------------------------------------------------------------------

@@ -59,9 +59,9 @@ def test_a_model_of_falcon_h1():
     ours.load_state_dict({named(name): folded(name, x, config) for name, x in theirs.state_dict().items()})
     ids = torch.randint(1, 61, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        same(ours(ids).logits, theirs(ids, use_cache=False).logits)
+        same(ours(ids).logits, theirs(ids, use_cache=False).logits, within=3e-5)  # float32 in both, by its class
     if Version(transformers.__version__) >= Version("5.23"):  # older ones mask one key too many in steps of decoding
-        same(decoded(ours, ids), decoded(theirs, ids))
+        same(decoded(ours, ids), decoded(theirs, ids), within=3e-5)
 
 
 def named(name: str) -> str:

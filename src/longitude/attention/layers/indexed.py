@@ -16,7 +16,7 @@ from longitude.attention.layers.base import AttentionLayer, Call, Narrowed, chec
 from longitude.attention.layers.latent import LatentAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
 from longitude.attention.patterns import Pairs
 from longitude.derivatives import with_zero_gradients
 from longitude.errors import UsageError, check_flags, check_sizes
@@ -187,6 +187,8 @@ class Indexer(AttentionLayer):
         x = x.detach()
         if inputs is None:
             inputs = MixerInputs(mask, positions, documents, encoding=None if encoding is None else compose(encoding))
+        else:
+            require_alone(self, mask, positions, documents, encoding)
         inputs = replace(inputs, cache=None, memory=None, return_weights=True, shared={})
         check_flags(type(self).__name__, dense=dense)
         k_top, modes = self.k_top, {module: module.training for module in self.modules()}
