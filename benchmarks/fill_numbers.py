@@ -295,7 +295,9 @@ def printed(found: dict[str, Any]) -> str:
 
 
 def paper_and_label(label: str) -> str:
-    """What papers call it, and the label beside it if that is another."""
+    """What papers call it, and the label beside it if that is another; a pattern of layers has its options instead."""
+    if ".." in label:
+        return paper(label)
     name = paper(label, options=False)
     return f"{name} (`{label}`)" if name != label else f"`{label}`"
 
@@ -410,7 +412,7 @@ def made(found: dict[str, Any]) -> str:
 KINDS: dict[str, Callable[[Any], str]] = {
     "real-methods": real_methods, "real-answers": real_answers, "real-training": real_training, "real-times": real_times,
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
-    "properties": properties, **dict.fromkeys(("study-glance", "study", "study-modern", "study-mixers"), at_a_glance),
+    "properties": properties, **dict.fromkeys(("study-glance", "study", "study-modern", "study-mixers", "study-carriers"), at_a_glance),
     "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
     "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
 }  # fmt: skip
