@@ -26,10 +26,10 @@ if not torch.cuda.is_available():  # kernels of flash-linear-attention need a GP
 PAGE = Path(__file__).with_name("families.md")
 MATRIX = PAGE.with_suffix(".csv")
 SKIPPED = {
-    "blt": "A second model groups the bytes:",
+    "blt": "A second model groups the bytes: {}.",
     "emu3 fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git got_ocr2 llama4 mllama "
     "moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal dots3_note qwen3_5 qwen3_5_moe qwen4_exp": "Models of text "
-    "with images or sound. Their text model is another row, or is not causal by itself:",
+    "with images or sound: {}. Their text model is another row, or is not causal by itself.",
 }  # fmt: skip
 """Causal models of transformers that are not tried, and why."""
 IMAGES = (
@@ -247,7 +247,7 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         "",
         "## Not tried",
         "",
-        *(f"* {reason} {', '.join(f'`{name}`' for name in names.split())}." for names, reason in SKIPPED.items()),
+        *("* " + reason.format(", ".join(f"`{name}`" for name in names.split())) for names, reason in SKIPPED.items()),
     ]
     return "\n".join(lines) + "\n"
 
