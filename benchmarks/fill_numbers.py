@@ -208,7 +208,13 @@ def ceilings(found: dict[str, Any]) -> str:
 
 def properties(found: dict[str, Any]) -> str:
     near, far = found["protocol"]["study"]["configuration"]["test_lengths"]
-    headings = ["encoding", "distance of the two most similar positions", "relative", f"loss at {far} / at {near}", "time / PyTorch"]
+    headings = [
+        "encoding",
+        "distance of the two most similar positions",
+        "relative",
+        f"loss at {far} / at {near}",
+        "time / PyTorch",
+    ]
     rows = sorted(found["rows"], key=lambda row: row["loss"][0] if row["loss"] else math.inf)
     lines = [[paper_and_label(row["encoding"]), *property_cells(row)[1:]] for row in rows]
     for column, place in ((3, 0), (4, min(range(len(rows)), key=lambda i: rows[i]["cost"]))):

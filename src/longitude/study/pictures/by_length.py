@@ -60,7 +60,9 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     sliding, stride = method == "sliding", run.config.stride
     windows = "non-overlapping windows"
     if sliding:
-        windows = f"windows that move by {stride} {run.task.unit}" if stride else "windows that move by half their length"
+        windows = (
+            f"windows that move by {stride} {run.task.unit}" if stride else "windows that move by half their length"
+        )
     elif method not in PLAIN:
         windows += f", by the model extended to this length beyond {run.train_length}, without training, by {method}"
     # documents differ alike for every label, so bands over both, as in the table, would hide the order of the lines
