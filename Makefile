@@ -134,7 +134,7 @@ laws: $(VENV)/test.stamp ## try the laws that the pages of the site lack results
 docs: $(VENV)/docs.stamp ## make the site, build/docs/index.html: searched offline, warnings are errors (a few minutes)
 	PYTHONPATH=benchmarks $(BIN)/python docs/make_site.py
 
-dist: $(VENV)/dist.stamp ## an sdist, a pure wheel, and wheels with the loops in C compiled ahead: dist/ (needs gcc; a few minutes)
+dist: $(VENV)/dist.stamp ## an sdist, a pure wheel, and wheels with prebuilt C kernels: dist/ (needs gcc; a few minutes)
 	$(BIN)/python release/build.py
 
 dist-test: $(VENV)/test.stamp ## install each wheel of dist/ without a compiler, and use it (minutes)

@@ -17,7 +17,7 @@ BRANCHES = {
     ),
     "No. I train an encoder.": ("an-encoder",),
     "No. I train a decoder. What must it do?": (
-        "train-from-scratch-read-longer-than-trained",
+        "train-from-scratch-evaluate-longer",
         "train-from-scratch-never-longer",
         "long-decoding-small-cache",
         "exact-recall",

@@ -82,6 +82,7 @@ WORDS = {
     "plain causal attention": "PyTorch causal attention without an encoding",
     "torch's attention": "PyTorch attention",
     "the same with torch's attention": "the same with PyTorch attention",
+    "plain attention's own memory": "memory of PyTorch attention",
     "transformers' Llama": "the Llama of transformers",
     "bias of the offset, forward": "relative position bias, forward",
     "memory of these four, 1024 to 4096": "memory of Shaw, Transformer-XL, PaTH and FoX, 1024 to 4096",
@@ -93,20 +94,26 @@ WORDS = {
     },
 }
 """The results' own words -> words for readers."""
+TITLES = {"growth of the length": "Memory growth / length growth"}
+"""Baseline -> the title of its table, if that is not "Relative to" it."""
 
 
 def promises(found: dict[str, Any]) -> str:
-    """The targets of a set, a table for each baseline: missed rows first, the worst of ours, the range of other libraries."""
+    """The missed targets by name, and a table for each baseline: what is missed first, the worst of ours, the range of others."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for target in found["targets"]:
         groups.setdefault(target["of"], []).append(target)
-    single = [target for group in groups.values() if len(group) == 1 for target in group]
+    tables = {
+        TITLES.get(of, f"Relative to {WORDS.get(of, of)}"): group for of, group in groups.items() if len(group) > 1
+    }
+    own = "Each relative to its own baseline"
+    if single := [target for group in groups.values() if len(group) == 1 for target in group]:
+        tables[own] = single
     parts = []
-    for of, group in sorted(groups.items(), key=lambda each: all(target["met"] is not False for target in each[1])):
-        if len(group) > 1:
-            parts.append(f"Relative to {WORDS.get(of, of)}:\n\n{_targets(found, group, False)}")
-    if single:
-        parts.append(f"Each relative to its own baseline:\n\n{_targets(found, single, True)}")
+    if missed := [WORDS.get(each["name"], each["name"]) for each in found["targets"] if each["met"] is False]:
+        parts.append(f"{len(missed)} of {len(found['targets'])} targets are missed: {'; '.join(missed)}.")
+    for title, group in sorted(tables.items(), key=lambda each: all(target["met"] is not False for target in each[1])):
+        parts.append(f"{title}:\n\n{_targets(found, group, title == own)}")
     return "\n\n".join([*parts, protocol(found)])
 
 
@@ -201,7 +208,13 @@ def ceilings(found: dict[str, Any]) -> str:
 
 def properties(found: dict[str, Any]) -> str:
     near, far = found["protocol"]["study"]["configuration"]["test_lengths"]
-    headings = ["encoding", "distance of codes", "relative", f"loss at {far} / at {near}", "time / PyTorch"]
+    headings = [
+        "encoding",
+        "distance of the two most similar positions",
+        "relative",
+        f"loss at {far} / at {near}",
+        "time / PyTorch",
+    ]
     rows = sorted(found["rows"], key=lambda row: row["loss"][0] if row["loss"] else math.inf)
     lines = [[paper_and_label(row["encoding"]), *property_cells(row)[1:]] for row in rows]
     for column, place in ((3, 0), (4, min(range(len(rows)), key=lambda i: rows[i]["cost"]))):

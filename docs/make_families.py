@@ -26,10 +26,10 @@ if not torch.cuda.is_available():  # kernels of flash-linear-attention need a GP
 PAGE = Path(__file__).with_name("families.md")
 MATRIX = PAGE.with_suffix(".csv")
 SKIPPED = {
-    "blt": "bytes are grouped by a second model",
+    "blt": "A second model groups the bytes: {}.",
     "emu3 fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git got_ocr2 llama4 mllama "
-    "moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal dots3_note qwen3_5 qwen3_5_moe qwen4_exp": "of text with "
-    "images or sound: its text model is another row, or is not causal by itself",
+    "moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal dots3_note qwen3_5 qwen3_5_moe qwen4_exp": "Models of text "
+    "with images or sound: {}. Their text model is another row, or is not causal by itself.",
 }  # fmt: skip
 """Causal models of transformers that are not tried, and why."""
 IMAGES = (
@@ -211,11 +211,11 @@ def page(found: dict[str, dict[str, Result]]) -> str:
     lines = [
         "# Families",
         "",
-        f"`longitude check` was run on {len(found)} architectures of transformers {transformers.__version__}, with random "
-        f"weights and toy sizes. In {len(found) - len(failing)} of them no law is broken; the others have the defects below.",
+        f"Look up whether a model class of transformers {transformers.__version__} has a position bug. We ran `longitude check` "
+        f"on {len(found)} architectures with small random weights: {len(found) - len(failing)} pass, {len(failing)} have the "
+        "defects below. For your own model:",
         "",
-        "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured, in about ten minutes of "
-        "processor time. Each defect is also shown without Longitude, in plain transformers, by `tests/docs/test_families.py`.",
+        *("```bash", "longitude check my-model --quick    # its class with small random weights: seconds", "```"),
         "",
         "## What is broken",
         "",
@@ -229,6 +229,9 @@ def page(found: dict[str, dict[str, Result]]) -> str:
     alphabet = groupby((family for family in found if family not in failing), key=lambda family: family[0])
     chosen = [family for family, results in found.items() if "choice of keys" in results["key_selection"].reason]
     lines += [
+        "",
+        "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured, in about ten minutes of "
+        "processor time. `tests/docs/test_families.py` also shows each defect in transformers alone, without Longitude.",
         "",
         "## Sparse attention",
         "",
@@ -244,7 +247,7 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         "",
         "## Not tried",
         "",
-        *(f"* {', '.join(f'`{name}`' for name in names.split())}: {reason}." for names, reason in SKIPPED.items()),
+        *("* " + reason.format(", ".join(f"`{name}`" for name in names.split())) for names, reason in SKIPPED.items()),
     ]
     return "\n".join(lines) + "\n"
 

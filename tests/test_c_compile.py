@@ -233,7 +233,7 @@ def found() -> c_compile.Loop:
 def test_a_loop_compiled_ahead_needs_no_compiler(ahead: Path, monkeypatch: pytest.MonkeyPatch):
     loop = found()
     assert loop.library is not None and loop.library._name == str(ahead)
-    assert loop.origin == f"compiled ahead for {ahead.parent.name}"
+    assert loop.origin == f"prebuilt for {ahead.parent.name}"
     monkeypatch.setenv("LONGITUDE_COMPILE", "native")
     assert found() == (None, "no gcc is on the PATH")
 
@@ -338,7 +338,7 @@ def test_the_route_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     from longitude.catalogue import catalogue
 
     here = c_compile.route()
-    assert here.startswith("loops in C: ")
+    assert here.startswith("C kernels: ")
     q = torch.randn(1, 1, 3, 4)
     lg.explain(q, q, q)
     assert here in capsys.readouterr().out
@@ -346,7 +346,7 @@ def test_the_route_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("LONGITUDE_COMPILE", "0")
     monkeypatch.setattr(c_compile, "loop", c_compile.loop.__wrapped__)
     words = c_compile.route()
-    assert words.startswith("loops in C: none") and "LONGITUDE_COMPILE=0" in words
+    assert words.startswith("C kernels: none") and "LONGITUDE_COMPILE=0" in words
     assert all(c_compile.SLOWER[name] in words for name in ("band.c", "rotate.c"))
 
 

@@ -132,7 +132,7 @@ def _ahead(source: Path, options: tuple[str, ...]) -> Loop:
     """The prebuilt library of a source file from the installed wheel."""
     relative = _inside(source)
     if not c_build.AHEAD.is_dir() or options not in c_build.LOOPS.get(relative, ()):
-        raise _NotHere("this install has none compiled ahead")
+        raise _NotHere("this install has none prebuilt")
     again = "install longitude again (pip install --force-reinstall --no-deps longitude)"
     machine = platform.machine()
     here = c_build.AHEAD / machine
@@ -141,7 +141,7 @@ def _ahead(source: Path, options: tuple[str, ...]) -> Loop:
         raise _Broken(f"this install is for {others or 'no processor'}, and the processor is {machine}: {again}")
     level = level_of(machine, _cpuinfo())
     try:
-        return Loop(_load(here / level / c_build.name_of(relative, options), source), f"compiled ahead for {level}")
+        return Loop(_load(here / level / c_build.name_of(relative, options), source), f"prebuilt for {level}")
     except OSError as error:
         raise _Broken(f"{error}: {again}") from error
 
@@ -306,9 +306,9 @@ def route() -> str:
     absent = {source: each.origin for source, each in some.items() if each.library is None}
     if absent:
         why = "; ".join(sorted({*absent.values()}))
-        return f"loops in C: {'only some' if origins else 'none'}, {why}: {_slower(absent)}"
+        return f"C kernels: {'only some' if origins else 'none'}, {why}: {_slower(absent)}"
     alone = why_alone()
-    return f"loops in C: {' and '.join(origins)}{f', on one thread: {alone}' if alone else ''}"
+    return f"C kernels: {' and '.join(origins)}{f', on one thread: {alone}' if alone else ''}"
 
 
 class Passes(NamedTuple):

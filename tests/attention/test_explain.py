@@ -32,7 +32,7 @@ REQUESTS = {
 def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch):
     verdicts = lg.explain(Q, K, V, **REQUESTS[case])
     lines = capsys.readouterr().out.splitlines()
-    lines = [line for line in lines if not line.startswith(("routes of ", "loops in C: "))]
+    lines = [line for line in lines if not line.startswith(("routes of ", "C kernels: "))]
     assert [v.backend for v in verdicts] == list(BACKENDS)
     (chosen,) = (v for v in verdicts if v.chosen)
     assert chosen.price == min(v.price for v in verdicts if v.refusal is None)

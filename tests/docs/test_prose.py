@@ -22,7 +22,7 @@ SENTENCE, PARAGRAPH = 30, 80
 PHRASES = re.compile(
     r"\b(?:is to be|are to be|whose it is|in sight|of ours|of yours|nothing but|the begin of|behind [\d,]+ tokens)\b|\d %"
 )
-END = re.compile(r"(?<=[.!?:])[\"')\]*]*\s+")
+END = re.compile(r"(?<=[.!?])[\"')\]*]*\s+")
 PAGES = ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", *sorted(p.stem for p in (ROOT / "docs").rglob("*.md")))
 
 

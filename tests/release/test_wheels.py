@@ -144,9 +144,9 @@ def expected_route(folder: Path) -> str:
     """How the line of an install begins."""
     (site,) = folder.glob("lib/python*/site-packages")
     if not (site / "longitude/compiled").is_dir():
-        return "loops in C: none, this install has none compiled ahead; no gcc is on the PATH"
+        return "C kernels: none, this install has none prebuilt; no gcc is on the PATH"
     level = c_compile.level_of(platform.machine(), Path("/proc/cpuinfo").read_text())
-    return f"loops in C: compiled ahead for {level}"
+    return f"C kernels: prebuilt for {level}"
 
 
 def test_attention_runs_and_says_by_what(installed: Path):
@@ -186,7 +186,7 @@ def test_every_level_that_this_processor_has_gives_the_same(installed: Path):
             f"from pathlib import Path; from longitude import c_compile; c_compile._CPUINFO = Path({str(cpuinfo)!r})\n"
         )
         printed = run(installed, "-c", script + ATTEND, installed)
-        assert printed.splitlines()[-1] == f"loops in C: compiled ahead for {level}"
+        assert printed.splitlines()[-1] == f"C kernels: prebuilt for {level}"
 
 
 def test_a_library_that_is_cut_off_or_missing_leaves_the_slower_route(installed: Path, tmp_path: Path):
@@ -202,7 +202,7 @@ def test_a_library_that_is_cut_off_or_missing_leaves_the_slower_route(installed:
         [installed / "bin/python", "-c", ATTEND, copy], capture_output=True, text=True, env={**os.environ, **clean}
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1].startswith("loops in C: none") and "install longitude again" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("C kernels: none") and "install longitude again" in done.stdout
     assert "is cut off" in done.stderr and "torch's operators run instead" in done.stderr
 
 

@@ -64,14 +64,14 @@ def test_what_longer_contexts_do_under_each_scheme(saved):
     assert [64 * t >= 2 * math.pi for t in theta] == [True, True, False, False]
     found = {(each.scheme, each.factor): each for factor in (2, 4, 8) for each in rotation.stretched(factor)}
     for factor in (2, 4, 8):
-        assert found["without a scheme", factor].unseen == 0.5
+        assert found["no scaling", factor].unseen == 0.5
         assert found["linear", factor].unseen == found["yarn", factor].unseen == 0
         assert found["ntk", factor].unseen == 0.25
         assert found["linear", factor].fastest == factor and found["ntk", factor].fastest == 1
         assert found["linear", factor].slowest == pytest.approx(2 * math.pi * factor / theta[3], rel=1e-12)
         assert found["yarn", factor].temperature == pytest.approx(0.1 * math.log(factor) + 1)
     lines = {each.name: each for each in checkpoint.drawings(saved(config)[1])}["unseen"].lines
-    assert lines["without a scheme"][1].tolist() == [0.5, 0.5, 0.5]
+    assert lines["no scaling"][1].tolist() == [0.5, 0.5, 0.5]
 
 
 def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
@@ -186,7 +186,7 @@ def test_a_checkpoint_in_the_terminal(command, saved):
     path, _ = saved(transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64))
     code, out, _ = command("show", path)
     assert code == 0 and max(map(len, out.splitlines()[1:])) <= 80
-    assert re.search(r"without a scheme +50% +50% +50% ", out)
+    assert re.search(r"no scaling +50% +50% +50% ", out)
     code, out, err = command("show", path, "--length", 32)
     assert code == 2 and "--length is for names of encodings and mixers" in err
 

@@ -131,7 +131,7 @@ def test_encodings_whose_pairs_do_not_turn_by_the_position_have_no_dials(label):
 def test_a_scheme_is_drawn_before_and_after():
     label = "rope:scaling=linear,factor=8"
     found = lines(label, "wavelengths")
-    near(found["without a scheme"], lambda k: 2 * math.pi / THETA[int(k)])
+    near(found["no scaling"], lambda k: 2 * math.pi / THETA[int(k)])
     near(found["linear"], lambda k: 16 * math.pi / THETA[int(k)])
     assert drawn(label, "wavelengths").levels == {"length": 64}
     follows = "rope:scaling=dynamic_ntk,factor=2,original_max_length=32,follow=sequence"
@@ -228,7 +228,7 @@ def test_what_several_share_is_drawn_once_and_what_differs_is_named():
     labels = ["rope:scaling=linear,factor=4", "rope:scaling=yarn,factor=4,original_max_length=32"]
     each = {label: drawings(built(label, SHAPE).encoding, SHAPE) for label in labels}
     waves, slowed = (next(d for d in side_by_side(each) if d.name == name) for name in ("wavelengths", "slowed"))
-    assert [*waves.lines] == ["without a scheme", f"{labels[0]}, linear", f"{labels[1]}, yarn"]
+    assert [*waves.lines] == ["no scaling", f"{labels[0]}, linear", f"{labels[1]}, yarn"]
     assert slowed.marks == {
         f"{labels[0]}: first pair without a full rotation": 3,
         f"{labels[1]}: first pair without a full rotation": 2,

@@ -76,9 +76,9 @@ class MeasureConfig:
     device: Device = "auto"
     """Device; auto is an accelerator if there is one."""
     batch: int = 1024
-    """Tokens of short windows that are read together."""
+    """Tokens of short windows per forward pass."""
     chunk: int = 1024
-    """Tokens of a long window that are read at once, before the model continues with its cache."""
+    """Tokens of a long window per forward pass."""
     seed: int = 0
     """Random seed of the retrieval questions, and of the resampling for intervals."""
     endpoint: str | None = None

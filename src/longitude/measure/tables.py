@@ -57,10 +57,10 @@ def tables(results: Results) -> list[Table]:
 def _perplexity(results: Results, method: str, metric: str) -> Table:
     rows = [row for row in results.rows if (row.task, row.method, row.metric) == ("text", method, metric)]
     stride = results.question["configuration"]["stride"]
-    moved = f"move by {stride} tokens" if stride else "move by half their length"
-    laid = "laid end to end" if method == "non-overlapping" else moved
+    moved = f"Windows move by {stride} tokens" if stride else "Windows move by half their length"
+    windows = "Non-overlapping windows" if method == "non-overlapping" else moved
     name, value = METRICS[metric]
-    caption = f"Lower is better. Windows {laid}; every target counts once."
+    caption = f"Lower is better. {windows}; every target counts once."
     if method == SAME_TARGETS:
         caption = f"Lower is better. {_targets(rows)}, at the end of windows of each length."
     caption += "" if metric == "bits_per_byte" else " Models with different tokenizers cannot be compared by it."
@@ -232,7 +232,7 @@ def _costs(results: Results) -> list[str]:
         if change.value is None:
             continue
         line = (
-            f"{about['label']}: {change.value - 1:+.1%} bits per byte at {length} tokens, its trained length, against "
+            f"{about['label']}: {change.value - 1:+.1%} bits per byte at {length} tokens, its training length, against "
         )
         line += reference["label"]
         if change.low is not None and change.high is not None:

@@ -152,8 +152,8 @@ def _numbers(option: str, given: Sequence[float], heads: int) -> list[float]:
 class Kerple(Encoding):
     """A kernel of the distance, with two learned numbers per head.
 
-    kind "log":   score_h(i, j) += -p_h ln(1 + a_h |i - j|)     the paper's best
-    kind "power": score_h(i, j) += -a_h |i - j|^p_h             p = 1 is ALiBi with learned slopes
+        kind "log":   score_h(i, j) += -p_h ln(1 + a_h |i - j|)     the paper's best
+        kind "power": score_h(i, j) += -a_h |i - j|^p_h             p = 1 is ALiBi with learned slopes
 
     a and p [num_heads] start uniform in (0, 1) and (0, 2), as in the authors' code. They are clamped to at least 0.01, the p of
     "power" also to at most 2. The clamp passes gradients through, so that a parameter can come back from a bound. (The authors

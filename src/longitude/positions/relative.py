@@ -17,8 +17,8 @@ from longitude.positions.coordinates import require_width, wide
 class Shaw(Encoding):
     """Shaw's relative position vectors: score(i, j) += scale q_i . K[j - i], output_i += sum_j weight_ij V[j - i].
 
-    key_table K and value_table V [2 max_distance + 1, head_dim] are shared by heads; j - i is clipped to max_distance, and rows
-    are in the paper's order: row 0 is the far past.
+    key_table K and value_table V [2 max_distance + 1, head_dim] are shared by heads, and j - i is clipped to max_distance. Rows
+    are in the paper's order: row 0 is the most distant past.
 
     Args:
         head_dim: width of a head.

@@ -314,7 +314,7 @@ def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple
     turns, turned, pairs = rotation["turns"], rotation["turned"], rotation["pairs"]
     scheme = rotation["scheme"]
     how = (
-        "no scheme"
+        "no scaling"
         if scheme is None
         else ", ".join(f"{k}={v}" if k != "name" else v for k, v in scheme.items() if not isinstance(v, list))
     )
@@ -338,15 +338,15 @@ def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple
     elif rotation["longer"]:
         yield (
             "longer",
-            "the share of pairs at angles that training never met, and what schemes change, at the longest length",
+            "the share of pairs at angles that training never met, and what scaling methods change, at the longest length",
         )
         yield "", "\n".join(_longer(rotation["longer"], trained))
 
 
 def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
-    """A table: a line for each scheme."""
+    """A table: a line for each scaling method."""
     heads = "".join(f"{factor * trained:>9}" for factor in FACTORS)
-    yield f"  {'':16}{heads}  longest wave neighbours  cos, sin"
+    yield f"  {'':16}{heads}  longest wave  neighbors  cos, sin"
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
         own = [row for row in rows if row["scheme"] == scheme]
         shares, last = "".join(f"{row['unseen']:>9.0%}" for row in own), own[-1]

@@ -20,7 +20,7 @@ SEEDS = 3
 """Number of seeds for random queries and keys."""
 FACTOR = 4
 """Extension factor of the scaling schemes that are drawn beside unscaled rotations."""
-PLAIN, SHOWN = "without a scheme", "yarn"
+PLAIN, SHOWN = "no scaling", "yarn"
 """No scheme, and the one that is drawn as clocks beside it where a model has none."""
 NEW = 1e-9
 """Relative amount by which an angle must exceed the trained ones to count as new."""

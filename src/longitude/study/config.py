@@ -34,10 +34,9 @@ class StudyConfig:
             a5, addition, addition-hints, addition-reversed, copy-decoder, dyck, flip-flop, induction, lookback, modular-sum,
             parity, passkey, recall, reverse-decoder, s5, selective-copy, sort-decoder, z60. Encoder-decoders: add, copy,
             reverse, sort. Each has defaults of its own: --task reverse --help.
-        encodings: Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions
-            such as rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention:
-            rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers); with a short causal
-            convolution: nope+conv.
+        encodings: Models to compare. Encodings (see `longitude list`), variants such as "rope:base=500000", compositions
+            such as rope+fox, or "all" that are defined for the task's models. With other mixers than attention:
+            rope+window:size=64, mamba, rope+attention+mamba (alternating layers). With a short causal convolution: nope+conv.
         data: Text to train on, one or several files or folders. "stdlib" is the sources of Python's standard library, and
             "package:NAME" those of an installed package, such as package:torch. "datasets:NAME" and "datasets:NAME:CONFIG" are
             from the Hugging Face hub. Tasks that need no text have "generated".
@@ -51,8 +50,8 @@ class StudyConfig:
             (two runs, the second moved on). Measuring is contiguous always.
         position_range: Positions that randomized and skipped draw from, 0 to below it; by default the longest length of
             the study.
-        start: Models that training begins from, each of the seed that it goes on with: RUN, or of several labels RUN:LABEL, with
-            RUN the folder of a study, or the name of one next to this one's folder. The learning rate begins again with a
+        start: Models that training begins from, with the same seeds: RUN, or of several labels RUN:LABEL. RUN is the folder of
+            a study, or the name of one next to this one's folder. The learning rate begins again with a
             warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
         steps: Optimizer steps of every model; with --match compute those of plain attention.

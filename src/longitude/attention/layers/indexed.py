@@ -235,14 +235,14 @@ class IndexedAttention(Indexer, MultiHeadAttention):
         I_ij = sum_h w_ih relu(q_ih . k_j / sqrt(index_dim)),   w = W_w x / sqrt(index_heads),   q = W_q x,   k = norm(W_k x)
 
     Use it to study what attention to few keys loses, as in DeepSeek V3.2, GLM-5 or Mistral Large 4. Their q is W_q times
-    another vector: the latent of the queries in the first two, as in `indexed_latent`, a norm of x in the last, which also scales
-    q by the position.
+    another vector. It is the latent of the queries in the first two, as in `indexed_latent`. It is a norm of x in the last, which
+    also scales q by the position.
 
     The indexer has one key per token and its own rotation. The choice is exact, and the same for all heads. Among equal scores,
     and many are exactly 0, the earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal
     tokens have scores that differ by rounding alone, so a whole pass and a cache may choose different ones of them.
 
-    The choice has no gradient, so a loss of the output trains everything but the indexer: add `indexer_loss`, by which the
+    The choice has no gradient, so a loss of the output trains everything except the indexer. Add `indexer_loss`, by which the
     authors train it, or its weights stay as they were drawn or loaded. It is exact but not fast: index scores of all keys are
     sorted, and a mask leaves the chosen ones. Its cache also keeps the indexer's keys.
 

@@ -58,11 +58,13 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     y = lines.y_axis(lines.axis_title(run), domain)
     named = [layer for words, bits in floors.items() for layer in lines.level(bits, words, x, y, "length", lengths[-1])]
     sliding, stride = method == "sliding", run.config.stride
-    laid = "laid end to end"
+    windows = "non-overlapping windows"
     if sliding:
-        laid = f"that move by {stride} {run.task.unit}" if stride else "that move by half their length"
+        windows = (
+            f"windows that move by {stride} {run.task.unit}" if stride else "windows that move by half their length"
+        )
     elif method not in PLAIN:
-        laid += f", by the model extended to this length beyond {run.train_length}, without training, by the scheme {method}"
+        windows += f", by the model extended to this length beyond {run.train_length}, without training, by {method}"
     # documents differ alike for every label, so bands over both, as in the table, would hide the order of the lines
     rings = "Rings are single seeds, bands 95% intervals over seeds; those of the table are over seeds and documents"
     spread = rings if seeds else "There is one seed"
@@ -72,7 +74,7 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
         title=finding(analysis, found)
         + (" (sliding windows)" if sliding else f" ({method})" if method not in PLAIN else ""),
         caption=f"{run.task.words.capitalize()} by window length. "
-        f"Every {run.task.loss_unit} is scored once, in windows {laid}. {spread}; the dashed line marks the length "
+        f"Every {run.task.loss_unit} is scored once, in {windows}. {spread}; the dashed line marks the length "
         f"of the training windows.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
         "for each encoding; the table below holds the numbers.",
