@@ -5,6 +5,7 @@ from claims.base import Claim, register
 register(
     Claim(
         name="temperature",
+        title="NoPE with a temperature for each head",
         number="9b",
         claimed="With a temperature found for each head, a decoder without an encoding carries over to longer texts "
         "than with one.",
@@ -17,6 +18,7 @@ register(
 register(
     Claim(
         name="path-a5",
+        title="PaTH and RoPE on the group A5",
         number="10d",
         claimed="PaTH solves the word problem of the group A5 with fewer layers than RoPE.",
         source="Yang et al. 2025, PaTH Attention",
@@ -29,6 +31,7 @@ register(
 register(
     Claim(
         name="rope-decay",
+        title="RoPE's attention by distance",
         number="16",
         claimed="With RoPE, attention decays with distance.",
         source="Su et al. 2021, RoFormer, section 3.4; denied by Barbero et al. 2025, Round and Round We Go",
@@ -40,6 +43,7 @@ register(
 register(
     Claim(
         name="perplexity-retrieval",
+        title="Perplexity and retrieval across RoPE-scaling methods",
         number="17",
         claimed="Perplexity does not predict retrieval across schemes.",
         source="Peng et al. 2024, YaRN, section B.2; Gelberg et al. 2025, figure 5",

@@ -186,7 +186,7 @@ def test_what_was_not_learned_says_nothing_of_longer_inputs(tmp_path):
 
 def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
     def verdict(*parts):
-        claim = Claim(name="x", number="1", claimed="", source="", link="", protocol="", statements=parts)
+        claim = Claim(name="x", title="", number="1", claimed="", source="", link="", protocol="", statements=parts)
         return claim.judged(evidence).verdict
 
     good, bad = (statements.holds(at(label, 4096), at=256) for label in ("alibi", "rope"))
