@@ -57,6 +57,7 @@ def page(drawn: dict[str, list[Drawing]]) -> str:
     script = resources.files("longitude.report").joinpath("sort.js").read_text(encoding="utf-8")
     rows = [row(name, drawings) for name, drawings in drawn.items()]
     rows.sort(key=lambda row: math.inf if row.change is None else row.change)
+    environment.filters["signed"] = signed
     return environment.get_template("gallery.md.j2").render(rows=rows, script=script, factor=FACTOR)
 
 
@@ -104,6 +105,11 @@ def _verdict(row: dict[str, Any]) -> tuple[str, float | None]:
         return "no such positions", None
     words = VERDICTS.get(row["verdict"], "unclear")
     return words + (", learned too little" if "context" in (row.get("failed") or ()) else ""), row["change"]
+
+
+def signed(change: float) -> str:
+    """-0.0149 -> −1.5%; whole above 10%."""
+    return (f"{change:+.0%}" if abs(change) > 0.1 else f"{change:+.1%}").replace("-", "−")
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
