@@ -133,7 +133,7 @@ def test_an_encoding_of_a_plugin_has_its_page(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(ENCODINGS.factories, "halving", Halving)
     monkeypatch.setattr(make_pages, "MIXERS", {})
     monkeypatch.setattr(make_pages, "ENCODINGS", {"halving": Halving})
-    [(name, text)] = make_pages.pages(tmp_path)
+    name, text = next(make_pages.pages(tmp_path))
     assert name == "encodings/halving" and "`longitude check halving` runs these" in text
     assert len(re.findall(r"!\[Line chart: .+\]\(/pictures/halving-\S+\.svg\)", text)) == 3
     assert "No [tested claim]" in text and "It has not been measured" in text
