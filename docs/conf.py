@@ -22,6 +22,7 @@ pygments_style = "a11y-high-contrast-light"
 # ---- Markdown and notebooks: as GitHub shows them ----------------------------------------------------------------------
 nb_execution_mode = "off"
 myst_heading_anchors = 4
+myst_heading_slug_func = "make_html.slug"
 myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]  # a page may begin with a table's level of headings
 

@@ -57,6 +57,7 @@ def page(drawn: dict[str, list[Drawing]]) -> str:
     script = resources.files("longitude.report").joinpath("sort.js").read_text(encoding="utf-8")
     rows = [row(name, drawings) for name, drawings in drawn.items()]
     rows.sort(key=lambda row: math.inf if row.change is None else row.change)
+    environment.filters["signed"] = signed
     return environment.get_template("gallery.md.j2").render(rows=rows, script=script, factor=FACTOR)
 
 
@@ -86,7 +87,12 @@ def holding() -> dict[str, tuple[str, float | None]]:
     They are of the study of the claims, else of the newest other study that has the encoding.
     """
     found: dict[str, tuple[str, float | None]] = {}
-    for rows in ([each._asdict() for each in analyse(KEPT / "text").main], _rows("study-modern"), _rows("study")):
+    for rows in (
+        [each._asdict() for each in analyse(KEPT / "text").main],
+        _rows("study-modern"),
+        _rows("study-carriers"),
+        _rows("study"),
+    ):
         trained = min((each["length"] for each in rows), default=0)
         for each in rows:
             if each["length"] == FACTOR * trained and each["label"] in ENCODINGS:
@@ -104,6 +110,11 @@ def _verdict(row: dict[str, Any]) -> tuple[str, float | None]:
         return "no such positions", None
     words = VERDICTS.get(row["verdict"], "unclear")
     return words + (", learned too little" if "context" in (row.get("failed") or ()) else ""), row["change"]
+
+
+def signed(change: float) -> str:
+    """-0.0149 -> −1.5%; whole above 10%."""
+    return (f"{change:+.0%}" if abs(change) > 0.1 else f"{change:+.1%}").replace("-", "−")
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """What the site does beyond Sphinx: links from `lg.attend` to its docstring and pictures in two colorings."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.util.nodes import make_refnode
 
+from claims import page
+from claims.base import list_claims
 from longitude.report.figure import DARK
 
 WIDE = '<span class="picture" tabindex="0" role="group" aria-label="Picture">'
@@ -54,6 +57,18 @@ def short_types(app: Any, doctree: Any, page: str) -> None:
     for text in [*doctree.findall(nodes.Text)]:
         if "~" in text and text.parent.tagname in ("literal_emphasis", "emphasis"):
             text.parent.replace(text, nodes.Text(re.sub(r"~(\w+\.)*", "", text)))
+
+
+# ---- anchors -----------------------------------------------------------------------------------------------------------
+def slug(heading: str) -> str:
+    """Where links to a heading lead: as on GitHub, and for a claim its own anchor, whatever its heading says."""
+    return claims().get(heading) or re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@cache
+def claims() -> dict[str, str]:
+    """Heading of a claim -> its anchor."""
+    return {page.heading(claim): page.anchor(claim) for claim in list_claims()}
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import make_gallery
 import make_laws
 from claims.base import list_claims
-from fill_numbers import newest, property_cells
+from fill_numbers import WORDS, newest, property_cells
 from longitude.attention.mixer import MIXERS
 from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
@@ -34,6 +34,20 @@ ROWS = 24
 """Of the table of numbers below a picture, about."""
 LARGE = {"size": 128, "window": 128}
 """Options of a mixer without a default, in its pictures; others as the laws have them."""
+BASELINES = {
+    "plain": "PyTorch",
+    "torch": "PyTorch",
+    "rotary, torch": "PyTorch with RoPE",
+    "dense mask": "PyTorch with a dense mask",
+    "unbiased": "PyTorch",
+    "no encoding": "the same decoder without an encoding",
+    "transformers Llama": "the Llama of transformers",
+    "attention": "full attention",
+    "1024": "the time at context 1,024",
+}
+"""The results' own words of what a time is divided by -> words for readers; others stay."""
+STATUSES = {"holds": "passed", "broken": "failed", "does not apply": "not applicable"}
+"""Of a law -> of a test."""
 SIGN = re.compile(r"(`[^`]*`|https?://\S+)|([\\*_<|\[\]])")
 
 
@@ -77,7 +91,10 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "properties": property_row(name) if kind == "encoding" else None,
         "bench": [*bench_rows(name)],
         "decode": [*decode_rows(name)] if kind == "mixer" else [],
-        "laws": law_rows(kind, name),
+        "factor": tested_factor(),
+        "laws": (laws := law_rows(kind, name)),
+        "counts": counted(laws),
+        "statuses": STATUSES,
         "tried": make_laws.read().get("made"),
         "claims": [row for row in claim_rows() if name in row["about"]],
     }
@@ -109,12 +126,20 @@ def chips(name: str, kind: str) -> list[str]:
     words = ["learned parameters" if example(name)().learned else "no parameters"]
     if row is not None:
         words.insert(0, {True: "relative", False: "not relative", None: ""}[row["relative"]])
-        short, long = results("properties")["protocol"]["study"]["configuration"]["test_lengths"]
-        words += (
-            [f"loss at {long // short} times the training length: {row['loss'][0]:.2f} times"] if row["loss"] else []
-        )
-        words += [f"training time: {row['cost']:.2f} times that of PyTorch attention without position"]
+        if row["loss"] and name not in make_gallery.holding():
+            words.append(f"loss at {tested_factor()}×: {make_gallery.signed(row['loss'][0] - 1)}")
+        words.append(f"time: {row['cost']:.2f}× PyTorch")
+    if name in make_gallery.holding():
+        verdict, change = make_gallery.holding()[name]
+        found = [verdict] if change is None else [make_gallery.signed(change), verdict]
+        words.insert(2, f"loss at {make_gallery.FACTOR}×: {', '.join(found)}")
     return [each for each in words if each]
+
+
+def tested_factor() -> int:
+    """Of the loss among the four properties: test length over training length."""
+    short, long = results("properties")["protocol"]["study"]["configuration"]["test_lengths"]
+    return long // short
 
 
 def label_of(name: str, factory: Any) -> str:
@@ -174,12 +199,23 @@ def property_row(name: str) -> list[str] | None:
     return property_cells(rows[name])[1:] if name in rows else None
 
 
-def bench_rows(name: str) -> Iterator[dict[str, Any]]:
-    """Of the promises about cost, ours with this name."""
+def bench_rows(name: str) -> Iterator[list[str]]:
+    """Of the performance targets, ours with this name: test, pass, shapes, and the range of times over that of the baseline."""
+    tests: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for block in ("bench", "bench-mixers"):
         for row in results(block)["rows"]:
             if row["kind"] == "ours" and row["name"] == name and row["ratio"] is not None:
-                yield row
+                tests.setdefault((row["group"], row["passed"], row["against"]), []).append(row)
+    for (group, passed, against), rows in tests.items():
+        shapes = " × ".join(_range([row[side] for row in rows], ",") for side in ("batch", "length"))
+        times = _range([row["ratio"] for row in rows], ".2f")
+        baseline = "its own steps" if against.endswith(", steps") else BASELINES.get(against, against)
+        yield [WORDS.get(group, group), passed.replace("+", " + "), shapes, f"{times}× {baseline}"]
+
+
+def _range(numbers: list[Any], form: str) -> str:
+    """1,024 to 8,192; 0.46 for numbers that are written alike."""
+    return " to ".join(dict.fromkeys(format(f(numbers), form) for f in (min, max)))
 
 
 def decode_rows(name: str) -> Iterator[dict[str, Any]]:
@@ -190,11 +226,17 @@ def decode_rows(name: str) -> Iterator[dict[str, Any]]:
 
 
 def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None]]:
-    """(law, what it says, what was found) of the battery; None: not tried yet. Those that do not apply are last."""
+    """(law, what it says, what was found) of the tests; None: not tried yet. Those that do not apply are last."""
     found = make_laws.read()["found"].get(name, {})
     battery = make_laws.laws() if kind == "encoding" else make_laws.mixers.laws()
     rows = [(law.name, law.claim, found.get(law.name)) for law in battery.values()]
     return sorted(rows, key=lambda row: row[2] is not None and row[2]["status"] == "does not apply")
+
+
+def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:
+    """29 passed, 2 not applicable; empty where none was tried."""
+    found = [result["status"] for _, _, result in laws if result]
+    return ", ".join(f"{found.count(status)} {word}" for status, word in STATUSES.items() if status in found)
 
 
 # ---- what papers say -------------------------------------------------------------------------------------------------

@@ -22,12 +22,12 @@ SECTIONS = {
     "encodings": ["gallery", "encodings/*"],
     "mixers": ["mixers/*", "hierarchical", "latent"],
     "guides": ["guides/*"],
+    "api": ["api/*"],
     "reference": [
         "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
         "schemes", "stock-models", "ecosystem", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],
-    "api": ["api/*"],
     "performance": ["properties", "gpu"],
     "claims": ["claims/*"],
     "errata": [],
@@ -103,21 +103,27 @@ TOPICS = (
 )  # fmt: skip
 """Of claims 1 to 18."""
 CLAIM = re.compile(r"^## (\d+)\w* .*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+ANCHOR = re.compile(r'^<a id="[\w-]+"></a>\n+', re.MULTILINE)
 TO_CLAIM = re.compile(r"(?<=[(\"])(/?)claims\.md#(\d+|study)(?=[\w-]*[)\"])")
 
 
 def by_topic(text: str) -> dict[str, str]:
     """The page of claims -> an index of them, and a page for all that share a number, and one for the studies."""
+    text = ANCHOR.sub("", text)  # make_html.slug gives headings the same ones
     pages, studies = {}, text.index("## The studies\n")
     for found in CLAIM.finditer(text[:studies]):
         place = f"claims/{int(found[1]):02}.md"  # pages of a folder stand in the order of their names
-        pages[place] = pages.get(place, f"# {found[1]} {TOPICS[int(found[1]) - 1]}\n\n") + found[0]
+        pages[place] = pages.get(place, f"# {found[1]} {_capital(TOPICS[int(found[1]) - 1])}\n\n") + found[0]
     index = CLAIM.sub("", text[:studies])
     return {
         "claims.md": index,
         **pages,
         "claims/studies.md": "# The studies of the claims\n" + text[studies:].partition("\n")[2],
     }
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def to_topic(text: str) -> str:

@@ -23,12 +23,13 @@ CONSTANT = 1.25
 register(
     Claim(
         name="no-encoding",
+        title="NoPE on algorithmic tasks",
         number="9a",
         claimed="On small algorithmic tasks a decoder without an encoding generalizes best to longer inputs.",
         source="Kazemnejad et al. 2023, The Impact of Positional Encoding on Length Generalization in Transformers",
         link="https://arxiv.org/abs/2305.19466",
-        protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40; "
-        "mean reciprocal rank 0.69 without an encoding, 0.55 T5, 0.50 ALiBi, 0.33 RoPE, 0.22 sinusoids. Here: one "
+        protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40. "
+        "Mean reciprocal rank is 0.69 without an encoding, 0.55 T5, 0.50 ALiBi, 0.33 RoPE, 0.22 sinusoids. Here: one "
         f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right. What has "
         "no encoding does not learn it: more steps, or shorter words, would decide.",
         statements=tuple(
@@ -40,6 +41,7 @@ register(
 register(
     Claim(
         name="randomized-positions",
+        title="Randomized positions on longer inputs",
         number="9c",
         claimed="Positions in training that are a random subset of a longer range help to generalize to longer inputs.",
         source="Ruoss et al. 2023, Randomized Positional Encodings Boost Length Generalization of Transformers",
@@ -56,6 +58,7 @@ register(
 register(
     Claim(
         name="path-flip-flop",
+        title="PaTH and RoPE on flip-flop",
         number="10a",
         claimed="One layer with PaTH solves flip-flop, also with many or few instructions that count; one with RoPE does not.",
         source="Yang et al. 2025, PaTH Attention",
@@ -83,6 +86,7 @@ register(
 register(
     Claim(
         name="path-parity",
+        title="PaTH and RoPE on parity",
         number="10b",
         claimed="PaTH tracks parity with fewer layers than RoPE.",
         source="Yang et al. 2025, PaTH Attention",
@@ -100,6 +104,7 @@ register(
 register(
     Claim(
         name="attention-recalls",
+        title="Recall of attention and of recurrences",
         number="11a",
         claimed="Attention recalls exactly what recurrences of the same width forget.",
         source="Arora et al. 2024, Zoology: Measuring and Improving Recall in Efficient Language Models, figure 2",
@@ -118,6 +123,7 @@ register(
 register(
     Claim(
         name="recurrences-constant",
+        title="Time per token of recurrences",
         number="11b",
         claimed="A recurrence takes the same time for every token however many came before, and at a long context "
         "less than attention.",
@@ -141,6 +147,7 @@ register(
 register(
     Claim(
         name="exact-distance",
+        title="ALiBi and RoPE on a task of exact distance",
         number="14",
         claimed="ALiBi lags behind RoPE where the exact distance matters.",
         source="A common statement about ALiBi; Kazemnejad et al. 2023 find its attention short-sighted",
@@ -153,10 +160,11 @@ register(
         ),
     )
 )
-for name, number, label, plain, what, source, link, there in (
+for name, number, title, label, plain, what, source, link, there in (
     (
         "abacus",
         "18a",
+        "Abacus positions in addition",
         "abacus:max_start=16+fire",
         "fire",
         "Abacus positions, beside FIRE,",
@@ -167,6 +175,7 @@ for name, number, label, plain, what, source, link, there in (
     (
         "position-coupling",
         "18b",
+        "Position coupling in addition",
         "coupled:max_start=16",
         "nope",
         "Coupled positions",
@@ -178,6 +187,7 @@ for name, number, label, plain, what, source, link, there in (
     register(
         Claim(
             name=name,
+            title=title,
             number=number,
             claimed=f"{what} make additions carry over to numbers of twice the digits.",
             source=source,

@@ -58,6 +58,7 @@ class Claim:
 
     Attributes:
         name: Letters, digits and hyphens.
+        title: What is tested, in a few words without a finding.
         number: Its place on the page: a number, or one with a letter where a source says several things ("2a", "2b").
         claimed: In one sentence.
         source: Authors, year and title, or several.
@@ -70,6 +71,7 @@ class Claim:
     """
 
     name: str
+    title: str
     number: str
     claimed: str
     source: str

@@ -4,6 +4,7 @@ from typing import Any
 
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, NotRun
+from longitude.report.wording import paper
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR
 
 Row = dict[str, Any]
@@ -59,7 +60,7 @@ def _value(row: Row, of: str) -> str:
 
 
 def _words(row: Row) -> str:
-    """A token of mamba at context length 32,768; t5 over 2,048 tokens."""
+    """A token of Mamba at context length 32,768; T5 bias over 2,048 tokens."""
     if "label" in row:
-        return f"a token of {row['label']} at context length {row['context']:,}"
-    return f"{row['name']} over {row['length']:,} tokens"
+        return f"a token of {paper(row['label'])} at context length {row['context']:,}"
+    return f"{paper(row['name'])} over {row['length']:,} tokens"

@@ -1,4 +1,4 @@
-"""Claims about models that are read past their training length through a scheme, without training and after a short one."""
+"""Claims about models past their training length with a RoPE-scaling method, without training and after a short one."""
 
 from functools import partial
 
@@ -21,9 +21,11 @@ RAMP = (
 register(
     Claim(
         name="tables-interpolated",
+        title="Interpolated position tables against cropped text",
         number="1c",
         erratum=True,
-        claimed="A table of positions interpolated to a longer text reads it better than the text cropped to the trained length.",
+        claimed="With an interpolated position table, a model predicts longer text better than text cropped to the "
+        "training length.",
         source="A chapter of a book on relative positions, of the original Transformer; Dosovitskiy et al. 2021 "
         "interpolate a table for larger images, before training on",
         link="https://arxiv.org/abs/2010.11929",
@@ -39,8 +41,9 @@ register(
 register(
     Claim(
         name="schemes-in-order",
+        title="Position interpolation, NTK-aware scaling and YaRN, without training",
         number="4a",
-        claimed="Without training, NTK-aware scaling reads longer text better than position interpolation, and YaRN "
+        claimed="Without training, NTK-aware scaling predicts longer text better than position interpolation, and YaRN "
         "better than both.",
         source="bloc97 2023, NTK-Aware Scaled RoPE; Peng et al. 2024, YaRN, section B.3",
         link="https://arxiv.org/abs/2309.00071",
@@ -55,6 +58,7 @@ register(
 register(
     Claim(
         name="searched-factors",
+        title="Searched factors against YaRN, without training",
         number="4b",
         claimed="Factors that were searched beat YaRN without training.",
         source="Ding et al. 2024, LongRoPE, sections 2 and 3",
@@ -70,6 +74,7 @@ register(
 register(
     Claim(
         name="yarn-crops",
+        title="YaRN against cropped text, without training",
         number="4c",
         claimed="Without training, YaRN is about as good as cropping the text to the trained length.",
         source="Gelberg et al. 2025, Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings, figure 5",
@@ -84,13 +89,15 @@ register(
 register(
     Claim(
         name="yarn-fine-tuned",
+        title="YaRN against position interpolation, after training",
         number="5",
-        claimed="After the same short training at the longer length, YaRN reads it better than position interpolation.",
+        claimed="After the same short training at the longer length, YaRN predicts longer text better than position "
+        "interpolation.",
         source="Peng et al. 2024, YaRN, table 1, and figure 3 of a later version",
         link="https://arxiv.org/abs/2309.00071",
         protocol="There: LLaMA of 7 billion parameters, from 2,048 to 32,768 tokens in 400 steps; Llama 2 from "
         "4,096 to 8,192, where both are equal at 8,192. Here: the models of claim 4, from 128 to 512 bytes in 150 "
-        "steps at a tenth of the rate: 30% of the first training, where the paper has 0.1%. Varied: the best other rows of "
+        "steps at a tenth of the rate. That is 30% of the first training; the paper has 0.1%. Varied: the best other rows of "
         "the same study, no scheme at all and NTK-aware scaling, which this page had left out before 2026-11-26.",
         statements=(loss_below(fine_tuned(YARN, 512), fine_tuned("rope:scaling=linear,factor=4", 512)),),
         varied=(
@@ -100,16 +107,31 @@ register(
         ),
     )
 )
-for name, number, wrong, right, mistake in (
-    ("ntk-exponent", "15a", "ntk-book", "ntk", "the exponent 2/(d-2) for d/(d-2) in the base of NTK-aware scaling"),
-    ("fractional-positions", "15b", "linear-floor", "linear", "interpolated positions rounded down to whole numbers"),
+for name, number, title, wrong, right, mistake in (
+    (
+        "ntk-exponent",
+        "15a",
+        "A wrong exponent in NTK-aware scaling",
+        "ntk-book",
+        "ntk",
+        "the exponent 2/(d-2) for d/(d-2) in the base of NTK-aware scaling",
+    ),
+    (
+        "fractional-positions",
+        "15b",
+        "Interpolated positions rounded down",
+        "linear-floor",
+        "linear",
+        "interpolated positions rounded down to whole numbers",
+    ),
 ):
     register(
         Claim(
             name=name,
+            title=title,
             number=number,
             erratum=True,
-            claimed=f"A book has {mistake}; longer texts are read worse so.",
+            claimed=f"A book has {mistake}; models then predict longer text worse.",
             source="bloc97 2023, NTK-Aware Scaled RoPE; Chen et al. 2023, Positional Interpolation; docs/errata.md has the "
             "book's formulas",
             link="https://arxiv.org/abs/2306.15595",

@@ -24,6 +24,7 @@ PRESS_LINK = "https://arxiv.org/abs/2108.12409"
 register(
     Claim(
         name="tables-alike",
+        title="Learned table and sinusoids at the training length",
         number="1a",
         claimed="At the training length a learned table of positions and sinusoids give the same quality.",
         source="Vaswani et al. 2017, Attention Is All You Need, table 3, row E",
@@ -39,6 +40,7 @@ register(
 register(
     Claim(
         name="tables-fail",
+        title="Learned table and sinusoids past the training length",
         number="1b",
         claimed="Sinusoids fail past the training length; a learned table has no rows there at all.",
         source=PRESS + ", sections 2 and B",
@@ -53,6 +55,7 @@ register(
 register(
     Claim(
         name="alibi-holds",
+        title="ALiBi past the training length",
         number="2a",
         claimed="ALiBi holds its perplexity on texts far longer than those of training.",
         source=PRESS,
@@ -65,6 +68,7 @@ register(
 register(
     Claim(
         name="early-tokens",
+        title="ALiBi in sliding and in non-overlapping windows",
         number="2b",
         claimed="ALiBi's gain at longer lengths is an artifact of the evaluation: longer windows have fewer tokens with a "
         "short context. Non-overlapping windows improve with their length, and windows that slide by one token do not.",
@@ -86,6 +90,7 @@ register(
 register(
     Claim(
         name="rope-breaks",
+        title="RoPE past the training length",
         number="3a",
         claimed="RoPE breaks before twice the training length.",
         source="Chen et al. 2023, Extending Context Window of Large Language Models via Positional Interpolation, table 1; "
@@ -105,8 +110,10 @@ LIU_THERE = (
 register(
     Claim(
         name="small-base",
+        title="RoPE with a small base",
         number="3b",
-        claimed="With a base far below the trained length RoPE predicts better past it than with 10,000, and breaks too.",
+        claimed="With a base far below the training length, RoPE predicts longer text better than with base 10,000, "
+        "and breaks too.",
         source=LIU,
         link=LIU_LINK,
         protocol=f"{LIU_THERE} Small is below T/(2 pi), which is 20 at T = 128: base 16, five seeds, 100 documents. Corrected "
@@ -120,8 +127,9 @@ register(
 register(
     Claim(
         name="large-base",
+        title="RoPE with a large base",
         number="3c",
-        claimed="With a larger base than 10,000 RoPE predicts better at twice the training length, and breaks too.",
+        claimed="With a base above 10,000, RoPE predicts text of twice the training length better, and breaks too.",
         source=LIU,
         link=LIU_LINK,
         protocol=f"{LIU_THERE} Base 500,000, in all three studies that have it: `text`, `base` with another split of the "
@@ -137,12 +145,13 @@ BASES = tuple(f"rope:base={value}" for value in (500, 2000, 100_000, 500_000))
 register(
     Claim(
         name="searched-base",
+        title="RoPE with the best of several bases",
         number="3d",
-        claimed="The best of several bases holds at longer texts than 10,000, and breaks too.",
+        claimed="With the best of several bases, RoPE holds on longer text than with base 10,000, and breaks too.",
         source="Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation",
         link="https://arxiv.org/abs/2310.05209",
         protocol=f"There: as for 3b and 3c. {HERE} We train four other bases, each from the start; one must hold at a longer "
-        "length than 10,000. Which one is chosen by the measured lengths themselves, in the claim's favour.",
+        "length than 10,000. Which one is chosen by the measured lengths themselves, in the claim's favor.",
         statements=(
             any_of(
                 "one of the bases 500, 2,000, 100,000 and 500,000 holds up to a longer length than 10,000",
@@ -159,6 +168,7 @@ for name, number, clip, where, how in (
     register(
         Claim(
             name=name,
+            title=f"A bias clipped {where}",
             number=number,
             claimed=f"A bias that is clipped at a distance {where} does not carry over to texts much longer than the clip.",
             source="A chapter of a book on relative positions; Shaw et al. 2018, section 3.2, hoped for the opposite",
@@ -171,8 +181,9 @@ CHI = "Chi, Fan, Ramadge and Rudnicky 2022, KERPLE"
 register(
     Claim(
         name="kerple",
+        title="KERPLE against ALiBi past the training length",
         number="8a",
-        claimed="KERPLE's logarithmic bias predicts better than ALiBi past the training length, and holds.",
+        claimed="KERPLE's logarithmic bias predicts text past the training length better than ALiBi, and holds.",
         source=CHI,
         link="https://arxiv.org/abs/2205.09921",
         protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 16,384 "
@@ -188,8 +199,9 @@ register(
 register(
     Claim(
         name="sandwich",
+        title="Sandwich against ALiBi at the longest texts",
         number="8b",
-        claimed="Sandwich, without parameters, predicts better than ALiBi at the longest texts, and holds.",
+        claimed="Sandwich, without parameters, predicts the longest texts better than ALiBi, and holds.",
         source="Chi, Fan, Rudnicky and Ramadge 2023, Dissecting Transformer Length Extrapolation",
         link="https://arxiv.org/abs/2212.10356",
         protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 8,192 "
@@ -205,14 +217,15 @@ register(
 register(
     Claim(
         name="fire",
+        title="FIRE against ALiBi up to 4 times the training length",
         number="8c",
-        claimed="FIRE predicts better than ALiBi to 4 times the training length, and holds.",
+        claimed="FIRE predicts text of up to 4 times the training length better than ALiBi, and holds.",
         source="Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers",
         link="https://arxiv.org/abs/2310.04418",
         protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
-        f"perplexity than the best other encoding. {HERE} {LONGER} With one seed: a threshold that starts at a "
-        "quarter of the training length, as there (32 in place of 512): 4.9% above the training length's loss at 4 "
-        "times, for 4.5%.",
+        f"perplexity than the best other encoding. {HERE} {LONGER} With one seed, a threshold starts at a "
+        "quarter of the training length, as there (32 in place of 512). The loss at 4 times is then 4.9% above that at the "
+        "training length, in place of 4.5%.",
         statements=(
             *(loss_below(text("fire", length), text("alibi", length)) for length in (256, 512)),
             *(holds(text("fire", length), at=128) for length in (256, 512)),
@@ -223,6 +236,7 @@ register(
 register(
     Claim(
         name="fox-holds",
+        title="FoX past the training length",
         number="10c",
         claimed="The forget gate (FoX) holds perplexity past the training length.",
         source="Lin et al. 2025, Forgetting Transformer",

@@ -5,6 +5,7 @@ from claims.base import Claim, register
 register(
     Claim(
         name="temperature",
+        title="NoPE with a temperature for each head",
         number="9b",
         claimed="With a temperature found for each head, a decoder without an encoding carries over to longer texts "
         "than with one.",
@@ -17,6 +18,7 @@ register(
 register(
     Claim(
         name="path-a5",
+        title="PaTH and RoPE on the group A5",
         number="10d",
         claimed="PaTH solves the word problem of the group A5 with fewer layers than RoPE.",
         source="Yang et al. 2025, PaTH Attention",
@@ -29,23 +31,25 @@ register(
 register(
     Claim(
         name="rope-decay",
+        title="RoPE's attention by distance",
         number="16",
         claimed="With RoPE, attention decays with distance.",
         source="Su et al. 2021, RoFormer, section 3.4; denied by Barbero et al. 2025, Round and Round We Go",
         link="https://arxiv.org/abs/2410.06205",
         protocol="It takes scores by distance of trained models, of queries and keys as they are and shuffled, which no "
-        "study measures yet; the models of the study `text` would do: minutes.",
+        "study measures yet. The models of the study `text` would do, in minutes.",
     )
 )
 register(
     Claim(
         name="perplexity-retrieval",
+        title="Perplexity and retrieval across RoPE-scaling methods",
         number="17",
         claimed="Perplexity does not predict retrieval across schemes.",
         source="Peng et al. 2024, YaRN, section B.2; Gelberg et al. 2025, figure 5",
         link="https://arxiv.org/abs/2309.00071",
-        protocol="It takes models that solve a passkey at the training length and read text, then schemes compared by "
-        "both: the task `passkey` trains for 3 minutes a model, 12 models, and needs the schemes of the task "
+        protocol="It takes models that solve a passkey at the training length and predict text, and scaling methods "
+        "compared by both. The task `passkey` trains for 3 minutes a model, 12 models, and needs the methods of the task "
         "`text`.",
     )
 )

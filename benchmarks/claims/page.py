@@ -1,19 +1,22 @@
 """docs/claims.md: every claim with its source, our protocol, what was found and the verdict, and charts of it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
+import altair as alt
+
+from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, Judged, Outcome, Statement
 from claims.evidence import Evidence, NotRun
 from claims.protocol import SERIES
 from claims.series import list_studies
 from claims.tables import false_discovery
-from longitude.report.figure import Figure
+from longitude.report.figure import SLACK, Figure
 from longitude.report.wording import count, legible, paper
 from longitude.study.analysis import CRITERIA, Analysis
+from longitude.study.answers import SOLVED
 from longitude.study.config import option
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
@@ -63,7 +66,12 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
 
     lines, mistakes = (
         [
-            [each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**", thumbnail(each)]
+            [
+                each.claim.number,
+                f"[{each.claim.claimed}](#{anchor(each.claim)})",
+                f"**{each.verdict}**",
+                thumbnail(each),
+            ]
             for each in part
         ]
         for part in (claims, errata)
@@ -90,8 +98,14 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
 
 
 # ---- a claim ---------------------------------------------------------------------------------------------------------
-def _anchor(each: Judged) -> str:
-    return f"{each.claim.number}-{each.claim.name}"
+def heading(claim: Claim) -> str:
+    """Heading of a claim on the page."""
+    return f"{claim.number} {claim.title}"
+
+
+def anchor(claim: Claim) -> str:
+    """Where links lead, whatever the heading says."""
+    return f"{claim.number}-{claim.name}"
 
 
 def _group(each: Judged) -> str:
@@ -103,15 +117,18 @@ def _claim(each: Judged, chances: Iterator[str], evidence: Evidence) -> list[str
     claim = each.claim
     studies = ", ".join(f"[{name}](#study-{name})" for name in claim.studies)
     parts = [
-        f"## {claim.number} {claim.name}",
-        f"**{claim.claimed}**",
-        f"Source: [{claim.source}]({claim.link}).",
-        PARTS.sub(lambda found: f"\n\n**{NAMES[found[1]]}**: ", claim.protocol).strip()
-        + (f" Studies: {studies}." if studies else ""),
+        f'<a id="{anchor(each.claim)}"></a>',
+        f"## {heading(claim)}",
         f"Verdict: **{each.verdict}**{_sizes(each, evidence)}.",
+        f"**{claim.claimed}**",
     ]
     if claim.statements:
         parts.append(_statements("statement", claim.statements, each.outcomes, chances))
+    parts += [
+        f"Source: [{claim.source}]({claim.link}).",
+        PARTS.sub(lambda found: f"\n\n**{NAMES[found[1]]}**: ", claim.protocol).strip(),
+        *([f"**Studies**: {studies}."] if studies else []),
+    ]
     if claim.varied:
         parts += [
             "Varied, no part of the verdict:",
@@ -194,11 +211,29 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     named = {**run.study, "configuration": {**run.study["configuration"], "encodings": names}}
     analysis = Analysis(Run(run.path, named, (), []), criterion, {first: findings}, {})
     figure = next(iter(by_length(analysis)))
+    if run.task.kind == "answers":
+        figure = replace(figure, chart=_with_levels(figure.chart, run.guessing.values()))
     rows = []
     for name in names:
         values = [(criterion.number(each), criterion.bounds(each)) for each in analysis.of(name)]
         rows.append([name, *(f"{value} [{ends}]" if ends else value for value, ends in values)])
     return Chart(figure, as_markdown([f"{run.task.words} at", *map(str, run.lengths)], rows))
+
+
+def _with_levels(chart: Any, guessing: Collection[float]) -> Any:
+    """The chart with its level lines named on the axis, where no line crosses their words; guessing: its share by length."""
+    words = {SOLVED: f"solved ({SOLVED:.0%})"}
+    if max(guessing) - min(guessing) < 0.01 and min(guessing) > 0:
+        words[min(guessing)] = f"guessing ({min(guessing):.0%})"
+    named = "".join(f"abs(datum.value - {level}) < 0.001 ? '{text}' : " for level, text in words.items())
+    spec = chart.to_dict()
+    spec["padding"]["left"] += SLACK  # readers have wider letters than those that it is laid out with
+    for layer in spec["layer"]:
+        axis = layer.get("encoding", {}).get("y", {}).get("axis")
+        if axis:
+            ticks = [tick for tick in axis["values"] if all(abs(tick - level) > 0.07 for level in words)]
+            axis |= {"values": sorted([*ticks, *words]), "labelExpr": f"{named}format(datum.value, '.0%')"}
+    return alt.LayerChart.from_dict(spec)
 
 
 def _chart(name: str, chart: Chart) -> str:

@@ -15,6 +15,7 @@ MOST = 0.05
 register(
     Claim(
         name="shaw-values",
+        title="Shaw's vectors of the values",
         number="6a",
         claimed="Relative vectors of the values add nothing to those of the keys.",
         source="Shaw, Uszkoreit and Vaswani 2018, Self-Attention with Relative Position Representations, section 4.3",
@@ -27,6 +28,7 @@ register(
 register(
     Claim(
         name="t5-bias",
+        title="Loss of the T5 bias against Shaw's vectors",
         number="6b",
         claimed="One learned number per head and distance (T5) is as good as vectors of the keys and values (Shaw).",
         source="Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1",
@@ -38,6 +40,7 @@ register(
 register(
     Claim(
         name="t5-cost",
+        title="Time of the T5 bias against Shaw's vectors",
         number="6c",
         claimed="T5's number per head and distance is cheaper than Shaw's vectors.",
         source="Raffel et al. 2020, section 2.1",
@@ -57,14 +60,15 @@ register(
 register(
     Claim(
         name="hierarchical-quality",
+        title="Quality of hierarchical attention",
         number="12a",
         claimed="Attention to a window and to a logarithmic number of summaries keeps most of the quality of full attention.",
         source="A lecture page's sketch, without a measurement; our definition is docs/hierarchical.md",
         link="hierarchical.md",
-        protocol=f"{HERE} A window of 32 bytes and blocks of powers of two before it, both with ALiBi: the loss "
-        f"within {MOST:.0%} of that of full attention, at the training length and past it. And recall, at the trained length "
-        "and at twice: a window alone passes on text, so text says nothing of summaries. Corrected on 2026-11-26: this page "
-        "had left recall out and said confirmed.",
+        protocol=f"{HERE} A window of 32 bytes and blocks of powers of two before it, both with ALiBi. The loss "
+        f"must be within {MOST:.0%} of that of full attention, at the training length and past it. And recall, at the "
+        "trained length and at twice: a window alone passes on text, so text says nothing of summaries. Corrected on "
+        "2026-11-26: this page had left recall out and said confirmed.",
         statements=(
             *(
                 loss_at_most(text("alibi+hierarchical:window=32", length), text("alibi", length), MOST)
@@ -84,8 +88,9 @@ register(
 register(
     Claim(
         name="hierarchical-blocks",
+        title="Hierarchical attention without its summaries",
         number="12c",
-        claimed="The summaries bring it, not the window: without them the same window predicts worse.",
+        claimed="The summaries bring it, not the window: without them the same window predicts text worse.",
         source="A control of 12a, of our own",
         link="hierarchical.md",
         protocol=f"{HERE} The same models with a window of 32 bytes alone, at the training length and past it.",
@@ -98,6 +103,7 @@ register(
 register(
     Claim(
         name="hierarchical-cost",
+        title="Cost of hierarchical attention",
         number="12b",
         claimed="It costs N log N: a token as log N, and far less than full attention for a long text.",
         source="The same lecture page",
@@ -125,6 +131,7 @@ heads = partial(Measured, "heads")
 register(
     Claim(
         name="grouped-heads",
+        title="Grouped-query and multi-query attention",
         number="13",
         claimed="Grouped-query attention costs almost no quality; multi-query attention costs more.",
         source="Ainslie et al. 2023, GQA: Training Generalized Multi-Query Transformer Models, table 1",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, Measured, NotRun
 from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
-from longitude.report.wording import percent
+from longitude.report.wording import paper, percent
 from longitude.statistics.documents import document_contrast
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
 from longitude.study.answers import AnswerCriterion, share
@@ -23,21 +23,24 @@ from longitude.study.losses import TOLERANCE
 def loss_below(a: Measured, b: Measured, by: float = 0.0) -> Statement:
     """The loss of a is below that of b, by more than some bits per byte."""
     more = f" by more than {by:g} bits per byte" if by else ""
-    words = f"the loss of {_of(a, b)} is below that of {_of(b, a)}{more}"
+    one, other, where = _pair(a, b)
+    words = f"{one} has a lower loss than {other}{where}{more}"
     return _ranged(words, (a, b), _difference(a, b), (-math.inf, -by), bits)
 
 
 def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE, below: float | None = None) -> Statement:
     """The losses of a and b are alike: their ratio is 1 within a margin, downwards within `below` where it is given."""
-    words = f"the loss of {_of(a, b)} is within {margin:.0%} of that of {_of(b, a)}"
+    one, other, where = _pair(a, b)
+    words = f"{one} has a loss within {margin:.0%} of that of {other}{where}"
     if below is not None:
-        words = f"the loss of {_of(a, b)} is at most {below:.1%} below and {margin:.0%} above that of {_of(b, a)}"
+        words = f"{one} has a loss at most {below:.1%} below and {margin:.0%} above that of {other}{where}"
     return _ranged(words, (a, b), _change(a, b), (-(margin if below is None else below), margin), percent)
 
 
 def loss_at_most(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statement:
     """The loss of a is below that of b, or above it by less than a margin."""
-    words = f"the loss of {a} is less than {margin:.0%} above that of {b}"
+    one, other, where = _pair(a, b)
+    words = f"{one} has a loss less than {margin:.0%} above that of {other}{where}"
     return _ranged(words, (a, b), _change(a, b), (-math.inf, margin), percent)
 
 
@@ -58,27 +61,28 @@ def lead_grows(a: Measured, b: Measured, at: int) -> Statement:
         text = document_contrast([each.pooled for each in ends], (1, -1, -1, 1), metric=metric)
         return estimated(moved, text)
 
-    words = f"the loss of {a} lies further below that of {b} than at {at}"
+    one, other, where = _pair(a, b)
+    words = f"the loss of {one} minus that of {other} is lower{where} than at {at}"
     return _ranged(words, (a, b), lead, (-math.inf, 0.0), bits)
 
 
 def holds(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
     """The loss of a is less than a margin above that of the same label at the length `at`, and training used all of it."""
-    words = f"{a} holds: its loss is less than {margin:.0%} above that at {at}"
+    words = f"{_name(a)} holds{_place(a)}: its loss is less than {margin:.0%} above its loss at {at}"
     start = a._replace(length=at)
     within = _ranged(words, (a, start), _change(a, start), (-math.inf, margin), percent)
 
     def judge(evidence: Evidence) -> Outcome:
         outcome, never = within.judge(evidence), evidence.run(a.study).untrained(a.label)
         unused = never and a.length > at and outcome.verdict == HOLDS
-        return outcome._replace(verdict=UNCLEAR, remark=f"{a.label} {never}") if unused else outcome
+        return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {never}") if unused else outcome
 
     return Statement(words, (a, start), judge)
 
 
 def breaks(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
     """The loss of a is more than a margin above that of the same label at the length `at`."""
-    words = f"{a} breaks: its loss is more than {margin:.0%} above that at {at}"
+    words = f"{_name(a)} breaks{_place(a)}: its loss is more than {margin:.0%} above its loss at {at}"
     start = a._replace(length=at)
     return _ranged(words, (a, start), _change(a, start), (margin, math.inf), percent)
 
@@ -86,12 +90,14 @@ def breaks(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 def accuracy_above(a: Measured, least: float) -> Statement:
     """The accuracy of a is above a share, 0 to 1."""
-    return _ranged(f"{a}: more than {least:.0%} are right", (a,), _share(a), (least, math.inf), portion)
+    return _ranged(
+        f"{_name(a)} has more than {least:.0%} right{_place(a)}", (a,), _share(a), (least, math.inf), portion
+    )
 
 
 def accuracy_below(a: Measured, most: float) -> Statement:
     """The accuracy of a is below a share, 0 to 1."""
-    return _ranged(f"{a}: less than {most:.0%} are right", (a,), _share(a), (-math.inf, most), portion)
+    return _ranged(f"{_name(a)} has less than {most:.0%} right{_place(a)}", (a,), _share(a), (-math.inf, most), portion)
 
 
 def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
@@ -102,14 +108,15 @@ def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
     if a.length != b.length:
         raise ValueError(f"examples of two lengths are no pairs: expected one length, got {a} and {b}")
     more = f" by more than {100 * by:g} points" if by else ""
-    words = f"{_of(a, b)} is right more often than {_of(b, a)}{more}"
+    one, other, where = _pair(a, b)
+    words = f"{one} is right more often than {other}{where}{more}"
     if by < 0:
-        words = f"{_of(a, b)} is right at most {-100 * by:g} points less often than {_of(b, a)}"
+        words = f"{one} is right at most {-100 * by:g} points less often than {other}{where}"
     ranged = _ranged(words, (a, b), _difference(a, b), (by, math.inf), points)
 
     def judge(evidence: Evidence) -> Outcome:
         outcome = ranged.judge(evidence)
-        lost = [str(each.label) for each in (a, b) if not _learned(evidence, each)]
+        lost = [_name(each) for each in (a, b) if not _learned(evidence, each)]
         if lost and outcome.verdict is not None:
             who = " and ".join(dict.fromkeys(lost))
             remark = f"{who} did not learn the task, so longer inputs say nothing about position"
@@ -151,7 +158,7 @@ def reaches(a: Measured) -> Statement:
         sides = (found.low or 0) >= a.length, (found.high or 0) >= a.length
         return Outcome(HOLDS if sides[0] else UNCLEAR if sides[1] else LOST, reach(found))
 
-    return Statement(f"{a.label} holds at every length up to {a.length}", (a,), judge)
+    return Statement(f"{_name(a)} holds at every length up to {a.length}", (a,), judge)
 
 
 def reaches_further(a: Measured, b: Measured) -> Statement:
@@ -166,7 +173,7 @@ def reaches_further(a: Measured, b: Measured) -> Statement:
             HOLDS if further else LOST if never else UNCLEAR, f"up to {reach(ours)} and up to {reach(theirs)}"
         )
 
-    words = [each.label + ("" if a.study == b.study else f" (study {each.study})") for each in (a, b)]
+    words = [_name(each) + ("" if a.study == b.study else f" (study {each.study})") for each in (a, b)]
     return Statement(f"{words[0]} holds up to a longer length than {words[1]}", (a, b), judge)
 
 
@@ -193,7 +200,9 @@ def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> State
         remark = f"context length {last['context']} against {last['against']}, median and quartiles over turns, {cpu}, {made}; "
         return _untested(last["ratio"], (above, below), number, remark + "one machine: not tested")
 
-    return Statement(f"a token of {mixer} takes {bounds} times as long at a long context as at a short one", (), judge)
+    return Statement(
+        f"a token of {paper(mixer)} takes {bounds} times as long at a long context as at a short one", (), judge
+    )
 
 
 def _untested(value: float, expected: Range, number: str, remark: str) -> Outcome:
@@ -231,9 +240,25 @@ def points(number: float) -> str:
     return f"{100 * number:+.1f} points".replace("-", "−")
 
 
-def _of(a: Measured, other: Measured) -> str:
-    """With its study where the other is of another."""
-    return str(a) if a.study == other.study else f"{a} (study {a.study})"
+def _name(a: Measured) -> str:
+    """The paper's name of what was measured."""
+    return paper(a.label)
+
+
+def _place(a: Measured) -> str:
+    return f" at {a.length}" + (f" ({a.method})" if a.method else "")
+
+
+def _pair(a: Measured, b: Measured) -> tuple[str, str, str]:
+    """Both names, each with what only it has of study, length and method; and the length, where it is that of both."""
+    names = []
+    for each in (a, b):
+        own = [each.method or ""] * (a.method != b.method) + [f"study {each.study}"] * (a.study != b.study)
+        own = [word for word in own if word]
+        length = f" at {each.length}" * (a.length != b.length)
+        names.append(_name(each) + length + (f" ({', '.join(own)})" if own else ""))
+    both = f" ({a.method})" if a.method and a.method == b.method else ""
+    return names[0], names[1], (f" at {a.length}" if a.length == b.length else "") + both
 
 
 # ---- estimates -------------------------------------------------------------------------------------------------------

@@ -157,11 +157,15 @@ def test_cheap_commands_run(page: str, reader: Callable[[str], None], capsys: py
 
 @cache
 def sections(page: Path) -> dict[str, str]:
-    """Anchor of each heading of a page, as GitHub and MyST make it -> the text from there to the next heading."""
+    """Anchor of each heading of a page -> the text from there to the next heading.
+
+    It is the one that stands before the heading, else the one that GitHub and MyST make.
+    """
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    titles = re.split(r"^#+ (.*)$", text, flags=re.MULTILINE)[1:]
-    plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower() for title in titles[::2]]
-    return {title.replace(" ", "-"): body for title, body in zip(plain, titles[1::2])}
+    parts = re.split(r'(?:^<a id="([\w-]+)"></a>\s+)?^#+ (.*)$', text, flags=re.MULTILINE)[1:]
+    titles = [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower() for title in parts[1::3]]
+    anchors = [own or title.replace(" ", "-") for own, title in zip(parts[::3], titles, strict=True)]
+    return dict(zip(anchors, parts[2::3], strict=True))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])

@@ -13,7 +13,7 @@ from claims import protocol
 from claims.__main__ import main
 from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
-from claims.page import charts, page
+from claims.page import anchor, charts, heading, page
 from claims.tables import frame
 from longitude.cli import main as longitude
 from longitude.study.results import is_kept, keep, read_run
@@ -41,8 +41,8 @@ def test_another_program_finds_the_same_numbers(monkeypatch):
     exec(code, theirs := {})
     ours = frame(judged(KEPT)[1])
     words = {
-        "1a": "sinusoidal at 128 is within", "2a": "alibi at 2048 holds", "3b": "base=16 at 1024 is below",
-        "8b": "sandwich at 2048 lies", "13": "num_kv_heads=2 at 128 is less",
+        "1a": "sinusoidal has", "2a": "ALiBi holds at 2048", "3b": "lower loss than RoPE at 1024",
+        "8b": "loss of Sandwich minus", "13": "num_kv_heads=2) has a loss",
     }  # fmt: skip
     for number, row in theirs["table"].iterrows():
         [own] = [each for _, each in ours.iterrows() if words[number] in each["statement"] and not each["part"]]
@@ -110,7 +110,7 @@ def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbe
     drawn = charts(verdicts, found)
     text = page(verdicts, found, drawn)
     for claim in list_claims():
-        assert text.count(f"\n## {claim.number} {claim.name}\n") == 1
+        assert text.count(f'\n<a id="{anchor(claim)}"></a>\n\n## {heading(claim)}\n') == 1
     assert text.count("### Study text\n") == text.count("### Study copy\n") == 1 and "20" in text
     assert {"3-text", "8-text"} <= {*drawn} and all(f"claims/{name}.svg" in text for name in drawn)
     path = tmp_path / "page.md"

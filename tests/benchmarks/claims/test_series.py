@@ -34,7 +34,9 @@ device = "cpu"
 
 def claim(name, number, study, *labels):
     parts = tuple(holds(Measured(study, label, 16), at=8) for label in labels)
-    return Claim(name=name, number=number, claimed=f"{name}.", source="", link="", protocol="", statements=parts)
+    return Claim(
+        name=name, title=name, number=number, claimed=f"{name}.", source="", link="", protocol="", statements=parts
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -157,7 +157,7 @@ def test_what_training_never_used_holds_nowhere(tmp_path):
     states = {("fire", seed): {"untrained": "never used one part"} for seed in (0, 1, 2)}
     write_run(tmp_path / "text", {"fire": (2.6,) * 5}, states, seeds=(0, 1, 2))
     outcome = statements.holds(at("fire", 4096), at=256).outcome(MadeUp(tmp_path))
-    assert outcome.verdict == UNCLEAR and outcome.remark == "fire never used one part"
+    assert outcome.verdict == UNCLEAR and outcome.remark == "FIRE never used one part"
 
 
 def test_a_seed_that_is_missing_is_waited_for(tmp_path):
@@ -179,14 +179,14 @@ def test_what_was_not_learned_says_nothing_of_longer_inputs(tmp_path):
     write_answers(tmp_path / "reverse", shares, seeds=(0, 1, 2))
     evidence = MadeUp(tmp_path)
     longer = statements.more_accurate(at("t5", 32, "reverse"), at("nope", 32, "reverse")).outcome(evidence)
-    assert longer.verdict == UNCLEAR and longer.remark.startswith("nope did not learn")
+    assert longer.verdict == UNCLEAR and longer.remark.startswith("NoPE did not learn")
     trained = statements.more_accurate(at("t5", 16, "reverse"), at("nope", 16, "reverse")).outcome(evidence)
     assert trained.verdict == HOLDS
 
 
 def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
     def verdict(*parts):
-        claim = Claim(name="x", number="1", claimed="", source="", link="", protocol="", statements=parts)
+        claim = Claim(name="x", title="", number="1", claimed="", source="", link="", protocol="", statements=parts)
         return claim.judged(evidence).verdict
 
     good, bad = (statements.holds(at(label, 4096), at=256) for label in ("alibi", "rope"))
