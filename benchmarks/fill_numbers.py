@@ -425,7 +425,7 @@ def made(found: dict[str, Any]) -> str:
 KINDS: dict[str, Callable[[Any], str]] = {
     "real-methods": real_methods, "real-answers": real_answers, "real-training": real_training, "real-times": real_times,
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
-    "properties": properties, **dict.fromkeys(("study-glance", "study", "study-modern", "study-mixers", "study-carriers"), at_a_glance),
+    "properties": properties, **dict.fromkeys(("study-glance", "study", "study-mixers", "study-carriers"), at_a_glance),
     "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
     "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
 }  # fmt: skip
