@@ -42,12 +42,12 @@ def test_properties_are_the_declared_ones():
 
 def test_backends_are_those_that_do_not_refuse():
     assert BY_NAME["t5"].backends["training"][0] == "table"
-    assert "sdpa" not in BY_NAME["t5"].backends["training"] and "sdpa" in BY_NAME["t5"].backends["reading"]
-    assert BY_NAME["nope"].backends["reading"][0] == "sdpa"  # the cheapest first
+    assert "sdpa" not in BY_NAME["t5"].backends["training"] and "sdpa" in BY_NAME["t5"].backends["inference"]
+    assert BY_NAME["nope"].backends["inference"][0] == "sdpa"  # the cheapest first
     q, k = torch.zeros(1, 4, 64, 8), torch.zeros(1, 2, 64, 8)
     for name in ("alibi", "rope", "shaw"):
         encoding = lg.testing.example(name)().float()
-        for use, wanted in (("training", True), ("reading", False)):
+        for use, wanted in (("training", True), ("inference", False)):
             with torch.set_grad_enabled(wanted):
                 verdicts = lg.explain(q.requires_grad_(wanted), k, k, encoding=encoding)
             takers = BY_NAME[name].backends[use]

@@ -91,7 +91,7 @@ def described(name: str) -> Facts:
         "source": source_of(built),
         "options": list(options_of(factory)),
         "is": first_paragraph(factory),
-        "backends": {"training": [*takers(built, True)], "reading": [*takers(built, False)]},
+        "backends": {"training": [*takers(built, True)], "inference": [*takers(built, False)]},
     }
 
 

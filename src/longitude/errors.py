@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any, get_args
@@ -127,4 +127,9 @@ def check_choice(who: str, choices: Any, **options: Any) -> None:
     valid = get_args(choices)
     for name, option in options.items():
         if not isinstance(option, str) or option not in valid:
-            raise UsageError(who, f"{name} {', '.join(map(repr, valid[:-1]))} or {valid[-1]!r}", repr(option))
+            raise UsageError(who, f"{name} {either(valid)}", repr(option))
+
+
+def either(values: Sequence[object]) -> str:
+    """'half' or 'interleaved'."""
+    return " or ".join(filter(None, [", ".join(map(repr, values[:-1])), repr(values[-1])]))

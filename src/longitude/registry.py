@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from longitude import plugins
-from longitude.errors import UsageError, unknown
+from longitude.errors import UsageError, either, unknown
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -93,20 +93,22 @@ def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def resolve_options(
     name: str,
-    parameters: Mapping[str, inspect.Parameter],
+    factory: Callable[..., Any],
     options: Mapping[str, Any],
     known: Mapping[str, Any],
     builder: str,
+    without: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Resolve each parameter: from `options`, else from `known` if its default is missing or None, else its default.
+    """Resolve each option of a factory: from `options`, else from `known` if its default is missing or None, else its default.
 
     known: a model's num_heads, head_dim, ... builder: public function to name in the ValueError for an unknown or missing
-        option.
+        option. without: options that are not the caller's to give.
     """
+    parameters = {option: p for option, p in options_of(factory).items() if option not in without}
     for option in options:
         if option not in parameters:
             raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters) or 'none'}.")
-    full = {}
+    full, missing = {}, []
     for option, parameter in parameters.items():
         if option in options:
             full[option] = options[option]
@@ -115,5 +117,27 @@ def resolve_options(
         elif parameter.default is not inspect.Parameter.empty:
             full[option] = parameter.default
         else:
-            raise ValueError(f"{name!r} needs the option {option!r}: {builder}({name!r}, {option}=...)")
+            missing.append(option)
+    if missing:
+        raise ValueError(_needs(name, factory, missing, full, builder))
     return full
+
+
+def _needs(
+    name: str, factory: Callable[..., Any], missing: Sequence[str], full: Mapping[str, Any], builder: str
+) -> str:
+    """The missing options with their values, if a Literal lists them, and a call that gives every required option."""
+    try:
+        found = inspect.signature(factory, eval_str=True).parameters
+    except NameError:  # an annotation of a plugin that only a type checker can evaluate
+        found = inspect.signature(factory).parameters
+    values = {option: get_args(found[option].annotation) for option in missing if _is_literal(found[option].annotation)}
+    needs = [f"{option!r} ({either(values[option])})" if option in values else repr(option) for option in missing]
+    given = {option: repr(values[option][0]) if option in values else "..." for option in missing}
+    given |= {option: repr(full[option]) for option, p in found.items() if p.default is p.empty and option in full}
+    call = ", ".join([repr(name), *(f"{option}={given[option]}" for option in found if option in given)])
+    return f"{name!r} needs the option{'s' * (len(missing) > 1)} {', '.join(needs)}: {builder}({call})"
+
+
+def _is_literal(annotation: Any) -> bool:
+    return get_origin(annotation) is Literal

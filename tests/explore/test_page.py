@@ -124,7 +124,7 @@ def test_anyone_can_read_it(width, scheme, opened):
 @pytest.mark.slow
 @pytest.mark.browser
 def test_controls_move_the_charts_by_keyboard_and_stand_in_the_address(opened):
-    page = opened(address="#first=t5&second=nope&scheme=llama3")
+    page = opened(address="#first=t5&second=unknown&scheme=llama3")
     assert page.locator("#first").input_value() == "t5" and page.locator("#second").input_value() == "alibi"
     drawn = "() => [...document.querySelectorAll('.chart svg .mark-line path')].map((each) => each.getAttribute('d')).join()"
     for control, key in (

@@ -357,7 +357,7 @@ def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_p
 
 @pytest.mark.slow
 def test_retrieval_stands_in_the_same_run(checkpoints, config, tmp_path):
-    config = replace(config, lengths=(512,), tasks=("passkey",), depths=(0.0, 1.0), trials=1)
+    config = MeasureConfig(lengths=(512,), tasks=("passkey",), depths=(0.0, 1.0), trials=1, device="cpu")
     results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
     assert failures == [] and [row.task for row in results.rows] == ["passkey"] * 2
     [table] = tables(results)

@@ -46,6 +46,7 @@ test_wrong_use = refused_calls(
         (lambda: lg.encoding(["alibi"]), "encoding", "['alibi']"),
         (lambda: lg.encoding("t5", num_heads=4, buckets=3), "'t5'", "'buckets'", "'num_buckets'"),
         (lambda: lg.encoding("t5"), "'t5'", "'num_heads'", "lg.encoding"),
+        (lambda: lg.encoding("rope", head_dim=8), "'half' or 'interleaved'", "head_dim=8, layout='half'"),
         (lambda: ALIBI.bias(torch.zeros(2, 3), T), "[Lq]", "[Lk]", "[2, 3]", "[3]"),
         (lambda: ALIBI.bias(T, torch.zeros(2, 3)), "[Lq]", "[Lk]", "[3]", "[2, 3]"),
         (lambda: ALIBI.bias(3, 4), "[Lq]", "[Lk]", "[]"),

@@ -75,3 +75,11 @@ def test_the_numbers_are_there_for_those_who_do_not_see_it():
     assert "".join(table["text"]) == "a" * 100
     assert [float(each) for each in table["model 1, bits"]] == pytest.approx([15.5, 47.5, 79.5, 97.5])
     assert "24.50 bits before, 74.50 after" in passage.alternative(drawn)
+
+
+def test_a_title_has_the_lowest_and_the_highest_mean_behind_the_line_of_what_is_finite():
+    values = {"low": [1.0] * 4 + [2.0] * 4, "high": [1.0] * 4 + [5.0] * 4, "broken": [1.0] * 4 + [np.nan] * 4}
+    panels = {name: Panel(["a"] * 8, np.asarray(each), 4) for name, each in values.items()}
+    title = Passage(caption="C.", unit="byte", panels=panels).finding()
+    assert "2.00 bits for low" in title and "5.00 for high" in title and "broken" not in title
+    assert made(["a"] * 8, [1.0] * 8).finding() == "T"  # no line

@@ -27,6 +27,15 @@ def test_an_encoding_in_the_terminal(command, tmp_path, monkeypatch):
     assert re.search(r"^ +0 +10 +20 +30", out, re.MULTILINE)
 
 
+def test_the_first_picture_and_fact_unless_all_are_asked_for(command):
+    few, every = (command("show", "alibi", *SMALL, *more)[1] for more in ([], ["--all"]))
+    whole = json.loads(command("show", "alibi", *SMALL, "--json")[1])["drawings"]
+    titles = [each["title"] for each in whole]
+    assert [each in few for each in titles] == [True] + [False] * (len(titles) - 1)
+    assert all(each in every for each in titles) and "slopes=paper" in every and "slopes=paper" not in few
+    assert few.endswith(f"{len(titles) - 1} more pictures, options and backends: longitude show alibi --all\n")
+
+
 def test_distances_are_linear_and_a_logarithmic_axis_says_so(command):
     plain, out = (command("show", "alibi", *SMALL, *more)[1] for more in ([], ["--log"]))
     assert "log scale" not in plain and "(log scale)" in out
@@ -34,12 +43,12 @@ def test_distances_are_linear_and_a_logarithmic_axis_says_so(command):
 
 
 def test_curves_that_go_far_end_at_20_below_and_say_so(command):
-    out = command("show", "alibi", "--length", "256", "--heads", "4", "--head-dim", "16")[1]
+    out = command("show", "alibi", "--length", "256", "--heads", "4", "--head-dim", "16", "--all")[1]
     assert "Curves go on below -20, down to -63.8." in out and "-20 or less" in out
 
 
 def test_several_share_a_picture(command):
-    code, out, _ = command("show", "alibi", "t5", *SMALL)
+    code, out, _ = command("show", "alibi", "t5", *SMALL, "--all")
     assert code == 0 and "A alibi  B t5" in out and "Of each, head 2 is drawn." in out
     assert "alibi: the same by head" in out and "t5: the same by head" in out
     assert " ".join(out.split()).count("one unit less makes a weight e = 2.72 times smaller.") == 1

@@ -264,7 +264,8 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
     boxes = [
         box for i, box in enumerate(boxes) if box not in boxes[:i]
     ]  # words on lines are drawn twice: their edge first
-    assert len(boxes) == 8  # six labels, and the names of the training length and of the n-grams
+    # six labels, and the names of the training length and of the n-grams; on narrow screens the legend has the labels
+    assert len(boxes) == (8 if width > 480 else 1)
     for i, (left, right, top, bottom) in enumerate(boxes):
         assert left >= 0 and right <= width
         for other in boxes[:i]:

@@ -17,7 +17,7 @@ from longitude.attention.masks import Causal, Mask
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
-from longitude.registry import Registry, options_of, resolve_options
+from longitude.registry import Registry, resolve_options
 
 
 @dataclass
@@ -284,8 +284,7 @@ def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[
 
     Each is from `options`, from what is `known` of the model, or its default.
     """
-    parameters = {option: p for option, p in options_of(MIXERS[name]).items() if option != "encoding"}
-    return resolve_options(name, parameters, options, known, "lg.mixer")
+    return resolve_options(name, MIXERS[name], options, known, "lg.mixer", without=("encoding",))
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:

@@ -37,9 +37,7 @@ PLUGIN = Parameter(
     annotation=Annotated[
         tuple[Path, ...],
         tyro.conf.UseAppendAction,
-        tyro.conf.arg(
-            metavar="FILE", help="A Python file that registers encodings, mixers or tasks of your own; repeatable."
-        ),
+        tyro.conf.arg(metavar="FILE", help="A Python file that registers your encodings, mixers or tasks"),
     ],
 )
 
@@ -200,7 +198,8 @@ def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
         return kind
     if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
         many = kind.__origin__ is not str
-        shown["metavar"] = name.upper().removesuffix("S") + " ..." * many
+        metavar = name.upper().removesuffix("S") + " ..." * many
+        shown["metavar"] = metavar if default is Parameter.empty else f"[{metavar}]"
     elif default is None and len(inner := [each for each in get_args(kind) if each is not type(None)]) == 1:
         shown["metavar"] = getattr(inner[0], "__name__", "str").upper()
     return Annotated[kind, tyro.conf.arg(**shown)]

@@ -11,7 +11,7 @@ from longitude.bench.config import BenchConfig
 from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, print_json, waiting
 
 GROUPS = {
-    "cases": "encodings lengths backends batch heads kv_heads head_dim dtype passes no_peers",
+    "data": "encodings lengths backends batch heads kv_heads head_dim dtype passes no_peers",
     "timing": "threads cpu_time repeats no_memory",
 }
 EXAMPLES = """  longitude bench --encodings rope alibi t5 --lengths 1024 4096

@@ -16,7 +16,7 @@ PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)
 STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim", "could not run": "yellow"}
 
 GROUPS = {
-    "checks": "length reference against laws quick seed",
+    "test": "length reference against laws quick seed",
     "execution": "dtype device allow_pickle",
 }
 EXAMPLES = """  longitude check models/llama

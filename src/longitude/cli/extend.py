@@ -21,11 +21,12 @@ class ExtendOptions:
     Args:
         to: The new length in tokens.
         method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, longrope2, llama3, drope, base, all or another registered
-            scheme; a learned table is stretched with linear. With all, nothing is written: all methods that need no training
-            and no search are compared on MODEL, by position.
-        factor: Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072.
+            RoPE scaling method; linear also stretches learned absolute position embeddings. all compares the methods that
+            need neither training nor a search on MODEL, by position, and writes nothing.
+        factor: Factor of the RoPE scaling method; by default --to over the original length. Llama 3.1 has 8 from 8192 to
+            131072.
         base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
-        original: The trained length, where the configuration does not hold it; needed to extend what is extended already.
+        original: The training length, if the configuration does not contain it; needed for a model that is already extended.
         convert_layout: half or interleaved: the rotary layout to bring the weights into, from the other one.
         text: Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library.
         cost_minutes: Minutes for the measured cost, about, of both models, or of all methods: with more of them longer windows
@@ -122,8 +123,8 @@ class ExtendOptions:
 
 
 GROUPS = {
-    "scheme": "to method factor base original convert_layout budget seed",
-    "cost": "text cost_minutes no_measure",
+    "method": "to method factor base original convert_layout budget seed",
+    "evaluation": "text cost_minutes no_measure",
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing sequence_parallel",
     "execution": "dry_run plan gguf allow_pickle",
 }

@@ -15,8 +15,13 @@ PARTS = {
     "scaling": "RoPE scaling",
     "samplers": "training positions",
 }
+JOINED = ("scaling", "samplers")
+"""Parts of which the overview lists the names alone."""
 NAME, KIND = 25, 16
 """Columns of the two first words of a line."""
+FACT = 24
+"""Columns before the text of a fact."""
+WIDEST = 80
 
 EXAMPLES = """  longitude list
   longitude list rope"""
@@ -26,7 +31,7 @@ def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -
     """List encodings, mixers, RoPE scaling, training positions, plugins and backends.
 
     Args:
-        name: One of these: its options, properties, backends and papers. By default a line for each.
+        name: Print options, properties, backends and papers of this one; by default a line for each.
         json: Print JSON.
     """
     from longitude.catalogue import catalogue
@@ -41,7 +46,8 @@ def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -
         if json:
             print_json(found[0])
         else:
-            print("\n\n".join("\n".join(_entry(each)) for each in found))
+            columns = min(WIDEST, width())
+            print("\n\n".join("\n".join(_entry(each, columns)) for each in found))
         return DONE
     if json:
         print_json(facts)
@@ -54,6 +60,11 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
     """A line of name, kind and what it is for each: where its docstring goes on to a formula, the words before it."""
     for part, title in PARTS.items():
         yield title
+        if part in JOINED:
+            names = ", ".join(each["name"] for each in facts[part])
+            yield from wrap(names, min(WIDEST, columns), initial_indent="  ", subsequent_indent="  ")
+            yield ""
+            continue
         for each in facts[part]:
             kind = f"{_kind(part, each):<{KIND}}" if part in ("encodings", "mixers") else ""
             line = f"  {each['name']:<{NAME - 2}}{kind}{each['is'].partition(': ')[0]}"
@@ -73,17 +84,18 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
 
 def _kind(part: str, each: dict[str, Any]) -> str:
     """Ways an encoding acts, or the growth of a mixer's cache with the number of tokens N."""
-    return f"cache {each['cache']}" if part == "mixers" else ", ".join(each["acts"]) or "-"
+    return f"cache {each['cache']}" if part == "mixers" else ", ".join(each["acts"]) or "none"
 
 
-def _entry(each: dict[str, Any]) -> Iterator[str]:
+def _entry(each: dict[str, Any], columns: int) -> Iterator[str]:
     """Everything about one, a fact a line."""
-    yield f"{each['name']}: {each['is']}"
+    yield from wrap(f"{each['name']}: {each['is']}", columns, subsequent_indent="  ")
     facts = {name: value for name, value in each.items() if name not in ("name", "is", "backends")}
     facts |= {f"backends, {when}": names for when, names in each.get("backends", {}).items()}
-    yield from (
-        f"  {name.replace('_', ' '):<22}{_words(value)}" for name, value in facts.items() if value not in (None, [])
-    )
+    indent = {"subsequent_indent": " " * FACT, "break_long_words": False, "break_on_hyphens": False}
+    for name, value in facts.items():
+        if value not in (None, []):
+            yield from wrap(f"{'  ' + name.replace('_', ' '):<{FACT}}{_words(value)}", columns, **indent)
 
 
 def _words(value: Any) -> str:

@@ -22,7 +22,8 @@ def report(
     """Write the report of saved results again, or compare several studies.
 
     Args:
-        run: Directory of a study or a measurement, or of several studies; what cannot be compared is refused with what differs.
+        run: Directory of a study or a measurement, or of several studies. If studies cannot be compared, the command raises an
+            error that names the difference.
         json: Print the rows as JSON instead of the table.
         csv: Print what was found of every encoding at every length as CSV.
         markdown: Print the tables as Markdown: values with intervals, comparisons.

@@ -1,11 +1,13 @@
 """`longitude show`."""
 
 import os
+import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -25,6 +27,7 @@ def show(
     clocks: bool = False,
     attention: bool = False,
     log: bool = False,
+    all: bool = False,
     length: int | None = None,
     heads: int | None = None,
     head_dim: int | None = None,
@@ -34,41 +37,35 @@ def show(
     """Draw what an encoding, mixer, study, checkpoint or config does with position.
 
     Args:
-        name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of
-            a study; a checkpoint or its config.json. Several are drawn side by side.
-        encoding: In a study, the labels whose trained models are drawn; all of them by default.
-        text: A text file. A study draws it under each model, each letter colored by its loss. A checkpoint reads it for
+        name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, config.json
+            files. Several are drawn side by side.
+        encoding: Draw only these trained models of a study; all by default.
+        text: A text file. For a study: color each letter by the loss of each model. For a checkpoint: the input of
             --attention.
         clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
         attention: Draw the attention of trained models: by distance, its entropy, and the share of the first token.
         log: Draw distances on a logarithmic axis.
-        length: Positions that are drawn: 1024 by default, of a study its training length. With --clocks: the trained length of
-            a label whose scheme names none, the asked length of a checkpoint. With --text or --attention: the tokens that are
-            read.
+        all: Print every picture and every fact.
+        length: Number of positions to draw: 1024, or the training length of a study. With --clocks: the training length
+            of a model spec without scaling, or the asked length of a checkpoint. With --text or --attention: input tokens.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
-        json: Print JSON instead: words and numbers of every picture.
+        json: Print the facts and the numbers of every picture as JSON.
     """
     if not name:
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
-    if out is not None and out.suffix not in SUFFIXES:
-        raise ValueError(f"--out {out}: expected a name that ends in .svg, .html or .png")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
+    if out is not None:
+        _require_place(out)
     name = tuple(map(checkpoint_of, name))
-    from longitude.show.drawing import Lines, side_by_side
     from longitude.show.subjects import View, subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
     view = View(clocks, attention, text, lambda words: print(f"longitude: {words}", file=sys.stderr, flush=True))
     given = {size: number for size, number in sizes.items() if number is not None}
     shown = [*subjects(name, encoding, given, view)]
-    drawings = side_by_side({one.label: one.drawings for one in shown})
-    if log:
-        if not any(isinstance(each, Lines) and each.far for each in drawings):
-            raise UsageError("--log", "a picture with a distance", f"none of {', '.join(name)}", "leave it out")
-        drawings = [replace(each, log_x=True) if isinstance(each, Lines) and each.far else each for each in drawings]
+    every = all or json or out is not None
+    drawings = _chosen(shown, every, log)
     if out is not None:
         if not drawings:
             raise ValueError(f"--out {out}: nothing is drawn of {', '.join(name)}; leave it out")
@@ -83,14 +80,49 @@ def show(
         ]
         print_json({"about": [one.about for one in shown], "drawings": frames})
         return DONE
+    _print(shown, drawings if out is None else [], every)
+    if not every and any(one.brief for one in shown):
+        count = len(_chosen(shown, True, False)) - len(drawings)
+        more = f"{count} more picture{'s' * (count > 1)}, options and backends" if count else "Options and backends"
+        print(f"\n{more}: longitude show {shlex.join([*name, '--all'])}")
+    return DONE
+
+
+def _require_place(out: Path) -> None:
+    """ValueError unless pictures can be written there."""
+    if out.suffix not in SUFFIXES:
+        raise ValueError(f"--out {out}: expected a name that ends in .svg, .html or .png")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
+
+
+def _chosen(shown: Sequence[Any], every: bool, log: bool) -> list[Any]:
+    """All drawings side by side; unless every one is asked for, only the first of each subject that has brief facts."""
+    from longitude.show.drawing import Lines, side_by_side
+
+    def far(drawing: Any) -> bool:
+        return isinstance(drawing, Lines) and drawing.far
+
+    def of(one: Any) -> Sequence[Any]:
+        if every or one.brief is None:
+            return one.drawings
+        return [each for each in one.drawings if not log or far(each)][:1]
+
+    drawings = side_by_side({one.label: of(one) for one in shown})
+    if log and not any(map(far, drawings)):
+        labels = ", ".join(one.label for one in shown)
+        raise UsageError("--log", "a picture with a distance", f"none of {labels}", "leave it out")
+    return [replace(each, log_x=True) if log and far(each) else each for each in drawings]
+
+
+def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:
     from longitude.show.terminal import drawn, fact
 
     width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for place, one in enumerate(shown):
         print("\n" * bool(place) + one.label)
-        print(*(line for head, text in one.words for line in fact(head, text, width)), sep="\n")
-    if out is None:
-        for drawing in drawings:
-            print("\n" + drawn(drawing, width, color))
-    return DONE
+        words = one.words if every or one.brief is None else one.brief
+        print(*(line for head, text in words for line in fact(head, text, width)), sep="\n")
+    for drawing in drawings:
+        print("\n" + drawn(drawing, width, color))

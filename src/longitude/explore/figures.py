@@ -22,12 +22,13 @@ Rows = Sequence[dict[str, Any]]
 def figures(encodings: Rows) -> Iterator[Figure]:
     """All charts of the page; encodings: `values.encodings()`."""
     own = [{key: each[key] for key in ("name", "axes")} | line for each in encodings for line in each["lines"]]
+    names = {each["name"]: each["paper"] for each in encodings}
     yield Figure(
         name="compare",
         title="What each encoding does with distance",
         caption=f"Two encodings side by side, with {values.DRAWN.heads} heads. The text below each chart says what it shows.",
         alt="Line charts of the two chosen encodings by distance. `longitude show NAME --json` prints the numbers.",
-        chart=_two(own, None, f"{values.DRAWN.length}", alt.Scale(zero=False, nice=False)),
+        chart=_two(own, names, None, f"{values.DRAWN.length}", alt.Scale(zero=False, nice=False)),
         resizes=False,
     )
     log = alt.Scale(type="log", domain=[values.FLOOR, 1])
@@ -37,7 +38,7 @@ def figures(encodings: Rows) -> Iterator[Figure]:
         caption="Weights of the last query in a context of the chosen length, on a log scale: what position alone prefers. The "
         f"dashed line is the training length, {values.TRAINED} tokens. What is only learned has no lines before training.",
         alt="Line charts of the weights of attention by distance, for the two chosen encodings at the chosen length.",
-        chart=_two([*values.attention()], HERE, f"{values.TRAINED} * pow(2, doublings)", log),
+        chart=_two([*values.attention()], names, HERE, f"{values.TRAINED} * pow(2, doublings)", log),
         resizes=False,
     )
     turned, pairs, unseen = [*values.clocks()], [*values.pairs()], [*values.unseen()]
@@ -125,11 +126,12 @@ def _dashed(rows: Rows, **at: Any) -> Any:
     return alt.Chart(alt.InlineData(values=[*rows])).mark_rule(strokeDash=[4, 4], color=GREY).encode(**at)
 
 
-def _two(rows: Rows, also: str | None, end: str, scale: alt.Scale) -> Any:
+def _two(rows: Rows, names: Mapping[str, str], also: str | None, end: str, scale: alt.Scale) -> Any:
     """A panel for each of the two chosen encodings.
 
     Args:
-        rows: Lines with the name of their encoding.
+        rows: Lines with the registered name of their encoding.
+        names: Registered name -> the paper's name.
         also: A condition for rows besides.
         end: An expression of the last offset.
         scale: Scale of what is drawn.
@@ -150,7 +152,7 @@ def _two(rows: Rows, also: str | None, end: str, scale: alt.Scale) -> Any:
         lines = _lines(rows, which, "x", "y").encode(x, y, color, tooltip=["line:N", "x:Q", "y:Q"])
         parts = [lines.mark_line(strokeWidth=1.8, clip=True), lines.mark_point(opacity=0, size=60)]
         heading = alt.Chart(alt.InlineData(values=[{}])).mark_text(
-            align="left", fontWeight=600, fontSize=13, color=INK, text=alt.ExprRef(chosen)
+            align="left", fontWeight=600, fontSize=13, color=INK, text=alt.ExprRef(f"({dumps(names)})[{chosen}]")
         )
         parts.append(heading.encode(x=alt.value(0), **above))
         if also is None:

@@ -9,6 +9,7 @@ import torch
 from longitude.catalogue import acts, source_of
 from longitude.positions.base import list_encodings
 from longitude.positions.hugging_face import RopeConfig
+from longitude.report.wording import paper
 from longitude.show.build import built
 from longitude.show.checkpoint import Rotation
 from longitude.show.drawing import Lines
@@ -37,6 +38,7 @@ def encodings() -> Iterator[dict[str, Any]]:
         picture = own[0] if own else None
         yield {
             "name": name,
+            "paper": paper(name),
             "formula": formula(part.factory),
             "source": source_of(part.module) or source_of(part.factory) or "",
             "acts": ", ".join(acts(part.module, DRAWN.dim)),

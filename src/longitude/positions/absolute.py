@@ -117,7 +117,7 @@ class Sinusoidal(AtInput):
 
 @register("learned")
 class Learned(AtInput):
-    """A learned row per position: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
+    """Learned absolute position embeddings: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
 
     The property max_length is the number of positions that exist: M, `length` where interpolated, None where clamped. A model
     that truncates cannot generate past M. P starts as N(0, 0.02^2).

@@ -235,4 +235,4 @@ def encoding(name: str, **options: Any) -> Encoding:
 
 def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
     """All options of an encoding: from `options`, from the `known` sizes of the model, or defaults."""
-    return resolve_options(name, options_of(ENCODINGS[name]), options, known, "lg.encoding")
+    return resolve_options(name, ENCODINGS[name], options, known, "lg.encoding")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import UsageError, check_sizes, unknown
-from longitude.registry import options_of, resolve_options
+from longitude.registry import resolve_options
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def sampler(name: str, **options: Any) -> Sampler:
     """
     if name not in SAMPLERS:
         raise unknown("sampler", name, SAMPLERS, f"samplers: {', '.join(SAMPLERS)}.")
-    return SAMPLERS[name](**resolve_options(name, options_of(SAMPLERS[name]), options, {}, "sampler"))
+    return SAMPLERS[name](**resolve_options(name, SAMPLERS[name], options, {}, "sampler"))
 
 
 def check_fits(who: str, batch: int, length: int, max_length: int) -> None:

@@ -25,6 +25,7 @@ function endsOf(spec, channel) {
 }
 
 function fitted(spec, width) {
+  if (width < 480 && spec.layer) spec.layer = spec.layer.filter((layer) => !layer.name?.startsWith("ends-")); // the legend has them
   const panels = (spec.concat ?? []).filter((panel) => typeof panel.width === "number");
   const { panel: size, dials, size: high } = spec.usermeta ?? {};
   if (size) return void (spec.columns = Math.max(1, Math.round(width / size))); // panels of letters do not stretch

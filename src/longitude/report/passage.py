@@ -109,14 +109,27 @@ class Passage:
         cell = "" if self.lettered else f" A cell is {self.share} {self.unit}{'s' * (self.share > 1)}."
         mean = f"mean bits per {self.unit}"
         ends = any(panel.means[1] is not None for panel in self.panels.values())
-        line = f"The line is the end of the trained length, and numbers are {mean} before and after it."
+        line = f"The line marks the training length. Numbers: {mean} before and after it."
         whole = any(panel.mark and panel.means[1] is None for panel in self.panels.values())
-        line += " A model without a line was trained at this length or more." * whole
-        numbers = line if ends else f"Numbers are {mean}."
+        line += " A model without a line was trained at this length or a longer one." * whole
+        numbers = line if ends else f"Numbers: {mean}."
         return (
-            f"{self.caption}{cell} {numbers} A color is the mean over {SMOOTH[self.unit]} {self.unit}s, with one scale for all. "
-            f"It begins at the mean{' before the line' * ends}."
+            f"{self.caption} More red means higher loss.{cell} {numbers} Colors: the mean over {SMOOTH[self.unit]} {self.unit}s, "
+            f"on one scale, which starts at the mean loss{' before the line' * ends}."
         )
+
+    def finding(self) -> str:
+        """Title with the lowest and the highest mean loss beyond the training length."""
+        means = {name: panel.means for name, panel in self.panels.items()}
+        after = {name: bits for name, (_, bits) in means.items() if bits is not None and math.isfinite(bits)}
+        marks = {self.panels[name].mark for name in after}
+        if len(marks) != 1:
+            return self.title
+        low, high = (choose(after, key=lambda name: after[name]) for choose in (min, max))
+        start = f"Loss on one text after {self.unit} {marks.pop()}"
+        if low == high:
+            return f"{start}: {after[low]:.2f} bits for {low}, {means[low][0]:.2f} before"
+        return f"{start}: {after[low]:.2f} bits for {low}, {after[high]:.2f} for {high}"
 
     def smoothed(self, panel: Panel) -> np.ndarray:
         """What is colored: the mean of the values around each, of fewer at the ends."""

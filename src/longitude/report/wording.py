@@ -118,6 +118,11 @@ def named(label: str) -> str:
     return "NoPE" if label == "nope" else by_layer(label)
 
 
+def capital(words: str, names: Sequence[str] = ()) -> str:
+    """With a capital letter at the start, unless a name stands there."""
+    return words if any(map(words.startswith, names)) else words[:1].upper() + words[1:]
+
+
 def and_(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 

@@ -346,12 +346,13 @@ def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple
 def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
     """A table: a line for each scaling method."""
     heads = "".join(f"{factor * trained:>9}" for factor in FACTORS)
-    yield f"  {'':16}{heads}  longest wave  neighbors  cos, sin"
+    yield f"  {'':{16 + len(heads)}}{'longest':>12}{'adjacent':>11}{'scaling of':>12}"
+    yield f"  {'':16}{heads}{'wave':>12}{'positions':>11}{'cos and sin':>12}"
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
         own = [row for row in rows if row["scheme"] == scheme]
         shares, last = "".join(f"{row['unseen']:>9.0%}" for row in own), own[-1]
         closer = f"1/{last['fastest']:.3g}"
-        yield f"  {scheme:16}{shares}{last['slowest']:>14,.0f}{closer:>11}{last['temperature']:>10.4g}"
+        yield f"  {scheme:16}{shares}{last['slowest']:>12,.0f}{closer:>11}{last['temperature']:>12.4g}"
 
 
 # ---- drawings --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from longitude.show.build import Built, Part
 from longitude.show.shape import Shape
 
 Facts = dict[str, Any]
+NOTHING = "nothing: order is known from the causal mask alone"
 
 
 def facts(made: Built, shape: Shape) -> Facts:
@@ -33,13 +34,29 @@ def words(about: Facts) -> Iterator[tuple[str, str]]:
         if "takes" in part:
             yield "takes", f"of an encoding: {', '.join(part['takes'])}; a cache of {part['cache']} for N tokens"
         else:
-            yield "acts as", ", ".join(part["acts"]) or "nothing: order is known from the causal mask alone"
+            yield "acts as", ", ".join(part["acts"]) or NOTHING
             yield "is", ", ".join(part["properties"])
         yield "options", " ".join(f"{name}={_value(value)}" for name, value in part["options"].items())
         yield "parameters", f"{part['parameters']:,}"
     if runs := about.get("backends"):
         yield "backends", "; ".join(_taken(when, each) for when, each in runs.items())
         yield "cost here", "`longitude bench` measures it"
+
+
+def brief(about: Facts) -> Iterator[tuple[str, str]]:
+    """The facts that come first: without options, further properties and backends that are not the cheapest."""
+    for part in (*about["encodings"], *about["mixers"]):
+        first, *others = part["formula"].split("\n\n")
+        yield "", "\n\n".join([first, *(each for each in others[:1] if each.startswith(" "))])
+        yield "source", part["source"] or "none given"
+        if "takes" in part:
+            yield "cache", f"{part['cache']} for N tokens"
+        else:
+            yield "acts as", ", ".join(part["acts"]) or NOTHING
+            yield "relative", "yes" if part["relative"] else "no"
+        yield "parameters", f"{part['parameters']:,}"
+    if runs := about.get("backends"):
+        yield "backends", "; ".join(_cheapest(when, each) for when, each in runs.items())
 
 
 def _of_encoding(part: Part, shape: Shape) -> Facts:
@@ -59,6 +76,7 @@ def _of_encoding(part: Part, shape: Shape) -> Facts:
     return {
         **_of_part(part),
         "acts": acts(module, shape.dim),
+        "relative": module.relative,
         "properties": [words for words, holds in yes.items() if holds],
     }
 
@@ -90,15 +108,19 @@ def formula(factory: Any) -> str:
 
 
 def _backends(encoding: Encoding, shape: Shape) -> Facts:
-    """{"training", "reading"}: as `takers`."""
-    found = {"training": True, "reading": False}
+    """{"training", "inference"}: as `takers`."""
+    found = {"training": True, "inference": False}
     return {when: takers(compose(encoding), training, shape.length, shape.known) for when, training in found.items()}
 
 
+def _cheapest(when: str, prices: dict[str, float]) -> str:
+    first = next(iter(prices))
+    return f"{when}: {first}, about {prices[first]:g}× PyTorch attention"
+
+
 def _taken(when: str, prices: dict[str, float]) -> str:
-    first, *others = prices
-    also = f", also {', '.join(others)}" if others else ""
-    return f"{when}: {first}, about {prices[first]:g} times the time of plain causal attention{also}"
+    _, *others = prices
+    return _cheapest(when, prices) + (f", also {', '.join(others)}" if others else "")
 
 
 def _value(value: Any) -> str:

@@ -34,7 +34,7 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
         if "factor" not in options_of(scheme):
             continue
         try:
-            found[name] = scheme(**resolve_options(name, options_of(scheme), {}, known, "scaling"))
+            found[name] = scheme(**resolve_options(name, scheme, {}, known, "scaling"))
         except ValueError:  # it needs more than these: LongRoPE's factors, a base
             continue
     return found

@@ -21,12 +21,14 @@ class Subject:
         about: Facts as plain data.
         words: (head, text) of each fact, for readers; a formula or a table has an empty head.
         drawings: Drawings with distinct names.
+        brief: The facts that a terminal shows with the first drawing unless all are asked for; None: it shows everything.
     """
 
     label: str
     about: dict[str, Any]
     words: list[tuple[str, str]]
     drawings: list[Drawing]
+    brief: list[tuple[str, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _of_label(label: str, shape: Shape, view: View) -> Subject:
         return Subject(label, about, [*facts.words(about)], drawings)
     drawings = [] if made.encoding is None else encodings.drawings(made.encoding, shape)
     drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, shape)]
-    return Subject(label, about, [*facts.words(about)], drawings)
+    return Subject(label, about, [*facts.words(about)], drawings, [*facts.brief(about)])
 
 
 def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: View) -> Iterator[Subject]:

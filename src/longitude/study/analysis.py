@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from longitude.report.wording import named
+from longitude.report.wording import capital, named
 from longitude.statistics.comparisons import Comparison
 from longitude.statistics.estimates import HOLDS, UNCLEAR
 from longitude.statistics.seeds import pooled_spread
@@ -125,7 +125,8 @@ def conclude(analysis: Analysis) -> Conclusion:
         *_scope(criterion, last),
     ]
     best = "".join(map(criterion.best, pairs[:1]))
-    return Conclusion(criterion.result(last), best, _joined(cautions), run.which)
+    names = [criterion.called(label) for label in run.labels]
+    return Conclusion(criterion.result(last), capital(best, names), capital(_joined(cautions), names), run.which)
 
 
 def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
@@ -145,7 +146,7 @@ def notes(analysis: Analysis) -> list[str]:
     run = analysis.run
     steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
     sampled = run.sampled_positions
-    return [
+    found = [
         *([f"steps, matched by compute: {', '.join(steps)}"] if steps else []),
         *([f"training windows had {sampled}"] if sampled else []),
         *chosen_rates(run.choices),
@@ -157,6 +158,7 @@ def notes(analysis: Analysis) -> list[str]:
             for words in [*undone(part), *edges(part.choices)]
         ),
     ]
+    return [capital(each) for each in found]
 
 
 def little_text(run: Run, things: str) -> list[str]:
@@ -177,8 +179,9 @@ def spread_of_seeds(analysis: Analysis) -> list[str]:
     found = pooled_spread([each.values for each in analysis.main if each.length == run.train_length])
     if found is None:
         return []
-    amount = f"{criterion.amount(found[0], 2)} {criterion.points}"
-    return [f"seeds at {run.train_length} differ by {amount} (standard deviation, {found[1]} degrees of freedom)"]
+    amount = f"{criterion.amount(found[0], 1)} {criterion.points}"
+    what = "loss" if criterion.less_is_better else "score"
+    return [f"seeds change the {what} at {run.train_length} by {amount} (standard deviation)"]
 
 
 def undone(run: Run, called: Callable[[str], str] = named) -> list[str]:

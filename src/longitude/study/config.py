@@ -44,8 +44,8 @@ class StudyConfig:
             then in tokens; the metric stays bits per byte.
         train_length: Bytes (or tokens) of a training window; of generated tasks the most symbols of an example (digits of a
             number).
-        train_lengths: In place of --train-length: that length, then test lengths at which every label is trained as well, on as
-            many tokens in as many steps. They are the ceiling: what a model trained at a tested length reaches there.
+        train_lengths: Train every model at each of these lengths, on equally many tokens and steps. The first replaces
+            --train-length. The others must be test lengths; they show what training at the tested length reaches.
         positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
             (two runs, the second moved on). Measuring is contiguous always.
         position_range: Positions that randomized and skipped draw from, 0 to below it; by default the longest length of
@@ -55,11 +55,11 @@ class StudyConfig:
             warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
         steps: Optimizer steps of every model; with --match compute those of plain attention.
-        match: What all labels have alike: steps; or compute: each is trained for as many steps as cost the FLOPs of --steps
-            steps of attention without an encoding.
+        match: What is equal for all models: steps, or compute (training FLOPs). With compute, each model takes as many steps
+            as cost the FLOPs of --steps steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step, at the first training length; at another one as many as have the same tokens.
-        accumulation: Parts of a step that are computed one after the other, to need less memory; it divides --batch-size.
+        accumulation: Split each step into this many parts to save memory; must divide --batch-size.
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
             measuring.
         learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label has its own:
@@ -71,18 +71,16 @@ class StudyConfig:
         hidden: Width of the model. Several numbers train every label at each of them, with --layers at every pair.
         heads: Attention heads at the first width, which they divide; at another width as many as have the same size.
         block: Block of every model: ours (default), or that of a family, with its norms, activation, grouped heads, QK-norm,
-            convolutions or latent attention. Windows and layers without rotation are for labels to say.
-        documents: Held-out documents to measure on, each in about four of the longest windows; fewer, where the text has fewer.
+            convolutions or latent attention. Set windows and layers without rotation in --encodings.
+        documents: Held-out documents to measure on, each in about four of the longest windows; fewer if the text has fewer.
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
             bytes that a copy within the training length foretells, and on those of a farther one. Also linear, ntk, yarn and
             longrope: they extend the trained models to each longer length. `longitude study --task NAME --help` has those of
             other tasks.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
-        device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
-            bit.
-        threads: CPU threads of each model. Results depend on them, so they belong to the study, however many models run side by
-            side.
+        device: auto, cpu, cuda or mps; auto uses a GPU if there is one. Only the CPU repeats results bit by bit.
+        threads: CPU threads of each model. Results depend on them, however many models run side by side.
     """
 
     task: str = "text"

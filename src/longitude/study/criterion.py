@@ -187,7 +187,8 @@ class Criterion(ABC):
             return f"{better}: {by} {side} {worse} in one seed ({pair.documents} {self.things}); another training may differ"
         over = count(pair.seeds, "seed") if pair.seeds > 1 else f"one seed, {pair.documents} {self.things}"
         if pair.seeds > 1 and pair.low is not None and pair.low > 0 and pair.p is not None:
-            over += f"; p = {pair.p:.2g} among all pairs"
+            adjusted = f"p = {pair.p:.2g} after correction for all pairs"
+            return f"undecided: {better} is {by} {side} {worse} ({over}), but {adjusted}"
         return f"unclear between {better} and {worse}: {by} ({over})"
 
     @abstractmethod

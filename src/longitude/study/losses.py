@@ -153,15 +153,31 @@ class LossCriterion(Criterion):
         alone = [self.called(each.label) for each in last if each.change is None] if self.run.beyond else []
         at = f"at {self.run.reference}"
         groups = {
-            f"* too little learned {at} to judge": [
-                f"{self.called(label)} ({self._shown(label, LOST)})" for label in little
-            ],
             f"unclear {at} whether enough was learned": [
                 f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure
             ],
             f"no value {at} to compare with": alone,
         }
-        return [f"{words}: {', '.join(each)}" for words, each in groups.items() if each]
+        starred = [
+            f"* {self.called(label)} learned too little {at} to judge: it {self._why(label)}" for label in little
+        ]
+        return [*starred, *(f"{words}: {', '.join(each)}" for words, each in groups.items() if each)]
+
+    def _why(self, label: str) -> str:
+        """The checks that a label failed, with their numbers, as the end of a sentence."""
+        learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
+        of = {check: number for check, (verdict, number) in learned.checks.items() if verdict == LOST}
+        level = []
+        if FLOOR in of:
+            level.append(f"worse than {ngrams} ({of[FLOOR]} against {bits:.2f})")
+        if LOSS in of:
+            level.append(f"{of[LOSS].removeprefix('+')} above {self.called(learned.best or '')}")
+        loss = [f"is {', '.join(level)}"] * bool(level)
+        if CONTEXT not in of:
+            return loss[0]
+        nothing = learned.gain is None or (learned.gain.value or 0) <= 0
+        gain = f"gains {'nothing' if nothing else 'too little'} from context ({of[CONTEXT]})"
+        return ", and ".join([*loss, gain])
 
     def _shown(self, label: str, verdict: str) -> str:
         """The numbers of the checks that ended so; empty where none did."""

@@ -20,7 +20,7 @@ from longitude.positions.scaling.llama3 import Llama3
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.positions.scaling.ntk import NTK, DynamicNTK
 from longitude.positions.scaling.yarn import NTKByParts, YaRN
-from longitude.registry import options_of, resolve_options
+from longitude.registry import resolve_options
 
 
 def rope_frequencies(
@@ -92,7 +92,7 @@ def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
         )
     name, options = spec["name"], {option: value for option, value in spec.items() if option != "name"}
     kind = SCHEMES[name]
-    return kind(**resolve_options(name, options_of(kind), options, {}, "scaling"))
+    return kind(**resolve_options(name, kind, options, {}, "scaling"))
 
 
 __all__ = [

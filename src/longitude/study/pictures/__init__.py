@@ -8,9 +8,9 @@ PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.
 MAIN = "by-length"
 ORDER = (
     MAIN,
-    "one-text",
     "by-position",
     "by-length-and-position",
+    "one-text",
     "by-length-sliding",
     "change",
     "by-distance",

@@ -16,8 +16,8 @@ from longitude.study.results import RULE, Run, ngrams_named
 from longitude.study.schemes import PLAIN
 from longitude.study.tasks.base import Task
 
-NAMED = 3
-"""Labels that a title names; of more it gives the number."""
+NAMED = 2
+"""Maximum number of labels that a title names in a group; of more it gives the number."""
 STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
 
 
@@ -56,7 +56,6 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     }
     x = length_axis(run, lengths, f"Window length in {run.task.unit}{lines.LOG}", type="log", base=2)
     y = lines.y_axis(lines.axis_title(run), domain)
-    named = [layer for words, bits in floors.items() for layer in lines.level(bits, words, x, y, "length", lengths[-1])]
     sliding, stride = method == "sliding", run.config.stride
     windows = "non-overlapping windows"
     if sliding:
@@ -64,21 +63,19 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
             f"windows that move by {stride} {run.task.unit}" if stride else "windows that move by half their length"
         )
     elif method not in PLAIN:
-        windows += f", by the model extended to this length beyond {run.train_length}, without training, by {method}"
+        windows += f". Beyond {run.train_length}, the {method} method extends the model to the length, without training"
     # documents differ alike for every label, so bands over both, as in the table, would hide the order of the lines
-    rings = "Rings are single seeds, bands 95% intervals over seeds; those of the table are over seeds and documents"
-    spread = rings if seeds else "There is one seed"
-    floor = f" Dotted lines: {and_(list(floors))} of the training text." if floors else ""
+    spread = "Circles: single seeds. Bands: 95% intervals over seeds." if seeds else "There is one seed."
+    counts = and_([f"{words} ({bits:.2f})" for words, bits in floors.items()])
+    floor = f" Dotted: {counts} of the training text." if floors else ""
     return Figure(
         name=name_of(run, method),
         title=finding(analysis, found)
         + (" (sliding windows)" if sliding else f" ({method})" if method not in PLAIN else ""),
-        caption=f"{run.task.words.capitalize()} by window length. "
-        f"Every {run.task.loss_unit} is scored once, in {windows}. {spread}; the dashed line marks the length "
-        f"of the training windows.{floor}",
+        caption=f"Each {run.task.loss_unit} is scored once, in {windows}. {spread} Dashed: the training length.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
         "for each encoding; the table below holds the numbers.",
-        chart=lines.line_chart(run, points, x, y, fields, *named, seeds=seeds, **STYLE),
+        chart=lines.line_chart(run, points, x, y, fields, seeds=seeds, levels=floors, **STYLE),
         axes=("x", "y"),
     )
 
@@ -94,8 +91,7 @@ def finding(analysis: Analysis, found: list[Finding]) -> str:
         return f"{what} by length"
     names, groups = papers(run.labels), {}
     for each in last:
-        little = each.label in criterion.run.labels and criterion.learned_too_little(each.label)
-        groups.setdefault(criterion.verdicts[each.verdict or ""], []).append(names[each.label] + " *" * little)
+        groups.setdefault(criterion.verdicts[each.verdict or ""], []).append(names[each.label])
     parts = [f"{word} for {and_(of) if len(of) <= NAMED else len(of)}" for word, of in groups.items()]
     return f"{what} at {run.lengths[-1]} {run.task.unit}: {'; '.join(parts)}"
 

@@ -50,9 +50,9 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
     yield Figure(
         name="by-position",
         title=_finding(run, points),
-        caption=f"Where in a window of {longest} {run.task.unit} the loss arises. An encoding breaks at the first position from "
-        f"which on its mean loss stays more than {BREAKS:.0%} above that of the last positions up to {run.train_length}. "
-        f"Positions below {FIRST} are not drawn.",
+        caption=f"Mean loss by position in a window of {longest} {run.task.unit}. An encoding breaks at the first "
+        f"position after which its loss stays more than {BREAKS:.0%} above its loss at the last positions up to "
+        f"{run.train_length}. Positions below {FIRST} are not drawn.",
         alt=f"Line chart of {run.task.words} by position in windows of {longest} {run.task.unit}, one line per encoding.",
         axes=("x", "y"),
         table=lines.table_of(points, "label", "from", lambda each: f"{each['value']:.3f}"),

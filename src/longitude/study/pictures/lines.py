@@ -17,6 +17,8 @@ from longitude.study.results import Run
 SAMPLES = ("—", "--", "··")
 """Samples of the line dashes, one for each cycle through the colors."""
 HEIGHT = 380
+ENDS = "ends"
+"""Prefix of the names of layers with labels at the ends of lines. page.js has it, too."""
 SPARSE = {"labelOverlap": "greedy", "labelSeparation": 4}
 """Axis options that omit some numbers on narrow screens."""
 LOG = " (log scale)"
@@ -34,6 +36,7 @@ def line_chart(
     width: float,
     dots: int = 0,
     seeds: list[dict[str, Any]] | None = None,
+    levels: dict[str, float] | None = None,
     bands: bool = False,
     by_trial: bool = False,
 ) -> Any:
@@ -41,6 +44,7 @@ def line_chart(
 
     points: each with label, value and the field of x. fields: of the tooltip, with type -> title, and a format for numbers.
     below: layers under the lines. width: of lines. dots: their size, 0 for none. seeds: points of single seeds, as `points`.
+    levels: dotted level lines, with their names at the right of the plot.
     bands: from "from" to "to" of a point, where it has them.
     by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
     """
@@ -52,6 +56,8 @@ def line_chart(
     if by_trial:
         base, detail = of_trials(points, field, "step", "value"), {"detail": "trial:N"}
     layers = [*([] if by_trial else training_length(run, x, field)), *below]
+    for value in (levels or {}).values():
+        layers.append(dotted(value, y))
     if bands:
         bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": color}
         both = of_labels([point for point in points if point["from"] is not None])
@@ -68,7 +74,10 @@ def line_chart(
         for name, (title, *form) in fields.items()
     ]
     large = base.mark_point(size=380, filled=True, opacity=0, clip=by_trial, aria=False)  # invisible, easy to point at
-    layers += [large.encode(x, y, tooltip=tooltip), ends(run, points, field, y["scale"]["domain"], color)]
+    layers += [
+        large.encode(x, y, tooltip=tooltip),
+        *ends(run, points, field, y["scale"]["domain"], color, levels or {}),
+    ]
     chart = alt.layer(*layers).add_params(alt.param(name="picked", value=[]))
     chart = chart.properties(
         height=HEIGHT,
@@ -127,8 +136,13 @@ def training_length(run: Run, x: alt.X, field: str) -> list[alt.Chart]:
     return [rule, words]
 
 
-def ends(run: Run, points: list[dict], field: str, domain: list[float], color: alt.Color) -> alt.Chart:
-    """Each label at the last point of its line, moved apart where they would overlap."""
+def ends(
+    run: Run, points: list[dict], field: str, domain: list[float], color: alt.Color, levels: dict[str, float]
+) -> list[alt.Chart]:
+    """Each label at the last point of its line, and the names of levels, moved apart where they would overlap.
+
+    A page omits these layers on narrow screens, by their name.
+    """
     last: dict[str, dict] = {}
     for point in points:
         if point["label"] not in last or point[field] >= last[point["label"]][field]:
@@ -137,11 +151,14 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], color: a
     names = papers(run.labels)
 
     def named(point: dict) -> str:
+        if "name" in point:
+            return point["name"]
         round_of_colors = run.labels.index(point["label"]) // len(COLORS) % len(SAMPLES)
         sample = f"{SAMPLES[round_of_colors]} " if len(run.labels) > len(COLORS) else ""
         return sample + names[point["label"]] + point.get("end", "")
 
     far = max(point[field] for point in last.values())
+    last |= {f"level {words}": {field: far, "value": value, "name": words} for words, value in levels.items()}
     gap = 15 / HEIGHT * (domain[1] - domain[0])
     ends = []
     for place in {point[field] for point in last.values()}:
@@ -150,20 +167,34 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], color: a
         heights = apart([point["value"] + above for point in here], gap)
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
         ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
-    text = of_labels(ends).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=240)
-    return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=color)
+    place = {"x": alt.X(f"{field}:Q"), "y": alt.Y("at:Q"), "text": "name:N"}
+    style: dict[str, Any] = {"align": "left", "limit": 240}
+    text = of_labels([end for end in ends if "label" in end]).mark_text(fontSize=13, fontWeight=600, dx=9, **style)
+    layers = [text.encode(**place, color=color)]
+    if levels:
+        base = alt.Chart(alt.InlineData(values=[end for end in ends if "label" not in end]))
+        layers.append(base.mark_text(fontSize=12, color=GREY, dx=18, **style).encode(**place))
+    return [layer.properties(name=f"{ENDS}-{i}") for i, layer in enumerate(layers)]
+
+
+def dotted(value: float, y: alt.Y) -> alt.Chart:
+    """A level line."""
+    return (
+        alt.Chart(alt.Data(values=[{"value": value}]))
+        .mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4)
+        .encode(y)
+    )
 
 
 def level(value: float, words: str, x: alt.X, y: alt.Y, field: str, at: float) -> list[alt.Chart]:
     """A level line, named at its right end, on the color of the page: no line crosses its words."""
     base = alt.Chart(alt.Data(values=[{"value": value, field: at, "words": words}]))
-    rule = base.mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(y)
     under: dict[str, Any] = {"stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "color": PAPER, "aria": False}
     texts = [
         base.mark_text(align="right", dx=-12, dy=-8, fontSize=12, **style)
         for style in (under, dict[str, Any](color=GREY))
     ]
-    return [rule, *(text.encode(x, y, text="words:N") for text in texts)]
+    return [dotted(value, y), *(text.encode(x, y, text="words:N") for text in texts)]
 
 
 def domain_of(values: Iterable[float]) -> list[float]:

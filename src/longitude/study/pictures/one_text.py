@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from longitude.report import passage
 from longitude.report.figure import Figure
@@ -25,11 +26,6 @@ def one_text(analysis: Analysis) -> Iterator[Figure]:
                 panels[name] = passage.Panel([*done.window["text"]], bits, part.train_length, label)
     if panels:
         longest = max(len(panel.pieces) for panel in panels.values())
-        yield passage.figure(
-            passage.Passage(
-                caption=f"{longest} {run.task.unit} of held-out text, of median size when compressed, under the first seed of "
-                "each encoding.",
-                unit=run.task.unit.removesuffix("s"),
-                panels=panels,
-            )
-        )
+        caption = f"One held-out text of {longest:,} {run.task.unit}, of median compressed size. Models: the first seed of each."
+        drawn = passage.Passage(caption=caption, unit=run.task.unit.removesuffix("s"), panels=panels)
+        yield passage.figure(replace(drawn, title=drawn.finding()))
