@@ -23,16 +23,12 @@ study, study-*  the table of a study: results/DATE-study.json, DATE-study-revers
 """
 
 import argparse
-import io
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from datetime import date
-from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -54,7 +50,6 @@ FILES = {
     **dict.fromkeys(("real-methods", "real-answers", "real-training", "real-times"), "-real"),
 }
 """Block -> how the name of its file ends, where that is not the block's own name."""
-WIDTH = 100
 PROSE = 140
 """Characters of a line of prose."""
 PROCESSORS = {
@@ -296,15 +291,32 @@ def property_cells(row: dict[str, Any]) -> list[str]:
     return [row["encoding"], codes or "-", relative, loss or "-", f"{row['cost']:.2f}"]
 
 
-def printed(found: dict[str, Any]) -> str:
-    """The table of a study of exact answers, as it was printed."""
-    study, (minutes, seconds) = found["study"], divmod(found["seconds"], 60)
-    table = takewhile(lambda line: not line.startswith(("At ", "Result")), found["printed"])
-    text = [line if len(line) <= WIDTH else fill(line, WIDTH, break_on_hyphens=False) for line in table]
-    return "\n".join(["```text", *text, "```"]) + (
-        f"\n\nTraining and measuring all models one by one would take {minutes} min {seconds} s: {study['begun'][:10]}, "
-        f"{study['machine']['cpu']}, {study['machine']['threads']} threads, torch {study['versions']['torch']}."
+def answers(found: dict[str, Any]) -> str:
+    """A study of exact answers: sorted by the share of right ones at the longest length, then at shorter ones."""
+    rows = {(row["label"], row["length"]): row for row in found["rows"]}
+    lengths = sorted({length for _, length in rows})
+
+    def shares(label: str) -> list[float]:
+        return [rows[label, length]["value"] for length in reversed(lengths)]
+
+    lines = []
+    for label in sorted({label for label, _ in rows}, key=shares, reverse=True):
+        last = rows[label, lengths[-1]]
+        ends = f"{100 * last['low']:.0f} to {100 * last['high']:.0f}"
+        cells = [f"{100 * rows[label, length]['value']:.0f}" for length in lengths]
+        lines.append([paper_and_label(label), *cells, ends])
+    study = found["study"]
+    about = study["configuration"]
+    trained, seeds = about["train_length"], len(about["seeds"])
+    means = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
+    columns = [f"{length} (trained)" if length == trained else str(length) for length in lengths]
+    head = ["encoding", *columns, f"95% interval at {lengths[-1]}"]
+    note = (
+        f"Task `{about['task']}`, % right: trained to {trained} symbols, {means}, {last['documents']} examples of each length. "
+        f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, {study['machine']['threads']} threads, torch "
+        f"{study['versions']['torch']}."
     )
+    return f"{markdown(head, lines)}\n\n{fill(note, PROSE)}"
 
 
 def paper_and_label(label: str) -> str:
@@ -434,7 +446,7 @@ KINDS: dict[str, Callable[[Any], str]] = {
 def rendered(name: str) -> str | None:
     """The block of a name as its newest result has it; None without a result."""
     path = newest(name)
-    return None if path is None else KINDS.get(name, printed)(json.loads(path.read_text(encoding="utf-8")))
+    return None if path is None else KINDS.get(name, answers)(json.loads(path.read_text(encoding="utf-8")))
 
 
 # ---- files -------------------------------------------------------------------------------------------------------------
@@ -492,28 +504,13 @@ def keep_claims(name: str, run: Path) -> list[Path]:
 
 
 def keep(name: str, run: Path) -> Path:
-    """Write what a study found, and what `longitude report` prints of it, as a result."""
+    """Write what a study found as a result."""
     if not name.startswith("study"):
         raise ValueError(f"--keep: expected claims, claims/NAME or a name that begins with study, got {name!r}")
-    from longitude.cli import main as longitude
     from longitude.study.analysis import analyse
 
-    os.environ["COLUMNS"] = str(WIDTH)
-    out = io.StringIO()
-    with redirect_stdout(out):
-        longitude(["report", str(run)])
     analysis = analyse(run)
-    read = analysis.run
-    times = [
-        seconds for trial in read.trials for seconds in (trial.training_seconds, trial.measuring_seconds) if seconds
-    ]
-    result = {
-        "schema": 1,
-        "printed": [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith(("Report", "Next"))],
-        "seconds": round(sum(times)),
-        "study": read.study,
-        "rows": [each._asdict() for each in analysis.main],
-    }
+    result = {"schema": 1, "study": analysis.run.study, "rows": [each._asdict() for each in analysis.main]}
     path = RESULTS / f"{date.today()}{ending(name)}"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
