@@ -300,7 +300,7 @@ def answers(found: dict[str, Any]) -> str:
         return [rows[label, length]["value"] for length in reversed(lengths)]
 
     lines = []
-    for label in sorted({label for label, _ in rows}, key=shares, reverse=True):
+    for label in sorted(dict.fromkeys(label for label, _ in rows), key=shares, reverse=True):
         last = rows[label, lengths[-1]]
         ends = f"{100 * last['low']:.0f} to {100 * last['high']:.0f}"
         cells = [f"{100 * rows[label, length]['value']:.0f}" for length in lengths]
@@ -336,7 +336,7 @@ def at_a_glance(found: dict[str, Any]) -> str:
         last = rows[label, lengths[-1]]
         return "context" in last.get("failed", ()), last["value"]
 
-    labels = sorted({label for label, _ in rows}, key=place)
+    labels = sorted(dict.fromkeys(label for label, _ in rows), key=place)
     best = {length: min(rows[label, length]["value"] for label in labels) for length in lengths}
     lines = []
     for label in labels:
