@@ -16,7 +16,7 @@ from longitude.study.results import RULE, Run, ngrams_named
 from longitude.study.schemes import PLAIN
 from longitude.study.tasks.base import Task
 
-NAMED = 2
+NAMED = 3
 """Maximum number of labels that a title names in a group; of more it gives the number."""
 STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
 
