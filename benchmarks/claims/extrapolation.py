@@ -132,11 +132,11 @@ register(
         claimed="With a base above 10,000, RoPE predicts text of twice the training length better, and breaks too.",
         source=LIU,
         link=LIU_LINK,
-        protocol=f"{LIU_THERE} Base 500,000, in all three studies that have it: `text`, `base` with another split of the "
-        "documents, `extension` with 0.4 million parameters. Corrected on 2026-11-26: this page said confirmed, by the first "
-        "alone, which the other two do not repeat.",
+        protocol=f"{LIU_THERE} Base 500,000, in both studies that have it: `text`, and `base` with another split of the "
+        "documents. Corrected on 2026-11-26: this page said confirmed, by the first "
+        "alone, which `base` does not repeat.",
         statements=(
-            *(loss_below(study("rope:base=500000", 256), study("rope", 256)) for study in (text, base, extension)),
+            *(loss_below(study("rope:base=500000", 256), study("rope", 256)) for study in (text, base)),
             breaks(text("rope:base=500000", 2048), at=128),
         ),
     )
