@@ -496,9 +496,10 @@ def keep_claims(name: str, run: Path) -> list[Path]:
     found = {one: run} if one != name else {each: run / each for each in list_studies() if (run / each).is_dir()}
     if not found:
         raise ValueError(f"--keep {name}: {run} holds none of the studies {', '.join(list_studies())}")
+    presets = {each: preset_of(each, {}) for each in found}  # loads the plugins that the studies were run with
     runs = {each: read_run(path) for each, path in found.items()}
     for each, read in runs.items():
-        if why := differs(preset_of(each, {}), read.study):
+        if why := differs(presets[each], read.study):
             raise ValueError(f"--keep {name}: {read.path} was run with {why} as --preset {SERIES}/{each} has it")
     return [keep_study(read, KEPT / each) for each, read in runs.items()]
 
