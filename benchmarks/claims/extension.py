@@ -15,7 +15,7 @@ LENGTHS = (256, 512, 1024)
 HERE = "Here: bytes of Python, models of 0.4 million parameters trained at 128, windows that do not overlap."
 BASE = "rope:base=72"
 """A quarter of its pairs never turn within 128, as of Llama 2's within 4,096."""
-EXTENDED = f"{HERE} The base is 72, which fits 128 bytes as 10,000 fits 4,096 tokens, and YaRN's ramp follows the training length."
+EXTENDED = f"{HERE} The base, 72, fits 128 bytes as 10,000 fits 4,096 tokens; YaRN's ramp follows the training length."
 
 register(
     Claim(
