@@ -47,7 +47,7 @@ EARLY = by_length({"alibi": (0.0, -0.02, -0.04)}, "non-overlapping") | by_length
 )
 EXTENSION = {
     Measured("extension", label, length, method): loss
-    for label in ("rope",)
+    for label in ("rope", "rope:base=72")
     for length in (256, 512, 1024)
     for method, loss in {
         "linear": 0.06,
@@ -59,8 +59,8 @@ EXTENSION = {
     }.items()
 } | {
     Measured("extension", "rope", 128): 0.005,
+    Measured("extension", "rope:base=72", 128): 0.005,
     Measured("extension", "rope", 256): 0.05,
-    Measured("extension", "rope:base=500000", 256): 0.02,
 }
 TABLES = {
     Measured("tables", "sinusoidal", 128): 0.0,
