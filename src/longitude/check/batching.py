@@ -193,7 +193,8 @@ def each_as_alone(
 
 def biases_rounded(subject: Subject, tokens: Tensor) -> str | None:
     """The dtype to which ALiBi's biases of one pass are rounded, if it is narrower than their own."""
-    made = biases(subject, tokens, attention_mask=torch.ones_like(tokens)) if has_alibi(subject.config) else None
+    mask = {"attention_mask": torch.ones_like(tokens)} if "attention_mask" in subject.takes else {}
+    made = biases(subject, tokens, **mask) if has_alibi(subject.config) else None
     for dtype in (torch.bfloat16, torch.float16):
         if made is not None and made.element_size() > dtype.itemsize and torch.equal(made.to(dtype).to(made), made):
             return str(dtype).removeprefix("torch.")

@@ -90,7 +90,7 @@ def color_of(index: int) -> str:
 
 
 def ordered(count: int) -> list[str]:
-    """Colors of so many lines that have an order: neighbours alike, the first and the last unlike."""
+    """Colors of lines that have an order: adjacent lines have similar colors, the first and the last do not."""
     return [ORDERED[round(i * (len(ORDERED) - 1) / max(1, count - 1))] for i in range(count)]
 
 
