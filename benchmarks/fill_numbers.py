@@ -230,9 +230,9 @@ def extending(found: dict[str, Any]) -> str:
     verdicts = []
     for claim in found["claims"]:
         better, worse, by = claim["better"], claim["worse"], claim["difference"]
-        holds = "holds" if by["high"] < 0 else "does not hold" if by["low"] > 0 else "cannot tell"
-        verdicts.append([str(better["factor"]), f"{named(better)} below {named(worse)}", of(by, "+"), holds])
-    claims = markdown(["factor", "claim", "difference", "verdict"], verdicts)
+        verdict = "lower" if by["high"] < 0 else "higher" if by["low"] > 0 else "cannot tell"
+        verdicts.append([str(better["factor"]), f"{named(better)} against {named(worse)}", of(by, "+"), verdict])
+    claims = markdown(["factor", "comparison", "difference", "verdict"], verdicts)
     seeds = len(found["protocol"]["seeds"])
     words = f"Means over {seeds} seeds with t-intervals of 95%, differences paired by seed."
     return f"{table}\n\n{claims}\n\n{words} {dated(found)}"

@@ -3,7 +3,7 @@
 python docs/make_families.py                     # all: about ten minutes of processor time; writes the page and families.csv
 python docs/make_families.py llama gemma3_text   # these alone, printed
 
-A law that is broken stands on the page only if EXPLAINED says what the class does, and a test shows it in plain transformers.
+A law that fails stands on the page only if EXPLAINED says what the class does, and a test shows it in plain transformers.
 """
 
 import sys
@@ -204,7 +204,7 @@ def explained() -> dict[tuple[str, str], str]:
 
 
 def page(found: dict[str, dict[str, Result]]) -> str:
-    """A table of what is broken, the families in which nothing is, and those that are not tried."""
+    """A table of what fails, the families in which nothing does, and those that are not tried."""
     broken = [(family, one) for family, results in found.items() for one in results.values() if one.status == "broken"]
     failing = {family for family, _ in broken}
     reasons = explained()
@@ -217,7 +217,7 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         "",
         *("```bash", "longitude check my-model --quick    # its class with small random weights: seconds", "```"),
         "",
-        "## What is broken",
+        "## What fails",
         "",
         "| family | law | measured | threshold | what the class does |",
         "| --- | --- | --- | --- | --- |",
@@ -240,7 +240,7 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         "With all keys chosen, decoding equals the full forward pass in each of them. The `key_selection` law reports it as not "
         "applicable.",
         "",
-        "## No law is broken",
+        "## All laws pass",
         "",
         *("| | families |", "| --- | --- |"),
         *(f"| {initial} | {', '.join(f'`{name}`' for name in names)} |" for initial, names in alphabet),

@@ -46,7 +46,7 @@ def main() -> int:
         tried = {law: {key: result[key] for key in KEPT} for law, result in results.items()}
         found[name] = {law: tried.get(law) or known[law] for law in battery}
         broken = [law for law, result in found[name].items() if result["status"] == "broken"]
-        print(name, f"breaks {', '.join(broken)}" if broken else "holds", flush=True)
+        print(name, f"breaks {', '.join(broken)}" if broken else "passed", flush=True)
         rows = {name: found[name] for name in every if name in found}
         with atomic(RESULTS / f"{date.today()}-laws.json") as unfinished:
             told = {"made": str(date.today()), "versions": versions(), "found": rows}

@@ -18,6 +18,7 @@ import make_laws
 from claims.base import list_claims
 from fill_numbers import WORDS, newest, property_cells
 from longitude.attention.mixer import MIXERS
+from longitude.cli.check import STATUSES
 from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
@@ -46,8 +47,6 @@ BASELINES = {
     "1024": "the time at context 1,024",
 }
 """The results' own words of what a time is divided by -> words for readers; others stay."""
-STATUSES = {"holds": "passed", "broken": "failed", "does not apply": "not applicable"}
-"""Of a law -> of a test."""
 SIGN = re.compile(r"(`[^`]*`|https?://\S+)|([\\*_<|\[\]])")
 
 
@@ -94,7 +93,7 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "factor": tested_factor(),
         "laws": (laws := law_rows(kind, name)),
         "counts": counted(laws),
-        "statuses": STATUSES,
+        "statuses": {status: word for status, (word, _) in STATUSES.items()},
         "tried": make_laws.read().get("made"),
         "claims": [row for row in claim_rows() if name in row["about"]],
     }
@@ -236,7 +235,7 @@ def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None
 def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:
     """29 passed, 2 not applicable; empty where none was tried."""
     found = [result["status"] for _, _, result in laws if result]
-    return ", ".join(f"{found.count(status)} {word}" for status, word in STATUSES.items() if status in found)
+    return ", ".join(f"{found.count(status)} {word}" for status, (word, _) in STATUSES.items() if status in found)
 
 
 # ---- what papers say -------------------------------------------------------------------------------------------------

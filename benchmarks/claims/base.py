@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from claims.evidence import Evidence, Measured, NotRun
 from longitude.errors import unknown
-from longitude.statistics.estimates import HOLDS, LOST, Estimate
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate
 
 CONFIRMED, REFUTED, UNDECIDED, NOT_RUN = "confirmed", "refuted", "undecided at this size", "not run"
+WORDS = {HOLDS: "supported", LOST: "contradicted", UNCLEAR: UNCLEAR, None: NOT_RUN}
+"""A statement's verdict in words: "holds" means a loss within 2% only."""
 CLAIMS: "dict[str, Claim]" = {}
 
 
@@ -28,6 +30,11 @@ class Outcome(NamedTuple):
     number: str = ""
     estimate: Estimate | None = None
     remark: str = ""
+
+    @property
+    def word(self) -> str:
+        """The verdict, as tables print it."""
+        return WORDS[self.verdict]
 
 
 @dataclass(frozen=True)

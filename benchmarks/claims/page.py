@@ -162,7 +162,7 @@ def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[O
             statement.words,
             outcome.number,
             next(chances),
-            ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark])),
+            ": ".join(filter(None, [outcome.word, outcome.remark])),
         ]
         for statement, outcome in zip(statements, outcomes, strict=True)
     ]

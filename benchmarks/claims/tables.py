@@ -21,7 +21,7 @@ def table(judged: Sequence[Judged]) -> Table:
         claim, verdict = each.claim, each.verdict
         made.add_row(str(claim.number), Text(claim.claimed, "bold"), "", Text(verdict, COLORS[verdict]))
         for statement, outcome, part in _lines(each):
-            words = Text(outcome.verdict or NOT_RUN, STYLES.get(outcome.verdict, "dim"))
+            words = Text(outcome.word, STYLES.get(outcome.verdict, "dim"))
             made.add_row(part, statement.words, outcome.number or outcome.remark, words)
     return made
 
@@ -37,7 +37,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
                     "claim": each.claim.name,
                     "verdict": each.verdict,
                     "statement": statement.words,
-                    "statement_verdict": outcome.verdict or NOT_RUN,
+                    "statement_verdict": outcome.word,
                     "part": part,
                     "value": found and found.value,
                     "low": found and found.low,

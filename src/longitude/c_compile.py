@@ -231,7 +231,7 @@ def _caches() -> tuple[Path, Path]:
     own = shared if _owner(shared) in (None, os.geteuid()) else base / f"longitude-{os.geteuid()}"
     if _owner(own) is not None and not _is_safe(own):
         raise _Broken(
-            f"{own} belongs to user {_owner(own)} or can be written to by others, whose code it could hold; "
+            f"{own} belongs to user {_owner(own)} or can be written to by others, whose code it could contain; "
             f"mend it (chmod go-w), or {NAMES_ANOTHER}"
         )
     return shared, own

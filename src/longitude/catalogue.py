@@ -115,7 +115,7 @@ def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
                     where.append("temperature")
                 case SinkLogits():
                     where.append("sink")
-                case _:  # made of what tokens hold
+                case _:  # computed from the content of tokens
                     where.append("content")
     return list(dict.fromkeys(where))
 

@@ -80,7 +80,7 @@ def assert_later(valid: Tensor, message: str) -> None:
 def refuse_tangents(operator: CustomOpDef) -> None:
     """Let one of our operators raise NotImplementedError where it is given tangents: torch would take it for a constant.
 
-    Backends are not chosen then; a graph that was exported may hold it.
+    Backends are not chosen then; a graph that was exported may contain it.
     """
     run = make_autograd_impl(operator._opoverload, operator)
 
@@ -102,7 +102,7 @@ def readable(*tensors: Tensor) -> bool:
 
 
 def is_mapped(x: Tensor) -> bool:
-    """Whether torch.func.vmap holds it for several calls, under other transforms too."""
+    """Whether torch.func.vmap batches it over several calls, under other transforms too."""
     while is_functorch_wrapped_tensor(x):
         if is_batchedtensor(x):
             return True
@@ -111,7 +111,7 @@ def is_mapped(x: Tensor) -> bool:
 
 
 def numbers_of(x: Tensor) -> Tensor:
-    """The plain tensor of all calls that torch.func.vmap makes one, for checks that hold for each of their numbers."""
+    """The plain tensor of all calls that torch.func.vmap makes one, for checks that are valid for each of their numbers."""
     while not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(x):
         x = get_unwrapped(x)
     return x

@@ -1,6 +1,6 @@
 """The rule: NaN or infinity in one document, or at padding, reaches no output and no gradient of another document's tokens.
 
-It holds in every mixer, mode and attention backend, in C and in torch. A mask or a border hides a number by a weight of 0, and
+It is true in every mixer, mode and attention backend, in C and in torch. A mask or a border hides a number by a weight of 0, and
 0 * NaN is NaN, forward and backward. Tokens with such a number therefore count as zeros, and results that depend on them are
 set to NaN. `nan_in_its_document` does it around recurrences, `attention.not_finite.nan_where_attended` around backends; every
 mixer sets padding to zeros. Calls without documents, padding or a mask of pairs skip all of it.

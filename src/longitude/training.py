@@ -33,7 +33,7 @@ def decayed_names(model: nn.Module) -> list[str]:
     A matrix is the weight of a Linear layer or a convolution, also with a single input or output, so that weight decay does not
     depend on sizes such as num_heads=1. Any other parameter with two or more dimensions larger than one is a matrix too; a
     scale [1, n] is a vector. The following do not decay: vectors and scalars, parameters of norms, tables that an Encoding
-    holds directly (its Linear layers decay), parameters that a Mixer names in `undecayed`, and parameters marked with
+    has directly (its Linear layers decay), parameters that a Mixer names in `undecayed`, and parameters marked with
     `_no_weight_decay = True`, the mark of the published state space models. A parameter with several names appears by its
     first.
     """

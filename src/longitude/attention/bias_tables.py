@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
 
-LONGEST = 2**18  # offsets of a cached table, which holds twice as many
+LONGEST = 2**18  # offsets of a cached table, which has twice as many
 
 
 def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:

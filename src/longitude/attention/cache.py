@@ -141,7 +141,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         return k, v, columns
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # what a backward or a graph holds stays as it is
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # what a backward or a graph keeps stays as it is
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -263,7 +263,7 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
             "cache",
             "a LongitudeCache or a DynamicCache of plain layers",
             f"{type(cache).__name__} of {type(cache.layers[0]).__name__}",
-            "static, sliding and quantized layers cannot hold what encodings keep",
+            "static, sliding and quantized layers cannot store what encodings keep",
         )
     cache.layers[:] = [empty() for empty in make]
     together(cache.layers)

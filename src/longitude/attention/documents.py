@@ -13,7 +13,7 @@ from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions, explicit
 
 BEGINS = "longitude_begins"
-"""The attribute of a tensor of runs that holds where they begin: every layer of a model reads it."""
+"""The attribute of a tensor of runs that has where they begin: every layer of a model reads it."""
 
 
 def require_tokens(x: Tensor, dim: int) -> None:

@@ -7,12 +7,12 @@ from longitude.attention.latent_cache import LatentCacheLayer
 
 
 class IndexedCacheLayer(LongitudeCacheLayer):
-    """Keys and values as in LongitudeCacheLayer; the column "index_keys" [B, 1, L, index_dim] holds the indexer's keys."""
+    """Keys and values as in LongitudeCacheLayer; the column "index_keys" [B, 1, L, index_dim] has the indexer's keys."""
 
     kind = "indexed"
 
 
 class IndexedLatentCacheLayer(LatentCacheLayer):
-    """Latents as in LatentCacheLayer; the column "index_keys" [B, 1, L, index_dim] holds the indexer's keys."""
+    """Latents as in LatentCacheLayer; the column "index_keys" [B, 1, L, index_dim] has the indexer's keys."""
 
     kind = "indexed_latent"

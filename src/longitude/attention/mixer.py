@@ -71,7 +71,7 @@ class Mixer(nn.Module):
         undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
         full_precision: Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded.
         saturates: Whether sigmoids or tanh map an infinite token to finite numbers; NaN still reaches the output.
-        carries: Whether its cache holds a state beside keys and values, which cannot be cropped.
+        carries: Whether its cache stores a state beside keys and values, which cannot be cropped.
         choosing: Names of its modules that only choose what is attended to: a choice has no gradient.
         parts: Names of its options that are mixers themselves.
         far_from: Longest sequence, in tokens, that leaves the parameters for distant tokens unused; None: it has none.

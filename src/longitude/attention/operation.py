@@ -172,7 +172,7 @@ def raw_request(
     transformed_by: int = 1,
     softcap: float | None = None,
 ) -> Request:
-    """Build a request of queries and keys without transforming them; layers call it, because their cache may hold rotated keys.
+    """Build a request of queries and keys without transforming them; layers call it, because their cache may store rotated keys.
 
     mask: already validated. pairs: allowed pairs of the mask, from an earlier layer of the same forward. sinks: a logit for
     each query head, besides those of the encoding. transformed_by: width of q and k over head_dim. softcap: as of attend.

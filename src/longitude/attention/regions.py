@@ -88,7 +88,7 @@ Answer = tuple[Tensor, Tensor | None]
 def cut_by_region(
     r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions
 ) -> tuple[RegionCut, ...]:
-    """Each region that holds pairs; queries and keys of r are raw.
+    """Each region that contains pairs; queries and keys of r are raw.
 
     They return their logsumexp where there is something to merge.
     """

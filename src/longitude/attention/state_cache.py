@@ -1,4 +1,4 @@
-"""A cache layer that holds a state of constant size instead of keys and values. It needs transformers, as the cache does."""
+"""A cache layer that stores a state of constant size instead of keys and values. It needs transformers, as the cache does."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class StateMixer(Mixer):
         return out
 
     def state_layer(self, cache: Any) -> StateLayer:
-        """The cache, if it is one that holds states; ValueError otherwise."""
+        """The cache, if it is one that stores states; ValueError otherwise."""
         from longitude.attention.state_cache import StateLayer
 
         if not isinstance(cache, StateLayer):

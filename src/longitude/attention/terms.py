@@ -49,7 +49,7 @@ def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
 
 
 def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: Tensor) -> None:
-    """ValueError unless the context holds the columns that the encoding reads, of all keys, and no others."""
+    """ValueError unless the context has the columns that the encoding reads, of all keys, and no others."""
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
     if context is not None and (
         not isinstance(context, dict) or any(not isinstance(x, Tensor) or x.dim() < 3 for x in context.values())

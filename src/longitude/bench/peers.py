@@ -25,7 +25,7 @@ class Peer:
     """An implementation in another library that corresponds to one of our encodings.
 
     name: displayed name. package: its package. make: inputs -> (forward, learned parameters). scores: number of tensors
-    [batch, heads, length, length] that forward and backward hold at a time.
+    [batch, heads, length, length] that forward and backward allocate at a time.
     """
 
     name: str

@@ -18,7 +18,7 @@ from longitude.runs.memory import available_memory, can_measure_peak, require_me
 from longitude.runs.progress import Progress
 
 TENSORS = 16
-"""Tensors [batch, heads, length, head_dim] that a step holds at once: inputs, output, gradients, what attention keeps."""
+"""Tensors [batch, heads, length, head_dim] that a step allocates at once: inputs, output, gradients, what attention keeps."""
 BOTH = "forward+backward"
 SMALLER = "choose shorter --lengths, a smaller --batch, or another of --backends"
 

@@ -6,7 +6,7 @@
     for result in check(load("my-model", tokenizer=False)).values():
         print(result.law, result.status, result.measured, result.threshold, result.reason)
 
-`check` takes a checkpoint or a model in memory, tries every law and returns whether it holds, is broken or does not apply, with
+`check` takes a checkpoint or a model in memory, tries every law and returns whether it passed, failed or does not apply, with
 the reason. A law may rest on others: if one of those is broken, a failure of this law is not reported, so a bug gives a single
 diagnosis.
 """

@@ -110,13 +110,13 @@ def positions_of_generate(subject: Subject, padded: Tensor, mask: Tensor) -> str
 
 
 def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[int]) -> str:
-    """Whether a row depends on what the padding holds, or is the one at positions that count it; else nothing."""
+    """Whether a row depends on what the padding contains, or is the one at positions that count it; else nothing."""
     options = {"attention_mask": mask, **subject.positions(mask)}
     others = torch.where(mask == 0, subject.tokens(padded.shape[1], rows=len(padded), seed=1), padded)
     rows = [slice(pad, None) for pad in pads]
 
     def reads() -> bool:
-        """Whether a row is another where its padding holds other tokens."""
+        """Whether a row is another where its padding contains other tokens."""
         got, changed = (subject.logits(each, **options) for each in (padded, others))
         errors = (subject.error(changed[r : r + 1, row], got[r : r + 1, row]) for r, row in enumerate(rows))
         return any(subject.first_above(error) is not None for error in errors)

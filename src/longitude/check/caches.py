@@ -77,7 +77,7 @@ def without_rounding() -> Iterator[None]:
 
 
 def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask: Tensor | None = None) -> Tensor:
-    """Logits [B, L, words] of tokens [B, L], in chunks of these sizes, with a cache that may already hold tokens.
+    """Logits [B, L, words] of tokens [B, L], in chunks of these sizes, with a cache that may already store tokens.
 
     mask: [B, tokens in the cache + L]; mask and positions are passed with each chunk, as generate() does.
     """

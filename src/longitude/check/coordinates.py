@@ -16,7 +16,7 @@ KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
 """Model types of KINDS that write each frame of a video separately, after its time as text."""
 SECONDS = 2.0
-"""Between the frames that one step of a video's time holds."""
+"""Between the frames that one step of a video's time has."""
 
 
 @dataclass(frozen=True)

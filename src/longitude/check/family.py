@@ -101,7 +101,7 @@ def judged(test: Test, subject: Subject, found: Measurement | Exception, reason:
 
 
 def measured(test: Test, subject: Subject) -> float | None:
-    """Measured failure of a law; infinite if it raises, None if it holds or does not apply."""
+    """Measured failure of a law; infinite if it raises, None if it passes or does not apply."""
     try:
         found = test(subject)
     except DoesNotApply:
@@ -143,7 +143,7 @@ def as_published(kind: type) -> type:
 
 
 def fulfilled(test: Test, subject: Subject) -> bool:
-    """Whether a law applies and holds."""
+    """Whether a law applies and passes."""
     try:
         return test(subject).holds
     except Exception:

@@ -23,7 +23,7 @@ UNLIMITED = 10**9
 
 @CHECKPOINT_LAWS.law(threshold=0)
 def weight_files(subject: Subject) -> Measurement:
-    """The files of weights hold what the model reads, as config.json describes it.
+    """The files of weights have what the model reads, as config.json describes it.
 
     The number counts tensors that nothing reads, and those that config.json ties to another and the files do not. A table that
     the model computes itself, what its class ignores, and a head equal to the embedding that it is tied to are no fault.

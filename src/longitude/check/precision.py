@@ -81,7 +81,7 @@ def excess(tables: Tables, positions: Tensor, want: Frequencies) -> float:
 # ---- the meta device -----------------------------------------------------------------------------------------------------
 @contextmanager
 def empty_is_nan() -> Iterator[None]:
-    """New memory that nothing was written to holds NaN, so that what is never filled shows."""
+    """New memory that nothing was written to has NaN, so that what is never filled shows."""
     before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -125,7 +125,7 @@ def meta_device(subject: Subject) -> Measurement:
 
 
 def usable(table: Tensor) -> bool:
-    """Whether something was written to it: new memory holds NaN."""
+    """Whether something was written to it: new memory has NaN."""
     return table.device.type != "meta" and bool(table.isfinite().all())
 
 

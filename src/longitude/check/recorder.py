@@ -168,7 +168,7 @@ def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, 
 
 
 def of_layer(model: nn.Module, name: str) -> str:
-    """The module of a layer that holds a module, or that module itself where no layer does."""
+    """The module of a layer that contains a module, or that module itself where no layer does."""
     above = [".".join(name.split(".")[: n + 1]) for n in range(name.count(".") + 1)]
     held = [each for each in above if isinstance(getattr(model.get_submodule(each), "layer_idx", None), int)]
     return held[-1] if held else name

@@ -57,7 +57,7 @@ PLAIN = {*vars(nn.Module()), "config"}
 
 
 class Unused:
-    """What the modules of a model hold before their first pass, besides weights: to see what a pass leaves behind."""
+    """What the modules of a model have before their first pass, besides weights: to see what a pass leaves behind."""
 
     def __init__(self, model: nn.Module):
         self.numbers = {(module, name) for module, name, _ in Selection(model).numbers}

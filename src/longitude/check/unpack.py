@@ -24,7 +24,7 @@ from longitude.runs.memory import available_memory, require_memory
 FOLDER = Path("runs/gguf")
 """Where the commands keep what they unpacked."""
 BYTES = 4
-"""Of an unpacked weight: float32, which holds every kind of quantized number."""
+"""Of an unpacked weight: float32, which represents every kind of quantized number."""
 SPARE = 1.2
 """Free memory and disk for each byte of weights."""
 

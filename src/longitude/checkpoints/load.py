@@ -49,7 +49,7 @@ PACKED = (
     "aqlm", "auto-round", "awq", "bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "gptq", "higgs", "hqq",
     "mxfp4", "quanto", "spqr", "vptq",
 )  # fmt: skip
-"""Methods whose files always hold packed tensors. BitNet, compressed-tensors and others may have plain ones."""
+"""Methods whose files always have packed tensors. BitNet, compressed-tensors and others may have plain ones."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -63,7 +63,7 @@ class Checkpoint:
         config: The model's configuration.
         path: The name or path that was passed to `load`.
         unused: Names of weights in the files that the model has no parameter for, except those known to be harmless.
-        untied: (tensor, the tensor that config.json ties it to) for tied tensors that the files hold with different values.
+        untied: (tensor, the tensor that config.json ties it to) for tied tensors that the files have with different values.
     """
 
     model: Any
@@ -270,17 +270,17 @@ def loaded_on_meta(path: str, skeleton: Any, config: Any = None) -> tuple[Any, d
 
 
 def differences(model: Any, unused: Sequence[str], untied: Untied = ()) -> tuple[list[str], list[str]]:
-    """(where config.json describes another model than the files hold, what else nothing reads), in words with names."""
+    """(where config.json describes another model than the files have, what else nothing reads), in words with names."""
     beyond = beyond_layers(model, unused)
     wrong = [
-        f"the files hold {source} and another {target}, and config.json ties the two: some readers take one tensor for "
+        f"the files have {source} and another {target}, and config.json ties the two: some readers take one tensor for "
         f'both; write "tie_word_embeddings": false, or remove {target}'
         for target, source in untied
     ]
     if beyond:
         count = getattr(model.config.get_text_config(), "num_hidden_layers", "fewer")
         wrong.append(
-            f"the files hold more layers than config.json, which has num_hidden_layers = {count}: nothing reads "
+            f"the files have more layers than config.json, which has num_hidden_layers = {count}: nothing reads "
             f"{listed(beyond)}; correct num_hidden_layers, or remove these tensors"
         )
     others = [name for name in unused if name not in beyond]
@@ -339,7 +339,7 @@ def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig]
     kinds = {kind for shard in folder.glob("*.safetensors") for kind in kinds_of(shard).values()}
     if method in PACKED and not missing and not info["mismatched_keys"] and kinds <= FLOATS:
         raise ValueError(
-            f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files hold "
+            f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files have "
             f"every tensor of the model plain ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized "
             "files again"
         )
@@ -500,7 +500,7 @@ def require_shards(folder: Path) -> dict[str, list[int]]:
             f"{index} names {lost[0]}, which is not there; fetch it, or restore the index{_downloading(folder)}"
         )
     if lost := sorted(set(named) - held.keys()):
-        raise ValueError(f"{index} names the tensor {lost[0]}, which no file holds; restore the files")
+        raise ValueError(f"{index} names the tensor {lost[0]}, which no file has; restore the files")
     return held
 
 
@@ -511,7 +511,7 @@ def _downloading(folder: Path) -> str:
 
 
 def require_finite(path: str, model: Any) -> None:
-    """ValueError for a weight with NaN or infinity, with the file that holds it."""
+    """ValueError for a weight with NaN or infinity, with the file that has it."""
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.dtype.itemsize > 1 and not bool(torch.isfinite(weight).all()):
             folder = local_folder(path)
@@ -593,7 +593,7 @@ def refusing_code(path: str) -> Iterator[None]:
         name = re.search(r"GLOBAL (\S+)", said)
         held = f"{name[1]}, which is code" if name else "more than tensors"
         raise ValueError(
-            f"{path}: its pickled weights hold {held}; only tensors are read from a pickle, so ask for safetensors"
+            f"{path}: its pickled weights have {held}; only tensors are read from a pickle, so ask for safetensors"
         ) from error
 
 

@@ -152,6 +152,6 @@ def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:
 
 
 def require_same(name: str, model: Any, unread: Sequence[str], untied: Untied) -> None:
-    """ValueError where config.json describes another model than the files hold; tensors that nothing else reads are no fault."""
+    """ValueError where config.json describes another model than the files have; tensors that nothing else reads are no fault."""
     if wrong := differences(model, unread, untied)[0]:
         raise ValueError(f"{name}: {'; '.join(wrong)}")

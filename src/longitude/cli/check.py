@@ -13,7 +13,13 @@ import tyro
 from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
-STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim", "could not run": "yellow"}
+STATUSES = {
+    "holds": ("passed", "green"),
+    "broken": ("failed", "bold red"),
+    "does not apply": ("not applicable", "dim"),
+    "could not run": ("could not run", "yellow"),
+}
+"""Status of a Result -> word and color for readers; JSON keeps the status."""
 
 GROUPS = {
     "test": "length reference against laws quick seed",
@@ -219,25 +225,29 @@ def or_part(name: str) -> Iterator[None]:
 
 # ---- output ------------------------------------------------------------------------------------------------------------
 def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """The table, the reason of each broken law, and one line of summary."""
+    """The table, the reason of each failed law, and one line of summary."""
     from rich.text import Text
 
     from longitude.report.table import show as display, table
 
-    laws = table("law", "status", "measured", "threshold", "what it claims, or why it does not apply", words=5)
+    laws = table("law", "status", "measured", "threshold", "what it claims, or why it is not applicable", words=5)
     laws.columns[4].no_wrap = False
     for result in results.values():
         words = result.reason if result.status == "does not apply" else result.claim
         words += f" ({result.reason})" if result.status == "holds" and result.reason else ""
-        status = Text(result.status, STYLES[result.status])
+        status = Text(*STATUSES[result.status])
         laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
     reported = [result for result in results.values() if result.status in ("broken", "could not run")]
     count = Counter(result.status for result in results.values())
-    words = ", ".join(f"{status} {count[status]}" for status in STYLES if count[status] or status != "could not run")
+    words = ", ".join(
+        f"{count[status]} {word}"
+        for status, (word, _) in STATUSES.items()
+        if count[status] or status != "could not run"
+    )
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
     reasons = [
         Text.assemble(
-            (f"\n{result.law}: ", STYLES[result.status]),
+            (f"\n{result.law}: ", STATUSES[result.status][1]),
             "could not run: " * (result.status == "could not run"),
             result.reason,
             f" [{result.whose}]" if result.whose else "",

@@ -35,7 +35,7 @@ def measure(
     Args:
         models: Folders of Hugging Face causal models, .gguf files, or names on the hub; none with --endpoint.
         config: What to measure.
-        out: Directory of the run. It may hold the measurements of many questions; its report is of the last one.
+        out: Directory of the run. It may have the measurements of many questions; its report is of the last one.
         fresh: Measure again what this question needs.
         json: Print the rows as JSON instead of the tables.
         plan: Measure nothing; print tokens, FLOPs, memory and time on this machine and on one H100, from config.json alone.

@@ -37,7 +37,7 @@ def report(
     if len(run) == 1 and run[0].is_dir() and is_measured(run[0]):
         if csv or markdown or latex:
             raise ValueError(
-                f"--csv, --markdown and --latex are of studies, and {run[0]} holds measurements; --json prints its rows"
+                f"--csv, --markdown and --latex are of studies, and {run[0]} has measurements; --json prints its rows"
             )
         from longitude.cli import measure
 
@@ -47,7 +47,7 @@ def report(
 
     for each in run:
         if not is_study(each):
-            raise ValueError(f"{each} holds no study: expected a directory that `longitude study` wrote")
+            raise ValueError(f"{each} has no study: expected a directory that `longitude study` wrote")
     if json + csv + markdown + latex > 1:
         raise ValueError("--json, --csv, --markdown and --latex are forms of one output; choose one")
     first, *others = run

@@ -1,4 +1,4 @@
-"""The charts of the page. Each holds its whole grid of numbers, and the controls of the page choose what it draws."""
+"""The charts of the page. Each has its whole grid of numbers, and the controls of the page choose what it draws."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
@@ -95,7 +95,7 @@ def _rotary(chart: Any) -> Any:
 
 
 def _lines(rows: Rows, which: str, *columns: str) -> Any:
-    """The points of the rows that a condition chooses; each row holds a whole line."""
+    """The points of the rows that a condition chooses; each row has a whole line."""
     rows = [
         {key: value for key, value in row.items() if key in columns or isinstance(value, str | int)} for row in rows
     ]

@@ -252,7 +252,7 @@ def compare(
 
     Args:
         chosen: Result of `candidates`.
-        store: Holds the losses of each method, so that the same call continues.
+        store: Has the losses of each method, so that the same call continues.
         text: A file, a folder, "datasets:NAME" or "stdlib".
         minutes: Approximate time for all methods.
         on_progress: Called as on_progress(description, done, total).

@@ -82,7 +82,7 @@ def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
         length: Tokens of a window.
 
     Raises:
-        ValueError: Without a tokenizer or a text, for a length that holds no question, and a tokenizer that cannot write one.
+        ValueError: Without a tokenizer or a text, for a length that fits no question, and a tokenizer that cannot write one.
     """
     if tokenizer is None:
         raise ValueError(
@@ -101,7 +101,7 @@ def needles(texts: Sequence[str], tokenizer: Any, length: int) -> Criterion:
         except DoesNotFit as error:
             shorter = "give a longer --to, or search with --method longrope"
             raise ValueError(
-                f"longrope2: {length} tokens hold no question about a needle ({error}); {shorter}"
+                f"longrope2: {length} tokens fit no question about a needle ({error}); {shorter}"
             ) from error
         windows.append(torch.tensor(ids))
         skipped.append(len(ids) - 1 - _tokens_at_the_end(ids, question.answers[0], tokenizer))

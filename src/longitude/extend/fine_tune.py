@@ -103,7 +103,7 @@ def fine_tune(
     Under `accelerate launch` the call trains data-parallel on all processes, with the batch multiplied by their number. The
     first process writes; the others wait until it has created `directory`.
 
-    Memory is estimated first, because a Transformers model holds the logits of its whole batch for the loss. Every two minutes
+    Memory is estimated first, because a Transformers model computes the logits of its whole batch for the loss. Every two minutes
     the training is saved next to `out`, so that the same call continues after a kill. The saved state is removed once `out` is
     written.
 

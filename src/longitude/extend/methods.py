@@ -1,6 +1,6 @@
 """Methods of `longitude extend`: the scheme of lg.scaling for each, and notes on its use.
 
-A registered scheme is a method by its name. METHODS holds exceptions and notes for the user.
+A registered scheme is a method by its name. METHODS has exceptions and notes for the user.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ METHODS: dict[str, Method] = {
     ),
     "longrope": Method(
         "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
-        "a cache that crosses the border holds keys rotated by the other factors.",
+        "a cache that crosses the border has keys rotated by the other factors.",
         searched="text",
     ),
     "longrope2": Method(
         "Chosen by the loss of the digits of hidden numbers, not by that of text. Up to the original length the short factors "
-        "are used, beyond it the long ones: a cache that crosses the border holds keys rotated by the other factors. Published "
+        "are used, beyond it the long ones: a cache that crosses the border has keys rotated by the other factors. Published "
         "with training at both lengths after it.",
         searched="the digits of hidden numbers",
     ),

@@ -35,7 +35,7 @@ from longitude.runs.files import read_json
 from longitude.runs.memory import forward_memory, require_memory, total_memory
 
 FARTHEST = 2**24
-"""transformers counts positions in float32, which holds every whole number up to here and not beyond."""
+"""transformers counts positions in float32, which represents every whole number up to here and not beyond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ def _require_unextended(source: Source, target: Target, scheme: Scaling | None, 
     extended = f"{source.name} was extended already ({what}from {known} {to})"
     if scheme is None:
         raise ValueError(
-            f"{extended} by another base than it was trained with, which its config.json no longer holds; extend the "
+            f"{extended} by another base than it was trained with, which its config.json no longer has; extend the "
             f"original checkpoint, and nothing is scaled twice"
         )
     if target.original is None:
@@ -356,7 +356,7 @@ class LearnedTable:
 
 
 def find_table(source: Source) -> LearnedTable:
-    """The learned table of a checkpoint. ValueError when its files hold none of that name, or several."""
+    """The learned table of a checkpoint. ValueError when its files have none of that name, or several."""
     table = table_of(source.skeleton)
     assert table is not None, "called for a model without a table"
     name, module = table

@@ -96,13 +96,13 @@ def search(
     ntk-by-parts, llama3. The attention factor stays 1, because it applies to short sequences as well, and the short factors are
     all 1. Up to the original length the model's outputs are therefore bitwise unchanged. The exception is a start with another
     attention factor (YaRN): if it stays the best, it is the result. The first paper also searches the number of first tokens
-    that are not scaled. This is not searched here, because no transformers configuration can hold it.
+    that are not scaled. This is not searched here, because no transformers configuration can express it.
 
     Args:
         model: An unmodified causal Transformers model in eval mode, on its device; unchanged afterwards.
         space: Search space for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
         criterion: Windows on which candidates are scored: `running_text` or `needles` of criteria.py.
-        store: Holds the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
+        store: Has the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
             bitwise that of an uninterrupted call on the same machine.
         budget: Minutes of the search, converted to 32 or more candidates by the times of the starts.
         evaluations: Number of candidates, instead of a budget. Equal numbers and seeds give equal results.
@@ -168,7 +168,7 @@ def affordable(budget: float, spent: float, seconds: float) -> int:
 
 def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, criterion: Criterion, passes: Path) -> float:
     """Nats per token; infinite where the model gave no number."""
-    scheme = pairs.longrope(candidate, short=candidate.factors)  # both, so that they hold however a window is read
+    scheme = pairs.longrope(candidate, short=candidate.factors)  # both, so that they apply however a window is read
     with rotating_with(model, scheme):
         return criterion.loss(model, passes)
 
@@ -184,7 +184,7 @@ def _best(
         best = plain
     else:
         start = f"A start with an attention factor of its own, {best.attention_factor:.4g}, stayed the best"
-        note = f"{start}; it holds for short texts as well. A larger budget may find factors that do without."
+        note = f"{start}; it applies to short texts as well. A larger budget may find factors that do without."
     history: list[tuple[int, float]] = []
     for i, loss in enumerate(losses.values(), 1):
         if not history or loss < history[-1][1]:

@@ -165,7 +165,7 @@ def notes(plan: ExtendPlan) -> list[str]:
     scheme, found = plan.scheme, []
     if is_unrotated(scheme):
         found.append(
-            "vLLM and SGLang make a table of max_position_embeddings times factor rows, which no memory holds here."
+            "vLLM and SGLang make a table of max_position_embeddings times factor rows, which fit in no memory here."
         )
     elif isinstance(scheme, NTKByParts) and (missing := _missing(plan)) is not None:
         found.append(

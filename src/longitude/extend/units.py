@@ -19,7 +19,7 @@ PASSES = "passes.jsonl"
 TRAINING = "training"
 """With a hyphen and a key: the folder of a training's newest checkpoint."""
 SAMPLE = "sample"
-"""The kind of units that hold how fast this machine is: not worth keeping alone."""
+"""The kind of units that store how fast this machine is: not worth keeping alone."""
 
 
 def work_of(out: Path) -> Path:

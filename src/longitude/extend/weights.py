@@ -105,14 +105,14 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
 
 
 def require_numbers(source: Source) -> None:
-    """ValueError for a weight with NaN or infinity, with the file that holds it."""
+    """ValueError for a weight with NaN or infinity, with the file that has it."""
     prefix = getattr(source.skeleton, "base_model_prefix", "")
     weights = {name for name, _ in source.skeleton.named_parameters()}
     for shard in source.shards:
         with safe_open(shard, framework="pt") as file:
             for name in shapes_of(shard):
                 if not weights & {name, f"{prefix}.{name}"}:
-                    continue  # a table of an older release may hold infinity
+                    continue  # a table of an older release may have infinity
                 tensor = file.get_tensor(name)
                 if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and not bool(tensor.isfinite().all()):
                     raise not_finite(shard, name)

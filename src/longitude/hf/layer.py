@@ -25,7 +25,7 @@ CALL = "longitude_call"
 """The argument by which a layer's call reaches its attention."""
 ENCODING = "longitude_encoding"
 PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers of a cache that hold keys and values alone."""
+"""Layers of a cache that have keys and values alone."""
 
 
 def encoding_of(attention: nn.Module) -> Composed | None:
@@ -37,7 +37,7 @@ def attach(attention: nn.Module, encoding: Composed) -> None:
     """Give a layer's attention an encoding, instead of one it may have."""
     if encoding_of(attention) is None:
         attention.register_forward_pre_hook(before, with_kwargs=True)
-    attention.__dict__[ENCODING] = encoding  # not as a module: the model holds its parameters, once
+    attention.__dict__[ENCODING] = encoding  # not as a module: the model has its parameters, once
 
 
 class PositionEmbeddings(tuple):
@@ -63,7 +63,7 @@ class LayerCall:
     cached: bool = False
 
     def keys(self, key: Tensor) -> Tensor:
-        """Keys as a cache holds them: transformed if a transformed key stays valid."""
+        """Keys as a cache stores them: transformed if a transformed key stays valid."""
         return self.encoding.keys(key, self.tables) if self.tables is not None else key
 
     def values(self, value: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class LayerCall:
             else:
                 q, k = self.encoding.queries_and_keys(q, k, self.tables)
                 v = self.values(v)
-        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
+        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may store keys in a wider dtype
         scale = (
             head_dim**-0.5 if scale is None else scale
         )  # a model that wants an encoding's softmax_factor has it in there
@@ -198,7 +198,7 @@ def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
             "cache",
             "an empty DynamicCache, or one that this model has filled",
             got,
-            "static, quantized and offloaded caches cannot hold what encodings keep: leave cache_implementation out",
+            "static, quantized and offloaded caches cannot store what encodings keep: leave cache_implementation out",
         )
     cache.layers[index] = ours = StockCacheLayer()
     return ours

@@ -72,7 +72,7 @@ def stock_mask(
     """The mask function of attn_implementation="longitude", as transformers calls it.
 
     attention_mask bool [B, tokens so far]. mask_function decides causality, windows and packed documents; q_offset, kv_offset:
-    order of the first query and of the first key that the cache still holds. **building: how to build a tensor, which is not
+    order of the first query and of the first key that the cache still stores. **building: how to build a tensor, which is not
     done.
     """
     if isinstance(attention_mask, StockMask):  # made ahead by generate()

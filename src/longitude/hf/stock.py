@@ -30,7 +30,7 @@ from longitude.registry import options_of
 
 Spec = str | dict[str, Any] | Encoding | Sequence[Any]
 KEY = "longitude_positions"
-"""The key of the encoding in config.json, and the name under which the model holds its parameters."""
+"""The key of the encoding in config.json, and the name under which the model has its parameters."""
 
 
 def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
@@ -89,7 +89,7 @@ class IdentityRotary(nn.Module):
 
     def __init__(self, members: dict[Encoding, None]):
         super().__init__()
-        self.__dict__["members"] = tuple(members)  # not as modules: the model holds them, once
+        self.__dict__["members"] = tuple(members)  # not as modules: the model has them, once
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> PositionEmbeddings:
         """X [B, L, dim], position_ids [1 | B, L]."""
@@ -129,12 +129,12 @@ def attentions(base: Any) -> list[nn.Module]:
 
 
 def require_plain_keys(attentions: list[nn.Module], config: PreTrainedConfig) -> None:
-    """UsageError where the cache that transformers makes for a model holds more than keys and values, as an indexer's keys."""
+    """UsageError where the cache that transformers makes for a model has more than keys and values, as an indexer's keys."""
     for attention, layer in zip(attentions, DynamicCache(config=config).layers):
         if type(layer) not in PLAIN_LAYERS:
             raise UsageError(
                 "set_positions",
-                "attention whose cache holds keys and values alone",
+                "attention whose cache stores keys and values alone",
                 f"{type(attention).__name__}, which caches {type(layer).__name__}",
                 "it selects or compresses keys, and positions of those are not an encoding's",
             )

@@ -220,4 +220,4 @@ def read_rows(path: str | os.PathLike) -> pd.DataFrame:
     try:
         return check_frame(pd.read_parquet(path, dtype_backend="numpy_nullable"))
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} holds no rows that can be read ({error}); measure again") from error
+        raise ValueError(f"{path} has no rows that can be read ({error}); measure again") from error

@@ -101,7 +101,7 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
         fresh: Measure the units of this question again.
 
     Raises:
-        ValueError: The directory holds other files, a unit of it is damaged, or the only checkpoint cannot be loaded.
+        ValueError: The directory has other files, a unit of it is damaged, or the only checkpoint cannot be loaded.
     """
     store, question = Store(out), _question(plan)
     made = not out.exists()
@@ -370,7 +370,7 @@ def is_measured(run: Path) -> bool:
 def read_results(run: Path) -> Results:
     """Results of the last question in a run directory. ValueError if it has none."""
     if not is_measured(run):
-        raise ValueError(f"{run} holds no measurements: expected a directory that `longitude measure` wrote")
+        raise ValueError(f"{run} has no measurements: expected a directory that `longitude measure` wrote")
     return _results(Store(run), Store(run).question())
 
 

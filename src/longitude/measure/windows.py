@@ -16,7 +16,7 @@ from longitude.models.cache_names import INSTALLED, cache_name
 from longitude.runs.files import append_json, read_json_lines
 
 CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
-LOGITS = 2**24  # numbers of the head's output that a bounded reader holds, about three times over: 200 MiB
+LOGITS = 2**24  # numbers of the head's output that a bounded reader keeps, about three times over: 200 MiB
 
 Progress = Callable[[int, int], None]
 """progress(done, total), in tokens."""

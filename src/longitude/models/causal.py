@@ -92,7 +92,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         Raises:
             ValueError: For what does not fit, and for unknown arguments.
         """
-        # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
+        # Not in the signature: Trainer evaluates only batches that have every parameter with "label" in its name.
         require_known(kwargs, type(self).forward, "shift_labels", *Packed.__annotations__)
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if past_key_values is not None:

@@ -46,7 +46,7 @@ class LongitudeConfig(PreTrainedConfig):
     r"""The configuration of a Longitude model: by default a decoder of multi-head attention, with RMSNorm before each part.
 
     Every option of encodings and mixers that is left out is resolved from the model's shape and written out, so what config.json
-    holds never depends on a default.
+    has never depends on a default.
 
     Args:
         vocab_size (`int`, *optional*, defaults to 256):
@@ -69,7 +69,7 @@ class LongitudeConfig(PreTrainedConfig):
             Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu"; "geglu_tanh" is gated as
             "swiglu" is, with "gelu_tanh".
         max_position_embeddings (`int` or `None`, *optional*, defaults to 2048):
-            The length in tokens that encodings with a table must hold, and the trained length for `longitude measure`. None
+            The length in tokens that encodings with a table must cover, and the trained length for `longitude measure`. None
             where it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are

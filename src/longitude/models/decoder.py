@@ -473,6 +473,6 @@ class LongitudeModel(LongitudePreTrainedModel):
         after = 0 if first is None else first.next_positions()
         if isinstance(after, int):
             return after
-        if self.axes > 1 and after.dim() == 2:  # a state holds one number for all axes
+        if self.axes > 1 and after.dim() == 2:  # a state stores one number for all axes
             after = after[..., None]
         return following(after, length)

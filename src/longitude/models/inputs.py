@@ -53,7 +53,7 @@ def require_assistant(assistant: Any) -> None:
 
 
 def ids_so_far(ids: Tensor, cache: Any, past: int) -> Tensor | None:
-    """Ids of all tokens [B, past + L], cached ones first; None if the cache does not hold them."""
+    """Ids of all tokens [B, past + L], cached ones first; None if the cache does not store them."""
     if not past:
         return ids
     before = None if cache is None else cache.layers[0].ids

@@ -1,4 +1,4 @@
-"""Cross-entropy of next tokens without holding [tokens, vocabulary] logits at long lengths."""
+"""Cross-entropy of next tokens without keeping [tokens, vocabulary] logits at long lengths."""
 
 from collections.abc import Callable
 from typing import Any

@@ -79,7 +79,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         config.is_encoder_decoder = True
         super().__init__(config)
         self.encoder = LongitudeEncoder(encoder_of(config))
-        config.encoder_encoding = self.encoder.config.encoding  # as config.json holds it: with every option
+        config.encoder_encoding = self.encoder.config.encoding  # as config.json has it: with every option
         self.decoder = LongitudeDecoder(config)
         self.post_init()
 

@@ -52,7 +52,7 @@ def rotated_temperature(given: Mapping[str, Any], original: str) -> dict[str, An
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 def write(rope: Any, inner: dict[str, Any], outside: dict[str, Any], original: str) -> None:
-    """Add to rope parameters and to the entries outside of them what a RopeConfig holds of layers and temperatures."""
+    """Add to rope parameters and to the entries outside of them what a RopeConfig has of layers and temperatures."""
     if rope.temperature is not None:
         _require("ministral3_temperature", rope.temperature)
         length = rope.temperature["original_max_length"]

@@ -242,7 +242,7 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
         case Composed():
             return encoding
         case Encoding():
-            # Made once: a short decoding step would notice. Not a submodule, for it holds the encoding; and not a copy's.
+            # Made once: a short decoding step would notice. Not a submodule, for it has the encoding; and not a copy's.
             now = encoding, [getattr(encoding, name, None) for name in COMBINED]
             then, composed = getattr(encoding, "_composed", (None, None))
             if composed is None or then is None or then[0] is not encoding or then[1] != now[1]:

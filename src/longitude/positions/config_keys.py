@@ -11,7 +11,7 @@ from longitude.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Sc
 
 # ---- names at the top of a config ------------------------------------------------------------------------------------
 SCHEMAS = ("rope_parameters", "rope_scaling")
-"""Keys that hold rope parameters: the first since transformers 5, the second before."""
+"""Keys that have rope parameters: the first since transformers 5, the second before."""
 BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta")
 """Keys for the rotary base of layers with a window, before transformers 5."""

@@ -56,7 +56,7 @@ class CoPE(Encoding):
 class FoX(Encoding):
     """FoX, a forget gate per head: score(i, j) += G_i - G_j, G_t = sum_{l<=t} ln f_l, f_t = sigmoid(w_h . x_t + b_h).
 
-    Each head decays at a rate computed from the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G, in
+    Each head decays at a rate computed from the tokens; a constant f is ALiBi with the slope -ln f. The columns have G, in
     float64 if the device has it, because differences of long sums expose rounding. The carry is the last G and its document's
     number.
 

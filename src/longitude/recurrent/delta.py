@@ -37,7 +37,7 @@ def gated_delta_rule(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """The gated delta rule: what the state holds under a key decays, and moves to the value by a share beta.
+    """The gated delta rule: what the state stores under a key decays, and moves to the value by a share beta.
 
         S_t = (I - beta_t k_t^T k_t) diag(e^{g_t}) S_{t-1} + beta_t k_t^T v_t,    o_t = K^{-1/2} q_t S_t
 

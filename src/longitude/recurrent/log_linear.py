@@ -49,7 +49,7 @@ def log_linear(
         o_t = sum_{s <= t} lambda_t[level(s, t)] exp(log_decay_{s+1} + ... + log_decay_t) (q_t . k_s) v_s
 
     level(t, t) = 0; else 1 + the highest binary digit in which s and t, counted from 0 in their document, differ. The tokens
-    before t are therefore in blocks of 2^(level - 1), one for each binary digit 1 of t. The state holds the sums of these
+    before t are therefore in blocks of 2^(level - 1), one for each binary digit 1 of t. The state stores the sums of these
     blocks: O(log L) matrices. With all scales 1 the result is that of the state space dual `ssd`.
 
     Args:

@@ -52,7 +52,7 @@ def selective_scan(
         z: gate, [B, C, L].
         delta_bias: added to delta, [C].
         delta_softplus: whether d = softplus(delta + delta_bias).
-        mode: "recurrent" runs token by token; "chunked" holds the states of chunk_size tokens at a time, in training too, in a
+        mode: "recurrent" runs token by token; "chunked" keeps the states of chunk_size tokens at a time, in training too, in a
             C kernel if there is a compiler; "parallel" takes log2(L) rounds over all states, [L, B, C, N] (Hillis and Steele
             1986). The results are equal.
         chunk_size: tokens of a chunk.

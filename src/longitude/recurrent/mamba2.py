@@ -63,7 +63,7 @@ def ssd(
 
 
 class Mamba2Block(ChunkedMixer):
-    """Base class of Mamba-2 blocks; subclasses add the recurrence. The cache holds the convolution's tail, then its state.
+    """Base class of Mamba-2 blocks; subclasses add the recurrence. The cache stores the convolution's tail, then its state.
 
     more: numbers computed from each token per head besides its step.
     """

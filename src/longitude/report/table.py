@@ -15,7 +15,7 @@ def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **m
 
     Args:
         columns: Their heads.
-        words: How many columns, from the left, hold words; the others hold numbers.
+        words: How many columns, from the left, have words; the others have numbers.
         title: Above it.
         caption: Below it.
         more: Further arguments of rich's Table.

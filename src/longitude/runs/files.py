@@ -113,7 +113,7 @@ def lock(descriptor: int, shared: bool = False) -> None:
     """Lock an open file or folder until it is closed, or its process ends. Shared: with all who share, waiting for them.
 
     Raises:
-        BlockingIOError: Another process holds it, unless `shared`.
+        BlockingIOError: Another process has locked it, unless `shared`.
         ValueError: The system has no such locks.
     """
     if fcntl is None:
@@ -165,14 +165,14 @@ def flush(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any, allow_nan: bool = False) -> None:
-    """Whole or not at all. allow_nan: for files of others, which may hold NaN or Infinity."""
+    """Whole or not at all. allow_nan: for files of others, which may have NaN or Infinity."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
     with atomic(path) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, remedy: str = "restore the file") -> Any:
-    """The value, or None where there is no such file. ValueError when it is not JSON, or holds a key twice."""
+    """The value, or None where there is no such file. ValueError when it is not JSON, or has a key twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]

@@ -109,7 +109,7 @@ def inner_size(config: Any) -> int:
 
 
 def has_square_scores(config: Any) -> bool:
-    """Whether attention holds a score for every pair of tokens. Models of our own attend with a backend of ours."""
+    """Whether attention stores a score for every pair of tokens. Models of our own attend with a backend of ours."""
     if config.model_type == "longitude":
         return config.attention_backend == "reference"
     return getattr(config, "_attn_implementation", None) == "eager"
@@ -144,7 +144,7 @@ def peak_memory() -> int:
 
 
 def memory_growth(call: Callable[[], object]) -> int:
-    """Bytes by which call() lifts the peak of this process above what it holds now."""
+    """Bytes by which call() lifts the peak of this process above what it has now."""
     RESET.write_text("5")  # the peak starts again from what is held now: imports peak higher
     before = peak_memory()
     call()

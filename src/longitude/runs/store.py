@@ -127,7 +127,7 @@ class Store:
 
     @contextmanager
     def making(self, unit: Unit) -> Iterator[Path]:
-        """The folder of a unit in progress, which this process holds; on leaving it is finished, on an error it stays as it is.
+        """The folder of a unit in progress, locked by this process; on leaving it is finished, on an error it stays as it is.
 
         Raises:
             BusyError: Another process works on the unit, or has just finished it.
@@ -210,7 +210,7 @@ class Store:
 
     # ---- the question ---------------------------------------------------------------------------------------------
     def ask(self, verb: str, question: Mapping[str, Any]) -> None:
-        """Write what a command was asked, whole or not at all. ValueError where the directory holds something else."""
+        """Write what a command was asked, whole or not at all. ValueError where the directory has something else."""
         self.require_place(verb)
         self.run.mkdir(parents=True, exist_ok=True)
         write_json(self.run / QUESTION, {"verb": verb, **question})
@@ -220,16 +220,16 @@ class Store:
         return read_json(self.run / QUESTION, "remove it, and give the command again with its options")
 
     def require_place(self, verb: str) -> None:
-        """ValueError unless the directory is new, empty, or holds what this command was asked before."""
+        """ValueError unless the directory is new, empty, or has what this command was asked before."""
         out = self.run
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out {out}: there is a file of this name; choose another --out")
         if out.is_dir() and not (out / QUESTION).exists() and not self.units.is_dir() and any(out.iterdir()):
-            raise ValueError(f"--out {out}: the directory holds other files and no results; choose another --out")
+            raise ValueError(f"--out {out}: the directory has other files and no results; choose another --out")
         asked = self.question()
         if asked is not None and (before := asked.get("verb") if isinstance(asked, dict) else None) != verb:
             of = f"what `longitude {before}` wrote" if before else f"a {QUESTION} of another program"
-            raise ValueError(f"--out {out}: the directory holds {of}; choose another --out")
+            raise ValueError(f"--out {out}: the directory has {of}; choose another --out")
 
     def remove(self, units: Iterable[Unit]) -> None:
         """Remove these units, finished or not. ValueError where another process works on one."""

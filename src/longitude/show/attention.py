@@ -273,7 +273,7 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         return
     yield Lines(
         name="heads",
-        title="Nearest tokens that hold half of a head's attention",
+        title="Nearest tokens that receive half of a head's attention",
         caption=f"Few are a local head, many a global one; the query's own token is one of them. {every}",
         x="head",
         y="tokens",

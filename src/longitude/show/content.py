@@ -121,7 +121,7 @@ def counted(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 
 def positions_of(encoding: CoPE, scores: torch.Tensor) -> np.ndarray:
-    """The positions that it counts for scores [offsets]: what it adds where its table holds their number in every column."""
+    """The positions that it counts for scores [offsets]: what it adds where its table has their number in every column."""
     ruler = copy.deepcopy(encoding)
     ruler.table.data.zero_()[0] = torch.arange(encoding.max_position)
     q = torch.zeros(1, 1, 1, encoding.head_dim, dtype=torch.float64)

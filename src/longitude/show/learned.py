@@ -53,7 +53,7 @@ def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialRes
         lost = [name for name in ("config.json", "model.safetensors") if not (trials[0].folder / name).exists()]
         if lost:
             raise ValueError(
-                f"{trials[0].folder} holds no model of {named(label)}: {' and '.join(lost)} missing; copy the units "
+                f"{trials[0].folder} has no model of {named(label)}: {' and '.join(lost)} missing; copy the units "
                 "of the study, too, or train it again with `longitude study`"
             )
         done[label] = trials[0]

@@ -96,9 +96,7 @@ def _holds_study(path: Path) -> bool:
 def _require_checkpoint(path: Path) -> None:
     """ValueError where there is something else."""
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ValueError(
-            f"{path}: expected the folder of a study, or of a checkpoint with config.json; it holds neither"
-        )
+        raise ValueError(f"{path}: expected the folder of a study, or of a checkpoint with config.json; it has neither")
     if path.is_file() and path.suffix != ".json":
         raise ValueError(f"{path}: expected a name, a folder or a config.json, got another file")
 

@@ -307,7 +307,7 @@ class Windows(Examples):
         random = np.random.default_rng(seed)
         passes, laid = [], 0
         while laid < count:
-            offsets = random.integers(0, np.minimum(length, sizes - length))  # each document holds a window after it
+            offsets = random.integers(0, np.minimum(length, sizes - length))  # each document has a window after it
             fit = (sizes - 1 - offsets) // length
             place = np.arange(fit.sum()) - np.repeat(np.cumsum(fit) - fit, fit)
             starts = np.repeat(begins + offsets, fit) + place * length

@@ -49,7 +49,7 @@ class NGrams:
         return columns @ self.vocabulary ** np.arange(k - 1, -1, -1, dtype=np.int64)
 
     def nats(self, windows: np.ndarray) -> np.ndarray:
-        """-ln p of each predicted token [n, length], from the longest context that its window holds, at most order - 1."""
+        """-ln p of each predicted token [n, length], from the longest context that its window has, at most order - 1."""
         n, length = windows.shape[0], windows.shape[1] - 1
         p = np.full((n, length), 1 / self.vocabulary)
         for k, (counted, contexts) in enumerate(zip(self.counts, self.contexts, strict=True), 1):

@@ -1,4 +1,4 @@
-"""A study as its run directory holds it: what the statistics, the figures and the report are made of, and all of it."""
+"""A study as its run directory has it: what the statistics, the figures and the report are made of, and all of it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -236,12 +236,12 @@ def question_of(run: Path) -> dict[str, Any] | None:
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether a folder holds a study that is kept without its models."""
+    """Whether a folder has a study that is kept without its models."""
     return (folder / KEPT).is_file()
 
 
 def is_study(folder: Path) -> bool:
-    """Whether a folder holds a study, with its models or kept without them."""
+    """Whether a folder has a study, with its models or kept without them."""
     asked = read_json(folder / QUESTION) if (folder / QUESTION).is_file() else None
     return is_kept(folder) or (isinstance(asked, dict) and asked.get("verb") == VERB)
 
@@ -260,7 +260,7 @@ def read_run(run: Run | Path | str) -> Run:
         raise ValueError(f"{path}: there is no such run directory; `longitude study --out {path}` makes one")
     question = question_of(path)
     if question is None:
-        raise ValueError(f"{path} holds no study; give a directory that `longitude study` wrote")
+        raise ValueError(f"{path} has no study; give a directory that `longitude study` wrote")
     if is_kept(path):
         return _read_kept(path, question)
     plugins.require_loaded(question["plugins"], str(path))

@@ -178,7 +178,7 @@ class TrialRunner:
         except Exception as error:
             reason = " ".join(str(error).split())
             remedy = f"move {model_folder} away, and the same `longitude study` trains it again"
-            raise ValueError(f"{model_folder} holds no whole model ({reason}); {remedy}") from error
+            raise ValueError(f"{model_folder} has no whole model ({reason}); {remedy}") from error
         torch.nn.Module.to(model, device_of(self.config.device))
         start = time.perf_counter()
         finite, left_out = self.write(status, trial, model, f"units/{model_folder.name}", folder, on_progress)

@@ -41,7 +41,7 @@ def study(
     fresh: bool = False,
     on_progress: Watch = ignore,
     note: Note = ignore,
-    executor: Executor = InProcess(),  # noqa: B008 - it holds nothing
+    executor: Executor = InProcess(),  # noqa: B008 - it has no state
     command: str | None = None,
 ) -> Run:
     """Run the trials that are not finished yet, and gather all rows.
@@ -61,7 +61,7 @@ def study(
         Every trial with its status, at the learning rate of its label, and the rows.
 
     Raises:
-        ValueError: The directory holds other files, a unit is damaged, or the disk is full; nothing is then half-written.
+        ValueError: The directory has other files, a unit is damaged, or the disk is full; nothing is then half-written.
     """
     store, question = Store(planned.run), question_for(planned, command)
     parts = planned.parts

@@ -189,7 +189,7 @@ def searched(
 
 
 def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
-    """[length + 1] each, as far from each other as they can be. ValueError where no document holds one."""
+    """[length + 1] each, as far from each other as they can be. ValueError where no document has one."""
     each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     if not each:
         longest = max(map(len, documents), default=0)

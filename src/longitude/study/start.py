@@ -26,7 +26,7 @@ def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
     theirs = of.study["data"]
     if theirs.get("training_sha256") != data.description.get("training_sha256"):
         raise ValueError(
-            f"{who} was trained on another text ({theirs['source']}), which may hold what is measured here; give the same --data"
+            f"{who} was trained on another text ({theirs['source']}), which may have what is measured here; give the same --data"
         )
     trials = {trial.seed: trial for trial in of.of(label)}
     weights = {seed: _weights(trials.get(seed), f"{who}: {label} of seed {seed}", of.path) for seed in config.seeds}

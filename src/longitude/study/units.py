@@ -63,7 +63,7 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     # Generated tasks have no text: their examples follow from the options, those of the selection from --documents.
     trained |= {"text": data.get("training_sha256"), "selection": data.get("selection_sha256", config.documents)}
     trained |= {"start": data.get("start_sha256", {}).get(str(trial.seed)), "recipe": recipe(config)}
-    # A table of positions holds those of training, which sampled positions may make longer.
+    # A table of positions has those of training, which sampled positions may make longer.
     trained["trained_positions"] = task_of(config.task).trained_positions(config)
     trained["plugins"] = [record["sha256"] for record in plugins.records(config.task, trial.label)]
     training = Unit("train", trial.name, plain(trained))

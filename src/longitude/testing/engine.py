@@ -29,7 +29,7 @@ class DoesNotApply(Exception):
 
 
 class LawBroken(AssertionError):
-    """Error of a law that does not hold.
+    """Error of a law that fails.
 
     Args:
         message: Place and size of the deviation.
@@ -47,8 +47,8 @@ class Measurement:
 
     Args:
         measured: The number, in the law's unit; for most laws the largest error relative to the largest number.
-        threshold: The law holds if `measured` is at most this.
-        note: A remark for a law that holds.
+        threshold: The law passes if `measured` is at most this.
+        note: A remark for a law that passes.
         cause: For a law that fails: the defect, its cause as far as an experiment shows it, and where it starts.
         position: The first position at which the threshold is exceeded, if there is one.
         whose: The part that causes a failure, if the law can tell; see Result.
@@ -76,7 +76,7 @@ class Result:
         status: "holds", "broken", "does not apply" or "could not run".
         measured: The number nearest to its threshold; None if nothing was measured, or no finite number.
         threshold: The largest number that the law allows.
-        reason: Why it is broken, does not apply or could not run; remarks if it holds.
+        reason: Why it failed, does not apply or could not run; remarks if it passed.
         position: The first position at which the threshold is exceeded, if there is one.
         whose: The part that causes a failure, if known. For a checkpoint: "checkpoint", "config", "code (...)", "rule" or "not
             known".

@@ -27,7 +27,7 @@ Named = dict[str, Tensor]
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Random numbers that float32 holds exactly, as float64."""
+    """Random numbers that float32 represents exactly, as float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).double()
 

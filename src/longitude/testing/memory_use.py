@@ -1,4 +1,4 @@
-"""Memory that a call allocates, from torch's profiler, and memory that a cache holds."""
+"""Memory that a call allocates, from torch's profiler, and memory that a cache stores."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _silent() -> Iterator[None]:
 
 # ---- caches ----------------------------------------------------------------------------------------------------------
 def tensors_held(cache: Any) -> list[Tensor]:
-    """Every tensor that a cache layer holds, in attributes, tuples, dicts and objects of our own.
+    """Every tensor that a cache layer stores, in attributes, tuples, dicts and objects of our own.
 
     Args:
         cache: A layer of a cache, or any nest of such layers.
@@ -75,7 +75,7 @@ def tensors_held(cache: Any) -> list[Tensor]:
 
 
 def bytes_held(cache: Any) -> int:
-    """Bytes of the storage of a cache, with shared storage counted once: a view of a long tensor holds all of it.
+    """Bytes of the storage of a cache, with shared storage counted once: a view of a long tensor keeps all of it.
 
     Args:
         cache: A layer of a cache, or any nest of such layers.

@@ -28,7 +28,7 @@ class PartBattery(Battery):
             options: Options to build it with.
 
         Returns:
-            The Result: it holds, or does not apply.
+            The Result: it passed, or does not apply.
 
         Raises:
             LawBroken: If the law is broken, or an unexpected error is raised.

@@ -112,7 +112,7 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.dropout and not backend.dropout:
         return "it has no dropout"
     if r.weights and not backend.weights:
-        return "it never holds the weights"
+        return "it never stores the weights"
     if (r.lse or r.sinks is not None) and backend.partial is None:
         what = "by which parts are merged" if r.lse else "of which sinks are made"
         return f"it does not return the logsumexp of the scores, {what}"
@@ -136,12 +136,12 @@ def wide_item(r: Request) -> int:
 
 
 def dense_bytes(r: Request) -> int:
-    """Scores, bias, weights, mask: four [B, H, Lq, Lk] at once; and what the terms hold on the way to their bias."""
+    """Scores, bias, weights, mask: four [B, H, Lq, Lk] at once; and what the terms allocate on the way to their bias."""
     return 4 * r.q.shape[0] * r.heads * r.rows * r.length * wide_item(r) + terms_bytes(r)
 
 
 def terms_bytes(r: Request) -> int:
-    """Bytes that the largest term holds while it computes its bias, beyond a few [B, H, Lq, Lk]."""
+    """Bytes that the largest term allocates while it computes its bias, beyond a few [B, H, Lq, Lk]."""
     pairs = r.rows * r.length * (1 if r.contiguous else r.q.shape[0])
     numbers = 0
     for term in r.terms:

@@ -58,7 +58,7 @@ def by_chunks(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tenso
 
 
 def reference_price(r: Request) -> float:
-    """It holds all scores at once, which costs a CPU more than a block does: two blocks take a third of its time.
+    """It computes all scores at once, which costs a CPU more than a block does: two blocks take a third of its time.
 
     In a graph that is exported it is what takes everything: blocks are counted by the length.
     """

@@ -2,8 +2,8 @@
 
 Nothing is timed here. `benchmarks/routes.py` writes routes.json: the shortest sequences for which our kernel runs, for each
 type of processor, pass, dtype and mask, by threads and head_dim. Threads and head_dim are rounded to a measured value, in the
-direction that never overestimates our kernel. A row without a mask was measured with and without causality, and holds for both.
-The environment variable LONGITUDE_ROUTES=0 leaves all calls to torch.
+direction that never overestimates our kernel. A row without a mask was measured with and without causality, so it is
+valid for both. The environment variable LONGITUDE_ROUTES=0 leaves all calls to torch.
 """
 
 from __future__ import annotations

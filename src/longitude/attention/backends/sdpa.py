@@ -75,7 +75,7 @@ def fused(r: Request) -> Tensor:
 def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Tensor:
     """Set NaN for queries with scores that are all -inf or all NaN, for which torch's CPU kernel returns zeros.
 
-    It returns zeros for all-NaN scores if they are fewer than its vectors hold. Zeros alone prove nothing: values may be zero,
+    It returns zeros for all-NaN scores if they are fewer than fit its vectors. Zeros alone prove nothing: values may be zero,
     and dropout may leave no weight. some: queries with keys by the mask; None: all.
     """
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:

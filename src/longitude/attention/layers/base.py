@@ -214,14 +214,14 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     if memory is not None:
         require_tokens(x, dim)
         if cache is not None or memory.dim() != 3 or memory.shape[::2] != x.shape[::2]:
-            with_cache = " and a cache; a cache already holds earlier tokens" if cache is not None else ""
+            with_cache = " and a cache; a cache already stores earlier tokens" if cache is not None else ""
             raise UsageError(
                 "memory", f"[{x.shape[0]}, M, {x.shape[2]}] and no cache", f"{list(memory.shape)}{with_cache}"
             )
         x, remembered = torch.cat([memory.detach(), x], 1), memory.shape[1]
     past = cache.get_seq_length() if cache is not None else 0
     if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
-        raise UsageError("x", f"a batch of {len(cache.keys)}, as the cache holds", len(x))
+        raise UsageError("x", f"a batch of {len(cache.keys)}, as the cache stores", len(x))
     call: Call = inputs.once(
         ("call", encoding, mask, past, dim, x.shape), lambda: _checked(x, dim, encoding, mask, inputs, past, remembered)
     )

@@ -1,4 +1,4 @@
-"""Latent attention: keys and values are made of one small latent per token, and the cache holds the latent only."""
+"""Latent attention: keys and values are made of one small latent per token, and the cache stores the latent only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LatentAttention(AttentionLayer):
         [q_th; s_th] = W_UQ,h norm(W_DQ x_t),  s rotated;  score_h(t, j) = scale (q_th . k_jh + s_th . r_j)
 
     norm is RMSNorm. Heads share the rotary key r, which is not normalised; only s and r, rope_dim numbers each,
-    depend on positions. A cache holds c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
+    depend on positions. A cache stores c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
 
     Two routes give the same result. "expanded": keys and values of all heads are computed from the latents. "absorbed": since
     q . W_UK c = (W_UK^T q) . c, queries are projected into the latent space. All heads then share one key [c; r], and W_UV acts
@@ -216,14 +216,14 @@ class LatentAttention(AttentionLayer):
         to_keys, to_values = matrix.unflatten(0, (self.num_heads, -1)).split([self.nope_dim, self.value_dim], 1)
         content, positional = q.split([self.nope_dim, self.rope_dim], -1)
         content = torch.einsum("bhln,hnr->bhlr", content, to_keys)
-        wide = torch.cat([content.to(q.dtype), positional], -1).to(key.dtype)  # a cache may hold keys in a wider dtype
+        wide = torch.cat([content.to(q.dtype), positional], -1).to(key.dtype)  # a cache may store keys in a wider dtype
         # The key itself as value, so that both are equally wide and nothing is copied; its rotary part is not read.
         out, weights = over_keys(wide, key, key, self.kv_rank)
         return torch.einsum("bhlr,hvr->bhlv", out[..., : self.kv_rank].to(q.dtype), to_values), weights
 
     # ---- which route ----
     def absorbs(self, call: Call, encoding: Composed) -> bool:
-        if encoding.passing_columns:  # keys are carried from token to token, as the cache holds them
+        if encoding.passing_columns:  # keys are carried from token to token, as the cache stores them
             if self.route == "expanded":
                 raise ValueError(
                     "the encoding carries keys from token to token, and expanded keys are made again for each call; expected "

@@ -146,7 +146,7 @@ class MultiHeadAttention(AttentionLayer):
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
             k_positions = cache.positions
-        if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may hold keys in a wider one
+        if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider one
             q, v = q.to(k.dtype), v.to(k.dtype)
         if call.remembered:
             q = q[:, :, call.remembered :]

@@ -92,7 +92,7 @@ class ParallelMixer(Mixer):
         return self.attention.cache_layer()
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
-        """Mix tokens by both. The attention's cache holds the other's state, as it holds tails of short convolutions."""
+        """Mix tokens by both. The attention's cache stores the other's state, as it stores tails of short convolutions."""
         cache, layer = inputs.cache, None
         require_past("ParallelMixer", inputs.mask)
         if cache is not None:

@@ -97,7 +97,7 @@ class WindowAttention(MultiHeadAttention):
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Mix tokens as MultiHeadAttention does; the cache then drops tokens that left the window.
 
-        `documents` covers all tokens so far, [B, Lk]; weights cover the keys that the cache still holds. A LongitudeCacheLayer,
+        `documents` covers all tokens so far, [B, Lk]; weights cover the keys that the cache still stores. A LongitudeCacheLayer,
         which drops nothing, works too.
         """
         rolling = getattr(inputs.cache, "kind", None) == "rolling"

@@ -90,7 +90,7 @@ def options_of(config: LongitudeConfig, kind: str) -> dict[str, Any]:
 
 # ---- without a class in transformers: sizes are those of the tensors, under transformers' names --------------------------
 KEYS = SIZES | COMPUTED | {"head_size", "head_size_divisor", "num_attention_heads", "model_version"}
-"""Keys of the config.json that comes with RWKV-6. num_attention_heads holds the size of a head; its code does not read it."""
+"""Keys of the config.json that comes with RWKV-6. num_attention_heads has the size of a head; its code does not read it."""
 
 
 def config_of_tensors(where: str, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> LongitudeConfig:

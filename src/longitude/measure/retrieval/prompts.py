@@ -114,7 +114,7 @@ def check(question: Question, text: str, read: str) -> None:
         lost += [] if plain.endswith(_plain(question.ask)) else [question.ask]
         if lost:
             raise ValueError(
-                f"the prompt that {what} does not hold {lost[0]!r} as it must: it is cut, or the tokenizer cannot write "
+                f"the prompt that {what} does not contain {lost[0]!r} as it must: it is cut, or the tokenizer cannot write "
                 f"this text; measure retrieval with a tokenizer that reads English and numbers"
             )
 

@@ -207,7 +207,7 @@ ASK_VALUE = (
 
 
 def variables(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """All variables that hold a number: VAR A = number, VAR B = VAR A, ...; a solved example first, names of 3 letters."""
+    """All variables that have a number: VAR A = number, VAR B = VAR A, ...; a solved example first, names of 3 letters."""
     example, chain = _chain(random, letters=3), _chain(random, letters=5)
     while example.ask == chain.ask:  # the same number
         chain = _chain(random, letters=5)

@@ -74,7 +74,7 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
         + (" (sliding windows)" if sliding else f" ({method})" if method not in PLAIN else ""),
         caption=f"Each {run.task.loss_unit} is scored once, in {windows}. {spread} Dashed: the training length.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
-        "for each encoding; the table below holds the numbers.",
+        "for each encoding; the table below has the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, seeds=seeds, levels=floors, **STYLE),
         axes=("x", "y"),
     )
@@ -154,7 +154,7 @@ def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> 
         f"Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "
         f"examples, the level line {SOLVED:.0%}, from where a length is solved.{floor}",
         alt=f"Line chart of the share of {task.words} against lengths of {lengths[0]} to {lengths[-1]} {task.unit}, one line "
-        "for each encoding; the table below holds the numbers.",
+        "for each encoding; the table below has the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, solved, *([rule] if guessing else []), seeds=seeds, **STYLE),
     )
 

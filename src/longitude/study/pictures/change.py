@@ -48,7 +48,7 @@ def change(analysis: Analysis) -> Iterator[Figure]:
         f"each model against itself at {run.reference} {run.task.unit}, on the same documents. Bands are 95% intervals "
         f"of the change. A band wholly below the level line, {TOLERANCE:+.0%}, stays within; one wholly above does not.",
         alt=f"Line chart of the relative change of {run.task.words} from {run.reference} to up to {lengths[-1]} "
-        f"{run.task.unit}, one line for each encoding; the table below holds the numbers.",
+        f"{run.task.unit}, one line for each encoding; the table below has the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, *level, **STYLE),
         axes=("x",),
         table=lines.table_of(points, "label", "length", lambda each: f"{each['words']} ({each['interval']})"),

@@ -123,7 +123,7 @@ class Task(ABC):
         """ValueError for a length that no example has."""
 
     def trained_positions(self, config: StudyConfig) -> int:
-        """Positions that a table must hold for training."""
+        """Positions that a table must cover for training."""
         return config.position_range or self.positions(config.train_length)
 
     def prepare(self, config: StudyConfig) -> StudyData:

@@ -32,7 +32,7 @@ def memory_of_a_cache(build: MixerExample) -> Measurement:
         raise LawBroken(f"growth: expected one of {', '.join(MOST)}, got {growth!r}")
     few, many = (_bytes_after(net, tokens) for tokens in ((64, 512) if growth == "O(1)" else (128, 1024)))
     if not few:
-        raise LawBroken("its cache holds nothing")
+        raise LawBroken("its cache stores nothing")
     if growth == "O(N)" and many < 4 * few:
         raise LawBroken(f"declared {growth}, but eight times the tokens take {many} bytes, hardly more than {few}")
     return Measurement(many / few, MOST[growth], cause=f"declared {growth}: {few} bytes, then {many}")

@@ -51,7 +51,7 @@ def repeated_document_ids(build: MixerExample) -> None:
 
 @shared_law(threshold=1e-9, needs=CACHES)
 def padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) -> None:
-    """Padded on the left or right = not padded, whatever the padding holds, forward and gradients.
+    """Padded on the left or right = not padded, whatever the padding contains, forward and gradients.
 
     Outputs at padding are finite. With a cache, cut anywhere, with positions passed to each call or only to the first, decoding
     after left padding = decoding without padding. A recurrence also skips padding between tokens: padding on the right leaves

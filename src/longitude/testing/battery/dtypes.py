@@ -1,4 +1,4 @@
-"""Laws of numbers as modules hold them: moved to 16 bits, as drawn at first, and pulled by weight decay."""
+"""Laws of numbers as modules have them: moved to 16 bits, as drawn at first, and pulled by weight decay."""
 
 from __future__ import annotations
 

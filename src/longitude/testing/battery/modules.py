@@ -81,7 +81,7 @@ def state_dict_of_encodings(build: Example) -> None:
 
 @MIXER_LAWS.law(name="state_dict", threshold=1e-12)
 def state_dict_of_mixers(build: MixerExample) -> None:
-    """The state holds every parameter; meta -> to_empty -> reset_parameters -> load_state_dict gives the same answers.
+    """The state stores every parameter; meta -> to_empty -> reset_parameters -> load_state_dict gives the same answers.
 
     Copies and pickles, too. Every parameter has a dimension.
     """

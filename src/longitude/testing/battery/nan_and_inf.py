@@ -180,7 +180,7 @@ DOCUMENTS = {
 def nan_in_documents(build: MixerExample, paddings: tuple[str, ...] | None = None) -> None:
     """NaN and infinities in one document, or at padding, reach no output and no gradient of any other document's tokens.
 
-    This holds for any loss, also if only a gradient is not finite; padding reaches no gradient of a parameter. Tried in every
+    This is true for any loss, also if only a gradient is not finite; padding reaches no gradient of a parameter. Tried in every
     form, on every backend (for an encoding), with and without the C kernels, in full passes and token by token with a cache. A
     recurrence loses the same outputs in all cases: those of the token, and of later tokens in its document.
     paddings: "between", "behind"; None: both for an encoding, "between" for a mixer.

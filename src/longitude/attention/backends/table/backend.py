@@ -322,7 +322,7 @@ def toeplitz_attention(
     return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
 
 
-# ---- the operators: compiled graphs hold these two, whatever the length ----------------------------------------------
+# ---- the operators: compiled graphs contain these two, whatever the length ----------------------------------------------
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? key_vectors, "
     "Tensor? value_vectors, Tensor? logits, Tensor? curves, Tensor? rates, Tensor? spans, SymInt near, SymInt? low, "

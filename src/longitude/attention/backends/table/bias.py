@@ -20,7 +20,7 @@ class Bias:
         score[a, b]  = table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n - near]
         output_a    += sum over b of weight[a, b] value_vectors[h, n - near]
 
-    table [H, diagonals], with -inf outside the band; one head if it holds only the band. Levels [B, H, Lq] and [B, H, Lk].
+    table [H, diagonals], with -inf outside the band; one head if it has only the band. Levels [B, H, Lq] and [B, H, Lk].
     vectors [H or 1, N, D], for the diagonals from `near` on, up to the end of the band or less. Before `near` the table and the
     vectors are zero. fall [H]: keys with a level that much above the query's level are left out. starts: the first diagonal of
     each head that counts; empty if all count. strict: mask after the sum, because -inf plus NaN or infinity is not -inf.

@@ -18,7 +18,7 @@ SMALL = 2**17  # numbers of keys that one thread has read before a second begins
 
 
 def describes(r: Request) -> bool:
-    """Whether a description holds a request: one query for each head, and biases of the offset, by plain order."""
+    """Whether a description can express a request: one query for each head, and biases of the offset, by plain order."""
     plain = r.rows == 1 and r.dropout == 0 and r.contiguous and len(r.beyond_band) == 0 and len(r.learned) == 0
     if not plain or r.q.dtype not in band.OPTIONS or any(type(term) is not OffsetBias for term in r.terms):
         return False
@@ -26,7 +26,7 @@ def describes(r: Request) -> bool:
 
 
 def decoding(r: Request) -> DecodingStep | None:
-    """The description of a request; None where it holds more.
+    """The description of a request; None where it needs more.
 
     Its table [H, Lk] has the bias at the offsets of the query from each key, the first of which is the largest.
     """

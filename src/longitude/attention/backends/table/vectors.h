@@ -32,7 +32,7 @@ typedef int32_t bits;
 #define ACROSS 2
 #endif
 #define ROWS 6                   /* queries whose sums stay in registers */
-#define PANEL (2048 / REAL_BITS) /* keys at once, whatever a vector holds */
+#define PANEL (2048 / REAL_BITS) /* keys at once, whatever the width of a vector */
 #define VECTORS (PANEL / WIDE)   /* of them */
 #define LOG2E ((real)1.4426950408889634)
 #define INLINE static inline __attribute__((always_inline))

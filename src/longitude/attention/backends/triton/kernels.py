@@ -12,7 +12,7 @@ With `mix` (profiles mixed by each query), which comes alone, mix[i, min(i - j, 
 
 Under a softcap c, which comes alone, scores are c tanh(scale q_i . k_j / c); `cap` is c / log 2.
 
-With `curves` (FIRE), the table holds distances, and a curve of distance times the query's rate is added: see curves.py.
+With `curves` (FIRE), the table has distances, and a curve of distance times the query's rate is added: see curves.py.
 
 There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are
 bitwise reproducible. The gradient of the table is summed by programs that each write their row of a workspace.

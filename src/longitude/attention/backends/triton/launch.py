@@ -22,7 +22,7 @@ PROGRAMS = 2
 class Inputs(NamedTuple):
     """Inputs of the kernels. lo, hi: those of `Intervals`. table: by offset from 1 - Lk to Lq - 1; it and levels in float32.
 
-    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table holds distances, the smallest at `nearest`,
+    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table has distances, the smallest at `nearest`,
     and curve(table[i - j] rate_i) is added. Rates never increase from query to query. cap: of the products; 0: none. mix: what
     each query adds at offsets 0, 1, ..; at all far ones its last number. gap: offset of the first query and the first key.
     """

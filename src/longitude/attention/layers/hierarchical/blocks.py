@@ -240,7 +240,7 @@ def over_blocks(
     q is rotated, at `places`; levels: the pyramid over the longest prefix. One matrix product for each chunk of prefixes, of
     which a mask leaves a query one score for each digit 1.
     """
-    # A chunk ends within its first query's window: its blocks hold nothing of that query's future, not even behind the mask.
+    # A chunk ends within its first query's window: its blocks have nothing of that query's future, not even behind the mask.
     size = min(CHUNK, 1 << (rule.window.bit_length() - 1))
     chunks = Chunks(size, first // size, (first + q.shape[2] - 1) // size + 1)
     front, number = first - chunks.low * size, chunks.high - chunks.low
