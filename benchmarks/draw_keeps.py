@@ -109,7 +109,7 @@ def chart(result: dict[str, Any]) -> str:
 
 KEEPS = Picture(
     "keeps",
-    "Loss and retrieval of extended models, at the trained length and at the new one",
+    "Loss and retrieval of extended models, at the training length and at the new one",
     found,
     chart,
     words,

@@ -42,7 +42,7 @@ def words(found: dict[str, Any]) -> str:
 
 
 def chart(found: dict[str, Any]) -> Any:
-    """A line for each encoding, its band over the seeds, its name at the end, and the trained length."""
+    """A line for each encoding, its band over the seeds, its name at the end, and the training length."""
     rows, trained = found["rows"], found["study"]["configuration"]["train_length"]
     labels = list(dict.fromkeys(row["label"] for row in rows))
     lengths = sorted({row["length"] for row in rows})

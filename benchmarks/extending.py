@@ -51,7 +51,7 @@ METHODS = ("linear", "ntk", "yarn", "llama3")
 TUNED = ("linear", "ntk", "yarn", "drope")
 TUNED_FACTOR = 4
 STEPS, BATCH, RATE = 400, 2, 3e-4
-"""Of fine-tuning, in windows of the new length; without rotation (drope) in as many times more of the trained length."""
+"""Of fine-tuning, in windows of the new length; without rotation (drope) in as many times more of the training length."""
 CANDIDATES = 64
 """Of the search for LongRoPE's factors; the paper tries 1,344."""
 DOCUMENTS = 24
@@ -140,7 +140,7 @@ def searched(base: Path, out: Path, text: Path, lengths: tuple[int, int], seed: 
 
 
 def losses(base: Path, model: Model, where: Path, text: Path, out: Path) -> dict[int, float]:
-    """Bits per byte at the trained length and at the new one, on files that nothing has read."""
+    """Bits per byte at the training length and at the new one, on files that nothing has read."""
     config = MeasureConfig(
         lengths=(LENGTH, model.factor * LENGTH), text=str(text), documents=DOCUMENTS, methods=("non-overlapping",)
     )

@@ -52,7 +52,7 @@ TRIALS = 20
 """Questions of a task and length."""
 DOCUMENTS = 24
 NEARLY = {"bits": 1.05, "score": 0.9}
-"""Of the unchanged model's at its trained length: bits per byte at most, mean score at least, to count as kept."""
+"""Of the unchanged model's at its training length: bits per byte at most, mean score at least, to count as kept."""
 SEED = 0
 
 
@@ -117,7 +117,7 @@ def mean_score(scores: list[dict[str, Any]], length: int) -> dict[str, float]:
 
 
 def kept(row: dict[str, Any], unchanged: dict[str, Any], short: int, long: int) -> list[str]:
-    """What is at the new length nearly as it was before extending, at the trained length."""
+    """What is at the new length nearly as it was before extending, at the training length."""
     holds = {
         "perplexity": row["bits"][long] <= NEARLY["bits"] * unchanged["bits"][short],
         "retrieval": row["means"][long]["value"] >= NEARLY["score"] * unchanged["means"][short]["value"],

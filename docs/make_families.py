@@ -3,7 +3,7 @@
 python docs/make_families.py                     # all: about ten minutes of processor time; writes the page and families.csv
 python docs/make_families.py llama gemma3_text   # these alone, printed
 
-A law that fails stands on the page only if EXPLAINED says what the class does, and a test shows it in plain transformers.
+A law that fails stands on the page only if EXPLAINED says what the class does, and a test shows it in unmodified transformers.
 """
 
 import sys
@@ -190,7 +190,7 @@ EXPLAINED = {
         "the time as well",
     },
 }  # fmt: skip
-"""Law -> families that break it, and what their classes do; each is shown in plain transformers by a test."""
+"""Law -> families that break it, and what their classes do; each is shown in unmodified transformers by a test."""
 
 
 def explained() -> dict[tuple[str, str], str]:
@@ -278,7 +278,7 @@ def main() -> None:
     if not sys.argv[1:]:
         MATRIX.write_text(matrix(found), encoding="utf-8")
     if unknown := sorted(broken - {*explained()}):
-        sys.exit(f"not explained: {unknown}; show it in plain transformers, or correct the law")
+        sys.exit(f"not explained: {unknown}; show it in unmodified transformers, or correct the law")
     if not sys.argv[1:]:
         PAGE.write_text(page(found), encoding="utf-8")
 

@@ -153,7 +153,7 @@ register(
         source="A common statement about ALiBi; Kazemnejad et al. 2023 find its attention short-sighted",
         link="https://arxiv.org/abs/2305.19466",
         protocol="There: ten tasks, none of which asks for a distance. Here: the symbol 8 places back, among 16 that are "
-        "random, 2 layers of width 64, windows of 64; symbols right at the trained length.",
+        "random, 2 layers of width 64, windows of 64; symbols right at the training length.",
         statements=(
             accuracy_above(lookback("rope", 64), SOLVED),
             more_accurate(lookback("rope", 64), lookback("alibi", 64)),

@@ -75,7 +75,7 @@ register(
         name="yarn-crops",
         title="YaRN against cropped text, without training",
         number="4c",
-        claimed="Without training, YaRN is about as good as cropping the text to the trained length.",
+        claimed="Without training, YaRN is about as good as cropping the text to the training length.",
         source="Gelberg et al. 2025, Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings, figure 5",
         link="https://arxiv.org/abs/2512.12167",
         protocol=f"There: perplexity and retrieval match, models of 0.4 billion parameters and more. {EXTENDED} The loss "

@@ -67,7 +67,7 @@ register(
         link="hierarchical.md",
         protocol=f"{HERE} A window of 32 bytes and blocks of powers of two before it, both with ALiBi. The loss "
         f"must be within {MOST:.0%} of that of full attention, at the training length and past it. And recall, at the "
-        "trained length and at twice: a window alone passes on text, so text says nothing of summaries. Corrected on "
+        "training length and at twice: a window alone passes on text, so text says nothing of summaries. Corrected on "
         "2026-11-26: this page had left recall out and said confirmed.",
         statements=(
             *(
@@ -138,7 +138,7 @@ register(
         link="https://arxiv.org/abs/2305.13245",
         protocol="There: T5 of 11 billion parameters, trained on for 5% of its steps: 47.2 with all heads of keys and "
         "values, 47.1 with 8, 46.6 with one. Here: trained from the start with 4, 2 and 1, bytes of Python, "
-        "models of 0.1 million parameters, bits per byte at the trained length.",
+        "models of 0.1 million parameters, bits per byte at the training length.",
         statements=(
             loss_at_most(heads(GROUPED, 128), heads("rope", 128)),
             loss_below(heads(GROUPED, 128), heads(ONE_HEAD, 128)),

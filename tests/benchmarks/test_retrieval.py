@@ -25,7 +25,7 @@ def of(bits: dict[int, float], scores: dict[int, float]) -> dict[str, Any]:
     ],
 )
 def test_kept_is_nearly_what_was_before(bits: float, score: float, words: list[str]) -> None:
-    """At most 1.05 of the bits and at least 0.9 of the score of the unchanged model at its trained length."""
+    """At most 1.05 of the bits and at least 0.9 of the score of the unchanged model at its training length."""
     unchanged = of({512: 2.0, 2048: 9.0}, {512: 1.0, 2048: 0.0})
     assert kept(of({512: 5.0, 2048: bits}, {512: 0.1, 2048: score}), unchanged, 512, 2048) == words
 

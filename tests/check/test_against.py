@@ -131,7 +131,7 @@ def test_llama3s_factors_are_compared_pair_by_pair(tmp_path):
         ({"rope_type": "linear", "factor": 4.0}, {"rope_scaling_factor": 4.0}, None, set()),  # no type: linear
         ({"rope_type": "default"}, {"rope_scaling_factor": 4.0}, None, {"scaling", "frequencies"}),
         ({"rope_type": "linear", "factor": 4.0}, {"rope_scaling_factor": 4.0}, [1.0, 1.0, 2.0, 8.0], {"frequencies"}),
-        ({"rope_type": "dynamic", "factor": 4.0}, {}, None, {"scaling"}),  # the same at the trained length alone
+        ({"rope_type": "dynamic", "factor": 4.0}, {}, None, {"scaling"}),  # the same at the training length alone
         (YARN, {}, [1.0, 1.0, 2.0, 8.0], {"frequencies"}),
         ({"rope_type": "proportional", "partial_rotary_factor": 0.5}, {}, [1.0, 1.0, 1e30, 1e30], set()),
         ({"rope_type": "proportional", "partial_rotary_factor": 0.5}, {}, [1.0] * 4, {"scaling", "frequencies"}),

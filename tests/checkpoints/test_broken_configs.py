@@ -41,10 +41,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "rope_scaling",
     ),
     "two types": ({"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
-    "a trained length beyond the declared": (
+    "a training length beyond the declared": (
         {"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 8192}}, ORIGINAL,
     ),
-    "a trained length in words": ({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: "2k"}}, ORIGINAL),
+    "a training length in words": ({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: "2k"}}, ORIGINAL),
     "a factor that ends before the declared length": (
         {"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 1024}}, "factor",
     ),
@@ -57,8 +57,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "an odd share": ({"rope_scaling": LINEAR, "partial_rotary_factor": 0.3125}, "partial_rotary_factor"),
     "a base that is null, and a slip of it": ({"rope_theta": None, "rope_thet": 500000.0}, "rope_thet"),
     "two bases": ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, "rope_theta"),
-    "two trained lengths": ({ORIGINAL: 1024, "rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 2048}}, ORIGINAL),
-    "a trained length below zero": ({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: -1024}}, ORIGINAL),
+    "two training lengths": ({ORIGINAL: 1024, "rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 2048}}, ORIGINAL),
+    "a training length below zero": ({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: -1024}}, ORIGINAL),
     "no factor but null": ({"rope_scaling": LINEAR | {"factor": None}}, "factor"),
     "a list for a factor": ({"rope_scaling": {"type": "yarn", "factor": [4.0], ORIGINAL: 1024}}, "factor"),
     "lists of head_dim numbers": (

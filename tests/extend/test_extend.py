@@ -139,7 +139,7 @@ def test_what_stays_is_said(kind, words, tmp_path, write) -> None:
     ],
 )
 def test_where_no_distance_grows_nothing_is_extended(kind, keys, save, refused) -> None:
-    """All layers that rotate have a window below the trained length; in Cohere 2 and Llama 4 the others rotate nothing."""
+    """All layers that rotate have a window below the training length; in Cohere 2 and Llama 4 the others rotate nothing."""
     for method in ("yarn", "linear"):
         line = refused(save(kind, **keys), *by(method))
         assert " 24 tokens" in line and f" {LENGTH}" in line
@@ -355,7 +355,7 @@ def test_what_cannot_be_extended(kind, options, words, checkpoint, refused) -> N
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 def test_never_scaled_twice(method, longer, write, refused) -> None:
-    """Dynamic declares the trained length before and after; the base before ntk and base is lost."""
+    """Dynamic declares the training length before and after; the base before ntk and base is lost."""
     once, further = longer("llama", *by(method)), by("yarn", 8 * LENGTH)
     reason = "(dynamic_ntk, from 64 tokens by a factor of 4)" if method == "dynamic" else "extended already"
     assert reason in refused(once, *further)

@@ -34,7 +34,7 @@ def test_the_critical_pair(pairs, critical, real) -> None:
 
 
 def test_the_critical_pair_at_its_ends() -> None:
-    """A trained length of less than a turn of the first pair leaves all to the search; one of more than the last's, none."""
+    """A training length of less than a turn of the first pair leaves all to the search; one of more than the last's, none."""
     assert RotaryPairs(10_000.0, 16, 6, 64).critical == 0
     assert longrope2(RotaryPairs(10_000.0, 16, 6, 60)).starts["1.0 s"].factors == pytest.approx(
         [10 + 0.1 * k for k in range(8)]

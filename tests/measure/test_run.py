@@ -105,7 +105,7 @@ def test_more_context_is_compared_on_the_same_targets(checkpoints, config, tmp_p
     """Each length against the shortest, paired over documents; the targets are the last of every document at all lengths."""
     config = replace(config, methods=("same-targets",), dtype="float64")
     results, failures, watcher = go(config, tmp_path / "run", checkpoints["llama"])
-    assert failures == [] and len(watcher.units) == 3  # the trained length 32, too
+    assert failures == [] and len(watcher.units) == 3  # the training length 32, too
     planned = plan(config, (str(checkpoints["llama"]),))
     documents = planned.subjects[0].documents
     assert documents is not None and planned.targets == 16
@@ -137,7 +137,7 @@ def test_more_context_is_compared_on_the_same_targets(checkpoints, config, tmp_p
 
 
 def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
-    """Of all depths together, at the longest length, over the trained length or the shortest."""
+    """Of all depths together, at the longest length, over the training length or the shortest."""
     about = {"models": {m: {"label": m, "trained": t} for m, t in (("a", 64), ("b", None))}}
     about["configuration"] = {"tasks": ["passkey"], "lengths": [32, 64, 128]}
     shared: dict[str, Any] = {"task": "passkey", "metric": "accuracy", "weighting": "trial", "count": 10}
@@ -168,7 +168,7 @@ def test_one_model(llama):
     results, notes = llama
     assert notes[0].startswith("llama: needs about")
     flat = {row.length: row for row in in_bits(results.rows) if row.method == "non-overlapping"}
-    assert list(flat) == [32, 48, 64]  # the trained length is there, though it was not requested
+    assert list(flat) == [32, 48, 64]  # the training length is there, though it was not requested
     assert {row.length for row in results.rows if row.method == "sliding"} == {32, 48, 64}
     places = [row for row in results.rows if row.method == "per-position"]
     assert {row.length for row in places} == {64} and places[-1].position_to == 64

@@ -136,7 +136,7 @@ def test_a_scheme_is_drawn_before_and_after():
     assert drawn(label, "wavelengths").levels == {"length": 64}
     follows = "rope:scaling=dynamic_ntk,factor=2,original_max_length=32,follow=sequence"
     near(lines(follows, "slowed")["dynamic_ntk"], lambda k: (2 * 64 / 32 - 1) ** (2 * k / 14))
-    assert drawn(follows, "wavelengths").levels == {"trained length": 32}
+    assert drawn(follows, "wavelengths").levels == {"training length": 32}
 
 
 def test_scores_of_rotated_vectors_are_sums_of_cosines():

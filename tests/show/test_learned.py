@@ -97,7 +97,7 @@ def test_what_changes_with_the_length_is_drawn_up_to_the_longest_tested_one(stud
     for name in ("entropy-1", "first-2"):
         x, y = found[name].lines["head 1"]
         assert len(x) == len(y) <= run.lengths[-1] and x[-1] > run.lengths[-1] - 1
-        assert found[name].marks == {"trained length": LENGTH}
+        assert found[name].marks == {"training length": LENGTH}
     assert len(found["attention-1"].lines["head 1"][0]) == LENGTH
 
 

@@ -94,7 +94,7 @@ def test_one_text_has_a_panel_for_each_label(tmp_path, numbers):
 
 
 def layer_words(spec, panel):
-    """The trained length that is written at the line of a panel."""
+    """The training length that is written at the line of a panel."""
     return values(spec, "text", {"layer": panel["layer"][-1:]})[0]["words"]
 
 

@@ -44,9 +44,9 @@ CAP = 512
 """The most tokens that equality laws compare, unless a length is given."""
 LEAST = 16
 UNKNOWN = 256
-"""Length that replaces the trained length of a model that declares none, in tokens."""
+"""Length that replaces the training length of a model that declares none, in tokens."""
 BEYOND = 16
-"""Tokens compared beyond the trained length, where positions do not end there."""
+"""Tokens compared beyond the training length, where positions do not end there."""
 
 
 def check(
@@ -62,7 +62,7 @@ def check(
 
     Args:
         checkpoint: From `load`, or a model in memory.
-        length: Tokens that equality laws compare, position by position; by default 16 beyond the trained length, or up to where
+        length: Tokens that equality laws compare, position by position; by default 16 beyond the training length, or up to where
             positions end, and 512 at most.
         reference: A checkpoint or a model that must give the same logits.
         laws: Names of the laws to try; all by default.

@@ -49,7 +49,7 @@ def check(
     Args:
         model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
-        length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most, and as many as ten
+        length: Tokens that laws of a model compare; by default 16 beyond its training length, 512 at most, and as many as ten
             minutes are enough for.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
         against: Compare with the positions that another file states: a .gguf file, an adapter's folder, or another

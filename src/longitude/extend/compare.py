@@ -41,7 +41,7 @@ UNCHANGED = "unchanged"
 COMPARED = [name for name, method in METHODS.items() if not method.searched and name not in ("drope", "base")]
 """Methods that need neither a search, nor training, nor a further number."""
 MOST = 3
-"""Buckets of positions beyond the trained length, about."""
+"""Buckets of positions beyond the training length, about."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Candidates:
 
     Attributes:
         source: The checkpoint.
-        original: The trained length in tokens; of a checkpoint that was extended already the length that it declares.
+        original: The training length in tokens; of a checkpoint that was extended already the length that it declares.
         length: The new length.
         options: Further options of a command that extends it by one of them.
         configs: Method -> the configuration that it writes, or the reason why it does not fit the model.
@@ -77,7 +77,7 @@ class Candidates:
 
     @property
     def edges(self) -> list[int]:
-        """Positions at which buckets begin, and the length: a few up to the trained length, and a few beyond it, by doubling."""
+        """Positions at which buckets begin, and the length: a few up to the training length, and a few beyond it, by doubling."""
         doubled = [self.original << i for i in range(1, 25) if self.original << i < self.length]
         beyond = doubled[:: -math.ceil(len(doubled) / (MOST - 1))] if doubled else [(self.original + self.length) // 2]
         return sorted({0, self.original // 4, self.original // 2, self.original, *beyond, self.length})
@@ -127,7 +127,7 @@ class Comparison:
 
     @cached_property
     def beyond(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Method -> nats and tokens of each window beyond the trained length, lowest first; only where all are finite."""
+        """Method -> nats and tokens of each window beyond the training length, lowest first; only where all are finite."""
         first = self.candidates.edges.index(self.candidates.original)
         sums = {
             name: tuple(np.sum([_per_token(each) for each in profile.buckets[first:]], axis=0))
@@ -138,7 +138,7 @@ class Comparison:
 
     @cached_property
     def against_best(self) -> dict[str, Interval]:
-        """Method -> how many times the perplexity of the best it has beyond the trained length, paired over windows."""
+        """Method -> how many times the perplexity of the best it has beyond the training length, paired over windows."""
         names = [*self.beyond]
         pairs = {name: (self.beyond[name], self.beyond[names[0]]) for name in names[1:]}
         found = {name: self._told(paired_difference(*pair, metric="mean")) for name, pair in pairs.items()}

@@ -79,7 +79,7 @@ def extend(
             "linear".
         factor: The scheme's factor; by default `to` over the original length.
         base: With "base": the new rope_theta.
-        original: The trained length, if the configuration does not contain it.
+        original: The training length, if the configuration does not contain it.
         text: Text on which the cost is measured, "longrope" searches, and "longrope2" hides needles: a file, a folder,
             "datasets:NAME" or "stdlib". None: measure nothing, and do not check whether the new length fits into memory.
         minutes: Approximate time for measuring the cost; if windows of the original length take longer, shorter ones are used.

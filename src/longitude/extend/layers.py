@@ -37,7 +37,7 @@ class Layers:
     Attributes:
         source: The checkpoint.
         ropes: Rotary parameters that its configuration declares.
-        original: The trained length in tokens.
+        original: The training length in tokens.
         tables: The tables that each rotating layer rotates by, by the layer's number.
         windows: Tokens in the window or chunk of each layer that has one.
     """

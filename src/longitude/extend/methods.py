@@ -136,7 +136,7 @@ def with_scheme(
 
 
 def original_of(scheme: Scaling | None, declared: int | None) -> int | None:
-    """The trained length according to a configuration."""
+    """The training length according to a configuration."""
     if scheme is None:
         return declared
     if isinstance(scheme, Linear) and declared is not None:

@@ -75,7 +75,7 @@ class ExtendPlan:
     Attributes:
         source: The checkpoint.
         kind: "rotary", "learned" or "alibi".
-        original: The trained length in tokens.
+        original: The training length in tokens.
         target: The requested extension.
         factor: The scheme's factor.
         scheme: One of lg.scaling; None if nothing is scaled.
@@ -191,7 +191,7 @@ def plan_extension(
 
 
 def original_length(source: Source, target: Target) -> int:
-    """The trained length. ValueError when it is unknown, or when the model was extended already."""
+    """The training length. ValueError when it is unknown, or when the model was extended already."""
     if source.kind == "learned":
         return find_table(source).rows if target.original is None else target.original
     if source.kind == "alibi":
@@ -211,7 +211,7 @@ def original_length(source: Source, target: Target) -> int:
 def _require_unextended(source: Source, target: Target, scheme: Scaling | None, known: int | None) -> None:
     """ValueError for a model that was extended, unless --original lets the new scheme replace the old one."""
     to = f"to {source.declared} tokens"
-    if isinstance(scheme, DynamicNTK):  # it declares the trained length
+    if isinstance(scheme, DynamicNTK):  # it declares the training length
         to = f"tokens by a factor of {scheme.factor:g}"
     what = f"{scheme.name}, " if scheme is not None else ""
     extended = f"{source.name} was extended already ({what}from {known} {to})"
@@ -255,7 +255,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     rope = of_full_attention(ropes)
     if plan.length == plan.original and plan.factor == 1:
         if target.base is not None and target.base != rope.base:
-            unchanged = "--to is the trained length, where nothing changes"
+            unchanged = "--to is the training length, where nothing changes"
             raise ValueError(f"--base {target.base:g}: {unchanged}; give a longer --to, or leave --base out")
         plan.base = rope.base
         plan.notes.append("Factor 1: every method is the identity, and the checkpoint is a copy.")

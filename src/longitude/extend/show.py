@@ -78,7 +78,7 @@ def training_line(training: Training) -> str:
 
 def parity_line(parity: Parity, to: str) -> str:
     before = "interleaved" if to == "half" else "half"
-    whose = f"is for engines that rotate as {to}, and plain transformers reads it wrongly"
+    whose = f"is for engines that rotate as {to}, and unmodified transformers reads it wrongly"
     if parity.native == to:
         whose = f"is for transformers, and right if the weights were {before} before"
     return (
@@ -131,7 +131,7 @@ def comparison_parts(found: Comparison) -> Iterator[Any]:
     yield shown
     yield (
         f"\n*: lowest of its column. {found.text}: {found.windows} windows of {chosen.length} tokens, the same for all. "
-        f"The trained length is {chosen.original}."
+        f"The training length is {chosen.original}."
     )
     if "dynamic" in found.profiles:
         yield f"dynamic: as a text of {chosen.length} tokens is read; up to {chosen.original} tokens it is unchanged."

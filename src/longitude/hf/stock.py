@@ -378,7 +378,7 @@ loading: ContextVar[bool] = ContextVar("loading", default=False)
 
 
 def with_sentinel(rope: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters that plain transformers refuses, where it would silently rotate once more."""
+    """Rotary parameters that unmodified transformers refuses, where it would silently rotate once more."""
     if rope and all(isinstance(value, dict) for value in rope.values()):  # one for each type of layer
         return {name: with_sentinel(value) for name, value in rope.items()}
     return {**rope, "rope_type": "longitude"}

@@ -24,7 +24,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """lines: [(model's label, its positions, trained length, a cell per length)]."""
+    """lines: [(model's label, its positions, training length, a cell per length)]."""
 
     title: str
     caption: str

@@ -69,7 +69,7 @@ class LongitudeConfig(PreTrainedConfig):
             Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu"; "geglu_tanh" is gated as
             "swiglu" is, with "gelu_tanh".
         max_position_embeddings (`int` or `None`, *optional*, defaults to 2048):
-            The length in tokens that encodings with a table must cover, and the trained length for `longitude measure`. None
+            The length in tokens that encodings with a table must cover, and the training length for `longitude measure`. None
             where it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are

@@ -90,7 +90,7 @@ class ReRoPE(Remapped):
     Args:
         head_dim: width of a head.
         layout: as of Rotary, like base, rotary_dim and scaling.
-        window: offsets below it are exact; at most the trained length.
+        window: offsets below it are exact; at most the training length.
         base: see Rotary.
         rotary_dim: see Rotary.
         scaling: see Rotary; a scheme that follows no length.
@@ -244,7 +244,7 @@ class DualChunk(Remapped):
     Args:
         head_dim: width of a head.
         layout: as of Rotary, like base, rotary_dim and scaling.
-        chunk_size: offsets stay below it; at most the trained length.
+        chunk_size: offsets stay below it; at most the training length.
         local_size: offsets across the border of two chunks that are exact, below chunk_size.
         variant: "paper" ends offsets at chunk_size - 1; "code" at chunk_size, and at min(2 C - 1, chunk_size) for earlier chunks,
             as the authors' ChunkLlama and vLLM's Qwen-1M. (Both also sharpen long texts; compose a temperature for that.)

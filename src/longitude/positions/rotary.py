@@ -46,7 +46,7 @@ class Rotary(Encoding):
         angle_dtype: "float64" makes angles in float64 where the device has it; "float32" repeats the rounding of most ports,
             without scaling to the bit.
         learned_frequencies: each pair has theta_k e^alpha_k, after any scaling; alpha, learned by each layer, starts at 0
-            (Mistral Large 4). Use it if the trained length should decide the frequencies.
+            (Mistral Large 4). Use it if the training length should decide the frequencies.
         rotate_values: values rotate by their positions too, and outputs back by the query's: o_i = R_i^-1 sum_j a_ij R_j v_j
             (DeepSeek V4). Use it if values must tell the query how far away they are.
 

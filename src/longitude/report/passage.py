@@ -13,7 +13,7 @@ import pandas as pd
 from longitude.report.figure import GREY, INK, PAPER, RED, Figure, themed
 
 COLUMNS, WIDE = 32, 64
-"""Letters, or cells, of a row, and where there are at most two panels: powers of two, so that most trained lengths end a row."""
+"""Letters, or cells, of a row, and where there are at most two panels: powers of two, so that most training lengths end a row."""
 LETTER, LINE = (6, 10), 13
 """Width and size of a letter and height of a row, in pixels."""
 CELL = 6
@@ -36,7 +36,7 @@ class Panel(NamedTuple):
     Attributes:
         pieces: The text of each byte or token [n].
         values: A number of each [n], in bits.
-        mark: How many of them are within the trained length; None if that is not known.
+        mark: How many of them are within the training length; None if that is not known.
         label: What a reader of a study chooses the panel by.
     """
 
@@ -47,7 +47,7 @@ class Panel(NamedTuple):
 
     @property
     def means(self) -> tuple[float, float | None]:
-        """Mean within the trained length, and behind it; without such two parts, of all and None."""
+        """Mean within the training length, and behind it; without such two parts, of all and None."""
         if not self.mark or self.mark >= len(self.values):
             return float(self.values.mean()), None
         return float(self.values[: self.mark].mean()), float(self.values[self.mark :].mean())
@@ -137,7 +137,7 @@ class Passage:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Ends of the colors, in half bits: the mean within the trained length, and the 95th percentile."""
+        """Ends of the colors, in half bits: the mean within the training length, and the 95th percentile."""
         begins = np.array([panel.means[0] for panel in self.panels.values()])
         values = np.concatenate([*map(self.smoothed, self.panels.values())])
         begins, values = (each[np.isfinite(each)] for each in (begins, values))  # a model may be broken
@@ -270,7 +270,7 @@ def _words(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
 
 
 def place_of(passage: Passage, panel: Panel) -> tuple[int, int] | None:
-    """(row, column) of the first piece behind the trained length; None where all are within."""
+    """(row, column) of the first piece behind the training length; None where all are within."""
     if panel.mark is None or panel.mark >= len(panel.pieces):
         return None
     before = sum(map(len, panel.pieces[: panel.mark])) if passage.lettered else math.ceil(panel.mark / passage.share)
@@ -278,7 +278,7 @@ def place_of(passage: Passage, panel: Panel) -> tuple[int, int] | None:
 
 
 def _rule(panel: Panel, columns: int, row: int, column: int, x: alt.X, y: alt.Y) -> list[Any]:
-    """The line between what is within the trained length and what is behind it, with the length at its left."""
+    """The line between what is within the training length and what is behind it, with the length at its left."""
     corners = [(0, row + 1), (column, row + 1), (column, row), (columns, row)] if column else [(0, row), (columns, row)]
     points = [{"i": i, "x": x_, "y": y_} for i, (x_, y_) in enumerate(corners)]
     line = alt.Chart(alt.InlineData(values=points)).mark_line(color=INK, strokeWidth=2, aria=False)

@@ -298,12 +298,12 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
     Args:
         layers: Result of `read`.
         texts: What they were read on.
-        trained: The trained length, which is marked.
+        trained: The training length, which is marked.
     """
     causal = {name: layer for name, layer in layers.items() if layer.causal}
     if not causal:
         return
-    marks = {"trained length": trained} if trained else {}
+    marks = {"training length": trained} if trained else {}
     seen = np.arange(1, next(iter(causal.values())).length + 1)
     about = {
         "entropy": (

@@ -42,7 +42,7 @@ from longitude.show.shape import Shape
 CLOCKS = 4
 """Length that dials are drawn for, in multiples of the trained one, where a model declares no longer one."""
 FACTORS = (2, 4, 8)
-"""Lengths that are shown, in multiples of the trained length."""
+"""Lengths that are shown, in multiples of the training length."""
 ALL = "all layers"
 
 
@@ -374,7 +374,7 @@ def drawings(config: Any) -> list[Drawing]:
 def clocks(config: Any, length: int | None) -> Iterator[Dials]:
     """The dials of each rotation, without a scheme and with its own, or with the one that is usual.
 
-    length: Tokens that are asked for; None: those that the model declares, or four times the trained length.
+    length: Tokens that are asked for; None: those that the model declares, or four times the training length.
 
     Raises:
         UsageError: No layer rotates by offsets that grow with the length.
@@ -415,7 +415,7 @@ def clocks(config: Any, length: int | None) -> Iterator[Dials]:
 def _turns(rotating: list[Rotation]) -> Lines:
     return Lines(
         name="turns",
-        title=f"Full rotations of each pair within the trained length of {rotating[0].trained}, or its window",
+        title=f"Full rotations of each pair within the training length of {rotating[0].trained}, or its window",
         caption="Below 1 a pair never finished one: it saw a part of its circle, and a longer context takes it to angles that "
         "are new.",
         x="rotary pair",
@@ -457,7 +457,7 @@ def _unseen(rotation: Rotation) -> Lines:
         title=f"Pairs that meet angles they never met in training, by length ({rotation.layers})",
         caption="A share of the rotating pairs. A scheme that leaves none new changes more of what was learned: see how much "
         "slower its pairs rotate.",
-        x="length over the trained length",
+        x="length over the training length",
         y="share of pairs",
         lines=grouped({name: (at, np.array([each.unseen for each in every if each.scheme == name])) for name in names}),
     )

@@ -116,7 +116,7 @@ class Dials:
         name: Name of its file and of its section in a page.
         title: Title of the drawing.
         caption: The meaning of the drawing.
-        seen: Share of each circle [n], 0 to 1, within the trained length.
+        seen: Share of each circle [n], 0 to 1, within the training length.
         asked: Share of each circle [n] within the length that is asked for.
     """
 

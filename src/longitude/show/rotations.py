@@ -27,7 +27,7 @@ NEW = 1e-9
 
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
-    """Registered schemes that a factor and a trained length decide, by name."""
+    """Registered schemes that a factor and a training length decide, by name."""
     known = {"factor": float(factor), "original_max_length": original, "max_length": math.ceil(factor * original)}
     found = {}
     for name, scheme in SCHEMES.items():
@@ -41,7 +41,7 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
 
 
 def arcs(before: Tensor, after: Tensor, trained: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of its circle that each pair goes through: within the trained length, and at a length with other frequencies."""
+    """Shares of its circle that each pair goes through: within the training length, and at a length with other frequencies."""
     seen, asked = (offsets * theta.double() / (2 * math.pi) for offsets, theta in ((trained, before), (length, after)))
     return seen.clamp(max=1).numpy(), asked.clamp(max=1).numpy()
 
@@ -125,18 +125,18 @@ def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     yield Lines(
         name="wavelengths",
         title="Positions of one full rotation, by pair",
-        caption="A pair whose wavelength is above the trained length saw only a part of its circle: beyond that length it "
+        caption="A pair whose wavelength is above the training length saw only a part of its circle: beyond that length it "
         f"meets angles that are new.{at}",
         x="rotary pair",
         y="positions",
         lines={name: (pairs, (2 * math.pi / theta).double().numpy()) for name, theta in drawn.items()},
         log_y=True,
-        levels={"trained length" if original else "length": trained},
+        levels={"training length" if original else "length": trained},
     )
     if not each:
         return
     turning = int((before * trained >= 2 * math.pi).sum())
-    every = f", for a factor of {FACTOR} and a trained length of {trained}" if rotary.scaling is None else ""
+    every = f", for a factor of {FACTOR} and a training length of {trained}" if rotary.scaling is None else ""
     left_out = [name for name in SCHEMES if name not in each] if rotary.scaling is None else []
     yield Lines(
         name="slowed",

@@ -46,8 +46,8 @@ class Method:
 
     Attributes:
         like: "linear" or "ntk": it extends the encodings that this scheme extends.
-        scheme: (encoding, factor, trained length) -> the scheme; None: the model stays as it is.
-        positions: (positions, trained length, length) -> those that the model reads its tokens at; None: 0, 1, 2, ...
+        scheme: (encoding, factor, training length) -> the scheme; None: the model stays as it is.
+        positions: (positions, training length, length) -> those that the model reads its tokens at; None: 0, 1, 2, ...
     """
 
     like: str

@@ -89,7 +89,7 @@ def config_of(where: str, config: PreTrainedConfig, plain: Mapping[str, Any]) ->
         hidden_size=theirs["hidden_size"],
         num_hidden_layers=theirs["num_hidden_layers"],
         num_attention_heads=1,
-        max_position_embeddings=None,  # no config of them has a trained length
+        max_position_embeddings=None,  # no config of them has a training length
         mixer=mixer,
         mlp="none",
         rms_norm_eps=theirs["layer_norm_epsilon"],

@@ -1,6 +1,6 @@
 """RoPE frequencies, and RoPE scaling: schemes that lower them to extend a trained context.
 
-Notation of the papers: theta_k are the frequencies of unscaled RoPE, L is the trained length (original_max_length), and s the
+Notation of the papers: theta_k are the frequencies of unscaled RoPE, L is the training length (original_max_length), and s the
 factor by which it grows. d is the number of dimensions that rotate (rotary_dim). r_k = L theta_k / 2 pi is the number of
 rotations of pair k within L.
 """

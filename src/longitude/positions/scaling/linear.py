@@ -62,7 +62,7 @@ class Clipped(Scaling):
     rotate. Use it if slow pairs should carry content instead of distances that training never showed in full.
 
     Args:
-        original_max_length: L, the trained length in tokens.
+        original_max_length: L, the training length in tokens.
         pairs: n; None: the pairs that complete no rotation within L. The authors' code clips 20 of Llama 3's 64.
         hard: whether all n pairs have frequency 0 instead.
 

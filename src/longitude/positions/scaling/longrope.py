@@ -25,7 +25,7 @@ class LongRoPE(Follows):
     Args:
         short_factor: rotary_dim/2 positive numbers, for lengths up to L.
         long_factor: rotary_dim/2 positive numbers, for lengths beyond L.
-        original_max_length: L, the trained length in tokens.
+        original_max_length: L, the training length in tokens.
         factor: s; None: max_length / L.
         max_length: the length that follow="declared" is made for; None: factor L.
         attention_factor: multiplies cos and sin instead of the formula.

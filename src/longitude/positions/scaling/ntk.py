@@ -47,7 +47,7 @@ class DynamicNTK(Follows):
 
     Args:
         factor: s, of 1 or more.
-        original_max_length: L, the trained length in tokens.
+        original_max_length: L, the training length in tokens.
         max_length: the length that follow="declared" is made for.
         follow: "declared" (l = max_length), "row" (the query's position + 1) or "sequence" (the newest key's position + 1).
         step: with follow="row", lengths beyond L are rounded up to steps of this many tokens, so that neighbours share

@@ -41,7 +41,7 @@ class NTKByParts(Scaling):
 
     Args:
         factor: s, of 1 or more.
-        original_max_length: L, the trained length in tokens.
+        original_max_length: L, the training length in tokens.
         beta_fast: pairs of at least this many rotations within L stay.
         beta_slow: pairs of at most this many rotations become theta_k/s. If it equals beta_fast (Kimi K2) there is no ramp.
         ramp: "dimensions", as in the published code and all checkpoints: gamma decreases linearly with k from the pair with
@@ -122,7 +122,7 @@ class YaRN(NTKByParts):
 
     Args:
         factor: s, of 1 or more.
-        original_max_length: L, the trained length in tokens.
+        original_max_length: L, the training length in tokens.
         beta_fast: as of NTKByParts, like beta_slow, ramp and truncate.
         beta_slow: see there.
         attention_factor: multiplies cos and sin; None: by the formula above.
