@@ -52,7 +52,7 @@ def index(**weight_map: str):
         ),
         (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "truncated"),
         (index(norm="model-00002-of-00002.safetensors"), "model-00002"),
-        (index(another="model.safetensors"), "the tensor another, which no file holds"),
+        (index(another="model.safetensors"), "the tensor another, which no file has"),
     ],
 )
 def test_broken_files(spoil, words, save, refused) -> None:

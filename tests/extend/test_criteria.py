@@ -111,8 +111,8 @@ def test_what_holds_no_needle_is_refused() -> None:
         (TEXTS, None, 512, "needs the model's tokenizer; load it with tokenizer=True"),
         ([], byte_tokenizer(), 512, "expected text to hide needles in, got none"),
         (["", " \n"], byte_tokenizer(), 512, "has no words"),
-        (TEXTS, byte_tokenizer(), 4 * LENGTH, "256 tokens hold no question about a needle .*; give a longer --to"),
-        (TEXTS, losing, 512, "does not hold"),
+        (TEXTS, byte_tokenizer(), 4 * LENGTH, "256 tokens fit no question about a needle .*; give a longer --to"),
+        (TEXTS, losing, 512, "does not contain"),
     ]:
         with pytest.raises(ValueError, match=words):
             needles(texts, tokenizer, length)

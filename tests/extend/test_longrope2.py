@@ -126,7 +126,7 @@ def test_what_is_refused(arguments, refused, save, text) -> None:
         assert "--method longrope2 searches on text with the model: leave out --dry-run and --no-measure" in line
     assert "--factor is no option of --method longrope2" in refused(*arguments, "--factor", 4)
     short = refused(*arguments[:1], "--to", 4 * LENGTH, *arguments[3:])
-    assert "256 tokens hold no question about a needle" in short and "give a longer --to" in short
+    assert "256 tokens fit no question about a needle" in short and "give a longer --to" in short
     folder = save()
     for path in folder.glob("tokenizer*"):
         path.unlink()

@@ -130,7 +130,7 @@ def test_a_registered_name_is_no_folder_and_other_files_are_refused(command, tmp
     for name, reason in (
         (
             "./alibi",
-            "alibi: expected the folder of a study, or of a checkpoint with config.json; it holds",
+            "alibi: expected the folder of a study, or of a checkpoint with config.json",
         ),
         ("notes.txt", "notes.txt: expected a name, a folder or a config.json, got another file"),
     ):

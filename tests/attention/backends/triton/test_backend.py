@@ -45,7 +45,7 @@ def request(**options):
         (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),
         (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
         (lambda: request(mask=masks(20)["another order"]), "plain order"),
-        (lambda: replace(request(), weights=True), "never holds the weights"),
+        (lambda: replace(request(), weights=True), "the weights"),
         (lambda: replace(request(), dropout=0.1), "no dropout"),
     ],
 )
