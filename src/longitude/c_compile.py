@@ -1,4 +1,4 @@
-"""The loops in C: compiled ahead in a wheel, or by gcc on first use; and whether they may read a tensor.
+"""The C kernels: prebuilt in a wheel, or by gcc on first use; and whether they may read a tensor.
 
 Each has a form in torch's operators too, which runs where there is no loop.
 """
@@ -70,7 +70,7 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
 
 @lru_cache
 def loop(source: Path, *options: str) -> Loop:
-    """The functions of a C file: compiled ahead, where the wheel has it; else by gcc, in seconds, and kept in the user's cache.
+    """The functions of a C file: prebuilt, where the wheel has it; else by gcc, in seconds, and kept in the user's cache.
 
     LONGITUDE_COMPILE=0 in the environment: none; LONGITUDE_COMPILE=native: by gcc; ValueError for another word. What should
     work and does not is a warning, in one sentence.

@@ -375,10 +375,10 @@ class XPos(Encoding):
     zeta_k = (2k/head_dim + gamma)/(1 + gamma), so slow pairs decay more slowly. The factor is a query's zeta^((n -
     c)/scale_base) times a key's zeta^((c - m)/scale_base).
 
-    Any centre c gives the same products, but factors grow without bound away from it. Each block of query positions therefore
-    has its centre in its middle, where a query's magnitude is at most 16. Keys are cached untransformed and rotated again for
+    Any center c gives the same products, but factors grow without bound away from it. Each block of query positions therefore
+    has its center in its middle, where a query's magnitude is at most 16. Keys are cached untransformed and rotated again for
     each block. Keys after a block, which no query in it may attend to, take the magnitude of its end. Without a length, as in
-    rotate_queries, the centre is position 0.
+    rotate_queries, the center is position 0.
 
     Causal only: for keys after the query, scores would grow with the distance.
 

@@ -150,11 +150,11 @@ def combined(seeds: Interval | Difference, text: Interval | Difference, count: f
     Source:
         Zou and Donner 2008, Construction of confidence limits about effect measures, https://doi.org/10.1002/sim.3095
     """
-    value, centre = seeds.value, text.value
-    if None in (value, centre, *(ends := (seeds.low, seeds.high, text.low, text.high))):
+    value, center = seeds.value, text.value
+    if None in (value, center, *(ends := (seeds.low, seeds.high, text.low, text.high))):
         return Difference(value, None, None, None)
-    value, centre, seed_low, seed_high, text_low, text_high = cast(tuple[float, ...], (value, centre, *ends))
-    below, above = (value - seed_low, centre - text_low), (seed_high - value, text_high - centre)
+    value, center, seed_low, seed_high, text_low, text_high = cast(tuple[float, ...], (value, center, *ends))
+    below, above = (value - seed_low, center - text_low), (seed_high - value, text_high - center)
     low, high = value - float(np.hypot(*below)), value + float(np.hypot(*above))
     of_seeds, of_text = below if value > 0 else above
     wide = (of_seeds / stats.t.ppf(0.975, count - 1), max(of_text, 0.0) / stats.norm.ppf(0.975))

@@ -67,7 +67,7 @@ class Masked(Text):
         return losses
 
     def at_length(self, model: Any, documents: Sequence[Tensor], window: int, span: int) -> DocumentLosses:
-        """Sums over the masked bytes of each document, read in windows laid end to end over a multiple of `span` bytes."""
+        """Sums over the masked bytes of each document, read in non-overlapping windows over a multiple of `span` bytes."""
         nats, counts = [], []
         for index, document in enumerate(documents):
             text = document[: (len(document) - 1) // span * span]

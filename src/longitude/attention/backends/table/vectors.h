@@ -1,4 +1,4 @@
-/* What the loops in C share: vectors, their products, and the sizes of a call. */
+/* What the C kernels share: vectors, their products, and the sizes of a call. */
 #pragma once
 #include <float.h>
 #include <math.h>

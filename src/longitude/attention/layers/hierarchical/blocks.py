@@ -1,4 +1,4 @@
-"""Blocks of tokens: the blocks that cover a prefix, their keys, values and centres, and attention over them.
+"""Blocks of tokens: the blocks that cover a prefix, their keys, values and centers, and attention over them.
 
 A node (level, m) is the block of tokens m 2^level .. (m + 1) 2^level - 1. A prefix of `a` tokens is a block for each binary
 digit 1 of `a`, largest first. The digit of `level` is the node m = (a >> level) - 1, which is even: a left child.
@@ -145,7 +145,7 @@ def refusal(encoding: Encoding) -> str | None:
     return None
 
 
-# ---- centres of blocks: half way between the first and the last token, perhaps between two tokens -------------------------
+# ---- centers of blocks: half way between the first and the last token, perhaps between two tokens -------------------------
 def tables_at(encoding: Composed, twice: Int[Tensor, "B n"], dtype: torch.dtype) -> Any:
     """Tables of an encoding at the half-integer positions twice / 2, between those of encoding.prepare."""
     twice = twice[0] if len(twice) == 1 else twice  # one table for the batch
@@ -189,7 +189,7 @@ def attend_blocks(
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale q.K + bias + ln size) V and its logsumexp, C chunks of n queries over m blocks each.
 
-    rows are rotated, at positions `at`; keys are not, with centres twice / 2.
+    rows are rotated, at positions `at`; keys are not, with centers twice / 2.
     """
     if encoding.transforms:
         tables = tables_at(encoding, twice.flatten(1), keys.dtype)
@@ -245,15 +245,15 @@ def over_blocks(
     chunks = Chunks(size, first // size, (first + q.shape[2] - 1) // size + 1)
     front, number = first - chunks.low * size, chunks.high - chunks.low
     back = number * size - front - q.shape[2]
-    found: tuple[list[Tensor], ...] = [], [], [], [], []  # of all levels: keys, values, twice the centre, level, used
+    found: tuple[list[Tensor], ...] = [], [], [], [], []  # of all levels: keys, values, twice the center, level, used
     for n, level in enumerate(levels):
         if level.keys.shape[2] == 0:  # of a digit that no prefix here has
             continue
         children = chunks.left_children(n, level.keys.device)
         at = (2 * children - level.first).clamp(0, level.keys.shape[2] - 1).flatten()  # unused blocks may be missing
-        centres = level.ends.sum(-1).index_select(1, at).unflatten(1, children.shape)
+        centers = level.ends.sum(-1).index_select(1, at).unflatten(1, children.shape)
         keys, values = (x.index_select(2, at).unflatten(2, children.shape) for x in (level.keys, level.values))
-        own = keys, values, centres, torch.full_like(children[0], n), chunks.used(n, children)
+        own = keys, values, centers, torch.full_like(children[0], n), chunks.used(n, children)
         for every, x in zip(found, own, strict=True):
             every.append(x)
     keys, values, twice, level, used = (torch.cat(x, dim) for x, dim in zip(found, (3, 3, 2, 0, 2), strict=True))
@@ -301,8 +301,8 @@ def over_tabled_blocks(
         def at(x: Tensor, first: Tensor = first) -> Tensor:
             return x.gather(2, first[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
-        centre, digit = places.gather(1, first) + places.gather(1, last), prefix >> level & 1 == 1
-        for every, x in zip(picked, (at(keys), at(values), centre, digit), strict=True):
+        center, digit = places.gather(1, first) + places.gather(1, last), prefix >> level & 1 == 1
+        for every, x in zip(picked, (at(keys), at(values), center, digit), strict=True):
             every.append(x)
         half = 1 << level  # no query picks what is beyond the end
         keys = rule.merges[0](level + 1, keys, keys.roll(-half, 2))

@@ -64,7 +64,7 @@ def hierarchical_attention(
     A block of 2^l tokens begins at a multiple of 2^l. Its key and value are the merge of its two halves, down to the keys and
     values of tokens before any rotation. All its tokens come before the window, so the result is causal.
 
-    A block is rotated after pooling, at its centre half way between its first and last token. Half way between two offsets a
+    A block is rotated after pooling, at its center half way between its first and last token. Half way between two offsets a
     bias is the mean of both. With size_term and "softmax" the result equals full attention if all keys are equal, or if
     window >= L. It takes O(L (window + log L)) time and O(L) memory.
 
