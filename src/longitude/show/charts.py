@@ -136,9 +136,9 @@ def _lines(drawing: Lines) -> Any:
     dotted = len(frame) <= 16
     dots: dict[str, Any] = {"point": alt.OverlayMarkDef(size=30)} if dotted else {}
     room: dict[str, Any] = {"padding": 6} if dotted else {}  # pixels, for whole dots at the edges
-    kind, places = ("symlog", "offsets") if drawing.log_x else ("linear", "linear")
-    scale = alt.Scale(type=kind, domain=[low, high], nice=False, **room)
-    axis = alt.Axis(grid=False, labelOverlap="greedy", values=ticks(low, high, places))
+    places = ticks(low, high, "offsets" if drawing.log_x else "linear")
+    scale = alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False, **room)
+    axis = alt.Axis(grid=False, labelOverlap="greedy", values=places)
     x = alt.X("x:Q", title=drawing.x_title, scale=scale, axis=axis)
     bottom: dict[str, Any] = {} if drawing.floor is None else {"domainMin": drawing.floor}
     at: dict[str, Any] = {"values": ticks(frame["y"].min(), frame["y"].max(), "log")} if drawing.log_y else {}
@@ -211,7 +211,7 @@ def dials_chart(rows: Any, count: int) -> Any:
         count: Number of dials.
     """
     scale = alt.Scale(domain=[SEEN, NEW, REST], range=[COLORS[0], RED, GRID])
-    place = {"column": "datum.dial % columns", "row": "floor(datum.dial / columns)"}
+    place: dict[str, Any] = {"column": "datum.dial % columns", "row": "floor(datum.dial / columns)"}
     base = rows.transform_calculate(**place, zero="0", full="1")
     x, y = (alt.X("column:O", axis=None), alt.Y("row:O", axis=None))
     tooltip = ["dial:Q", alt.Tooltip("seen:Q", format=".1%"), alt.Tooltip("asked:Q", format=".1%")]

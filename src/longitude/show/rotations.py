@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -188,7 +189,7 @@ def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape
     if compose(encoding).regions():  # by attention to one key alone, whose logsumexp is its score
         q, k = (x.expand(len(offsets), 1, 1, -1) for x in (q, k))
         at_q, at_k = ((newest - torch.from_numpy(o))[:, None] for o in (0 * offsets, offsets))
-        places = {"q_positions": at_q, "k_positions": at_k}
+        places: dict[str, Any] = {"q_positions": at_q, "k_positions": at_k}
         alone = attend(q, k, k, encoding=encoding, **places, scale=1.0, return_lse=True)
         return (alone[1].flatten() / (q[0].norm() * k[0].norm())).numpy()
     q_heads, k_heads = (x.expand(1, shape.heads, n, -1) for x, n in ((q, 1), (k, len(offsets))))

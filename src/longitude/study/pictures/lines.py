@@ -75,8 +75,9 @@ def line_chart(
     names = ends(run, points, field, y["scale"]["domain"], color, levels or {})
     layers += [large.encode(x, y, tooltip=tooltip), *names]
     chart = alt.layer(*layers).add_params(alt.param(name="picked", value=[]))
-    padding, autosize = {"left": 6, "right": 6, "top": 26, "bottom": 6}, {"type": "fit-x", "contains": "padding"}
-    chart = chart.properties(height=HEIGHT, padding=padding, autosize=alt.AutoSizeParams(**autosize))
+    padding = {"left": 6, "right": 6, "top": 26, "bottom": 6}
+    autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
+    chart = chart.properties(height=HEIGHT, padding=padding, autosize=autosize)
     axis_of_lengths = alt.AxisConfig(domain=True, domainColor=EDGE, tickColor=EDGE, labelFlush=False)
     return themed(chart, {"titlePadding": 10, "labelPadding": 6}, axisX=axis_of_lengths)
 
