@@ -9,29 +9,6 @@ from longitude.report.table import show, table
 from tests.support import printed
 
 
-@pytest.mark.parametrize(
-    ("got", "words"),
-    [
-        (wording.and_(["a"]), "a"),
-        (wording.and_(["a", "b", "c"]), "a, b and c"),
-        (wording.named("fox..fox..nope"), "2 × fox / nope"),
-        (wording.paper("rope:base=27..rope:base=27..nope+conv"), "2 × RoPE (base=27) / NoPE + conv"),
-        (wording.percent(0.421), "+42%"),
-        (wording.percent(-0.0123), "−1.2%"),
-        (wording.percent(-0.0001), "0.0%"),
-        (wording.percent(None), ""),
-        (wording.count(1, "seed"), "1 seed"),
-        (wording.count(0, "seed"), "0 seeds"),
-        (wording.named("nope"), "NoPE"),
-        (wording.far(512, 256), "2 times the training length"),
-        (wording.far(300, 256), "after training on 256"),
-        (wording.far(256, 256), "after training on 256"),
-    ],
-)
-def test_words(got, words):
-    assert got == words
-
-
 def test_a_picture_has_names_of_papers_with_options_where_names_are_alike_and_the_base_of_rope():
     labels = ["rope", "rope:base=500", "alibi", "rope+fox", "t5:max_distance=32", "a_plugin", "mrope:sections=4,2,2"]
     names = [
@@ -45,11 +22,6 @@ def test_a_picture_has_names_of_papers_with_options_where_names_are_alike_and_th
     ]
     assert wording.papers(labels) == dict(zip(labels, names, strict=True))
     assert options_of(ENCODINGS["rope"])["base"].default == wording.ROPE_BASE
-
-
-def test_a_protocol_is_legible():
-    values = {"batch_size": 12_345, "seeds": [0, 1], "stride": None}
-    assert wording.legible(values) == [("batch size", "12,345"), ("seeds", "0, 1"), ("stride", "none")]
 
 
 def test_a_table_in_a_file_is_not_cut(capsys):

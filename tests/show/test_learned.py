@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from longitude.errors import UsageError
+from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
 from longitude.show import attention, learned
+from longitude.show.biases import biases
 from longitude.study.train import build_model, save
-from tests.study.conftest import NUMBERS, units_in, write_run
+from tests.study.conftest import NUMBERS, units_in, write_answers, write_run
 
 LENGTH = 16
 
@@ -45,10 +47,34 @@ def drawn(path, label, length=LENGTH):
 
 
 def test_biases_before_and_after(study):
-    lines = drawn(study, "t5")["bias-1"].lines
-    assert [*lines] == ["head 1", "head 2", "head 1, before", "head 2, before"]
-    offsets, after = lines["head 2"]
-    assert after == [1.0] * len(offsets) and max(np.abs(lines["head 2, before"][1])) < 0.2
+    run, trials = learned.opened(study, ["t5", "rope"])
+    [found] = biases(run, trials["t5"])
+    before = next(m for m in build_model(run.config, "t5", 0).modules() if isinstance(m, T5Bias))
+    assert [*found.lines] == ["head 1", "head 2", "head 1, before", "head 2, before"]
+    for head in (1, 2):
+        offsets, after = found.lines[f"head {head}"]
+        assert after == [1.0] * len(offsets)
+        offsets, bias = found.lines[f"head {head}, before"]
+        assert bias == pytest.approx(before.bias_at(torch.tensor(offsets))[head - 1].tolist(), abs=1e-4)
+    assert [*biases(run, trials["rope"])] == []  # no bias that positions alone decide
+
+
+def test_the_bias_of_alibi_falls_by_its_slopes(tmp_path):
+    shape = {"layers": 2, "hidden": 16, "heads": 2, "train_length": 16}
+    run = learned.read_run(write_run(tmp_path, {"alibi": (2.5,)}, test_lengths=(64,), **shape))
+    save(build_model(run.config, "alibi", 0), run.of("alibi")[0].folder)
+    [found] = biases(run, run.of("alibi")[0])
+    for slope, (offsets, bias) in zip(ALiBi(2).slopes, found.lines.values(), strict=True):
+        assert bias == pytest.approx([-slope * offset for offset in offsets], abs=1e-4)
+        assert offsets[0] == 0 and offsets[-1] == 63
+
+
+def test_a_forbidden_side_is_not_drawn_and_a_decoder_has_no_future(tmp_path):
+    label, shape = "alibi:future=one-sided", {"layers": 1, "hidden": 16, "heads": 2, "train_length": 4}
+    run = learned.read_run(write_answers(tmp_path, {label: (1.0,)}, test_lengths=(8,), documents=4, **shape))
+    save(build_model(run.config, label, 0), run.of(label)[0].folder)
+    encoder, decoder = ([offsets for offsets, _ in each.lines.values()] for each in biases(run, run.of(label)[0]))
+    assert encoder == [list(range(9)), list(range(-8, 1))] and decoder == [list(range(9)), [0]]
 
 
 def test_attention_by_offset_is_the_mean_of_the_weights(study):

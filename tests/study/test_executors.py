@@ -23,7 +23,7 @@ from longitude.study.execution import Execution
 from longitude.study.executors import InProcess, Workers
 from longitude.study.ray_cluster import RayCluster
 from longitude.study.run_trial import TrialRunner
-from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, process, run
+from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, process, run, trial_of
 from tests.support import refused
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -81,14 +81,6 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_rows_of_one_process_though_one_is_killed(plain, tmp_path):
-    outcome, notes = run(TINY, tmp_path / "two", executor=Killing(Workers(2), tmp_path / "killed"))
-    assert outcome.complete and (tmp_path / "killed").exists()
-    assert [note for note in notes if note.startswith("rope seed 0 lr 0.005: its process was killed")]
-    assert_same_runs(plain, tmp_path / "two")
-
-
-@pytest.mark.slow
 def test_a_trial_that_is_always_killed_is_failed_and_tried_again(plain, tmp_path):
     config = replace(TINY, encodings=("rope",))
     outcome, notes = run(config, tmp_path, executor=AlwaysKilling(1))
@@ -131,8 +123,8 @@ def test_one_gpu_for_each_worker(monkeypatch):
 
 
 def test_a_trial_has_the_threads_of_the_study(tmp_path, data, monkeypatch):
-    seen = []
-    monkeypatch.setattr(TrialRunner, "_run", lambda *_: seen.append(torch.get_num_threads()))
+    seen, diverged = [], trial_of("rope", 0, TINY).status("diverged", 0)
+    monkeypatch.setattr(TrialRunner, "made", lambda *_: (seen.append(torch.get_num_threads()) or diverged, tmp_path))
     before = torch.get_num_threads()
     OneTrial(tmp_path, "rope", 0, replace(TINY, threads=3), data).run()
     assert seen == [3] and torch.get_num_threads() == before
@@ -140,25 +132,6 @@ def test_a_trial_has_the_threads_of_the_study(tmp_path, data, monkeypatch):
 
 # ---- Ray ---------------------------------------------------------------------------------------------------------------
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")
-RAY = """
-from longitude.study.ray_cluster import RayCluster
-from tests.study.test_executors import Killing
-notes = []
-executor = Killing(RayCluster(), Path(sys.argv[2]))
-outcome = runner.study(plan(replace(config, steps=4), Path(sys.argv[1])), note=notes.append, executor=executor)
-assert outcome.complete, notes
-"""
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(plain, tmp_path):
-    study = process(RAY, str(tmp_path / "ray"), str(tmp_path / "killed"))
-    _, errors = study.communicate()
-    assert study.returncode == 0, errors
-    assert (tmp_path / "killed").exists()
-    assert_same_runs(plain, tmp_path / "ray")
 
 
 @needs_ray
@@ -216,7 +189,7 @@ def test_options_of_another_executor_are_refused():
         Execution(ray_address="auto").of(on("cpu", 1), 1)
     with refused("--workers", "--executor"):
         Execution(executor="ray", workers=2).of(on("cpu", 1), 1)
-    with pytest.raises(ValueError, match="--gpus-per-trial must be 0 or more, got -1"):
+    with refused("--gpus-per-trial", got="-1"):
         Execution(executor="ray", gpus_per_trial=-1).of(on("cpu", 1), 1)
 
 

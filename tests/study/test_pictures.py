@@ -1,4 +1,4 @@
-"""The figures of a study hold its numbers: seeds, changes with their own intervals, biases of checkpoints, distances, times."""
+"""The figures of a study hold its numbers: seeds, changes with their own intervals, distances, times."""
 
 import math
 from dataclasses import replace
@@ -6,21 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from longitude.measure import Row, read_rows
 from longitude.measure.rows import from_frame
-from longitude.positions.bias import ALiBi
-from longitude.positions.buckets import T5Bias
 from longitude.study import report
 from longitude.study.analysis import analyse
-from longitude.study.biases import panels_of
 from longitude.study.pictures import PICTURES, by_position
 from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, Measuring, register_task, rows_by_distance
 from longitude.study.tasks.sequences import Copy
-from longitude.study.train import build_model, save
-from tests.study.conftest import REVERSE, TINY, put_rows, run, units_in, values, write_answers, write_run
+from longitude.study.train import build_model
+from tests.study.conftest import REVERSE, TINY, put_rows, run, values, write_answers, write_run
 
 
 def drawn(name, analysis):
@@ -96,44 +92,6 @@ def test_one_text_has_a_panel_for_each_label(tmp_path, numbers):
 def layer_words(spec, panel):
     """The training length that is written at the line of a panel."""
     return values(spec, "text", {"layer": panel["layer"][-1:]})[0]["words"]
-
-
-def lines_of(path, label):
-    """Of each panel, the lines of the first trained model of a label."""
-    found = read_run(path)
-    return dict(panels_of(found, found.of(label)[0]))
-
-
-def test_biases_before_and_after_training(tmp_path):
-    labels = {"alibi": (2.5,), "rope": (2.5,), "t5": (2.5,), "fox": (2.5,)}
-    shape = {"layers": 2, "hidden": 16, "heads": 2, "train_length": 16}
-    config = read_run(write_run(tmp_path, labels, test_lengths=(64,), **shape)).config
-    for label in labels:
-        model = build_model(config, label, 0)
-        for module in model.modules():
-            if isinstance(module, T5Bias):
-                torch.nn.init.ones_(module.table)
-        save(model, units_in(tmp_path, label, 0)["train"])
-    assert lines_of(tmp_path, "rope") == lines_of(tmp_path, "fox") == {}  # no bias that positions alone decide
-    for line in lines_of(tmp_path, "alibi")[""]:
-        slope = ALiBi(2).slopes[line["head"] - 1]
-        assert line["bias"] == pytest.approx([-slope * offset for offset in line["offset"]], abs=1e-4)
-        assert line["offset"][0] == 0 and line["offset"][-1] == 63
-    before = next(m for m in build_model(config, "t5", 0).modules() if isinstance(m, T5Bias))
-    found = lines_of(tmp_path, "t5")[""]
-    assert {(line["state"], line["head"]) for line in found} == {(s, h) for s in ("before", "after") for h in (1, 2)}
-    for line in found:
-        drawn_bias = before.bias_at(torch.tensor(line["offset"]))[line["head"] - 1].tolist()
-        expected = [1.0] * len(line["offset"]) if line["state"] == "after" else drawn_bias
-        assert line["bias"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_forbidden_side_is_not_drawn_and_a_decoder_has_no_future(tmp_path):
-    label, shape = "alibi:future=one-sided", {"layers": 1, "hidden": 16, "heads": 2, "train_length": 4}
-    found = read_run(write_answers(tmp_path, {label: (1.0,)}, test_lengths=(8,), documents=4, **shape))
-    save(build_model(found.config, label, 0), found.of(label)[0].folder)
-    encoder, decoder = ([line["offset"] for line in lines] for lines in lines_of(tmp_path, label).values())
-    assert encoder == [list(range(9)), list(range(-8, 1))] and decoder == [list(range(9)), [0]]
 
 
 def test_answers_by_length_and_distance(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from dataclasses import replace
 
 import pandas as pd
@@ -17,7 +16,6 @@ from longitude.measure import from_frame, losses_by_length, read_rows
 from longitude.study import run_trial, train
 from longitude.study.data import WINDOWS, Windows
 from longitude.study.plan import checked
-from longitude.study.tasks import text
 from longitude.study.tasks.base import of_task, sampler_of, task_of
 from longitude.study.train import LossLog, build_model, newest, seal
 from tests.study.conftest import REVERSE, SHAPE, TINY, OneTrial, dying
@@ -144,16 +142,9 @@ def die() -> None:
 
 KILLS = {
     "before the first save": (LossLog, "append", 4),
-    "between saves": (LossLog, "append", 13),
-    "after three saves": (LossLog, "append", 17),
-    "in mid-save, most files there": (train, "seal", 2),
-    "in mid-save, the optimizer missing": (torch, "save", 4),
-    "before the model is saved": (run_trial, "save", 1),
-    "while the status is written": (os, "replace", "status.json"),
-    "as the unit is moved in": (os, "rename", 1),
-    "while measuring": (text, "losses_by_length", 1),
     "before the rows are written": (run_trial, "write_rows", 1),
 }
+"""tests/study/test_faults.py has every other moment."""
 
 
 def killed(patched, kill: str, trial: OneTrial) -> None:
@@ -164,15 +155,6 @@ def killed(patched, kill: str, trial: OneTrial) -> None:
         with pytest.raises(Killed):
             trial.run()
     assert trial.status.status in ("not run", "running", "trained")
-
-
-@pytest.mark.one_in(7)
-@pytest.mark.parametrize("kill", KILLS)
-def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
-    trial = OneTrial(tmp_path, "rope", 1, TINY, data)
-    killed(monkeypatch, kill, trial)
-    assert trial.run().status == "done"
-    assert_same(trial, unkilled)
 
 
 @pytest.mark.one_in(15)
@@ -209,16 +191,6 @@ def test_a_long_training_saves_by_time(unkilled, data, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "SECONDS", 0)
     killed(monkeypatch, "before the first save", trial)  # of those by steps
     assert trial.run(notes.append).status == "done" and notes == [f"{trial.title}: continues from step 3"]
-    assert_same(trial, unkilled)
-
-
-def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
-    trial, notes = OneTrial(tmp_path, "rope", 1, TINY, data), []
-    killed(monkeypatch, "after three saves", trial)
-    (trial.trained / "trainer" / "checkpoint-15" / "complete.json").unlink()
-    assert trial.run(notes.append).status == "done"
-    dropped = f"{trial.title}: dropped checkpoint-15: it was not finished"
-    assert notes == [dropped, f"{trial.title}: continues from step 10"]
     assert_same(trial, unkilled)
 
 
@@ -315,10 +287,3 @@ def test_what_training_never_used_is_named(label, words, data, tmp_path):
         assert status.untrained is not None and status.untrained.startswith(words)
         gates = "had no gradient in training for model.layers.0.mixer.gate_" in status.untrained
         assert gates == ("softmax" not in label)
-
-
-def test_how_many_had_no_gradient():
-    for names, words in {"a": "a", "ab": "a and 1 other", "abc": "a and 2 others"}.items():
-        model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(3)) for name in names})
-        optimizer = torch.optim.AdamW(model.parameters())
-        assert train.untrained(model, optimizer, 16) == f"had no gradient in training for {words}"

@@ -44,11 +44,6 @@ class AttentionShape:
         """Bytes of a tensor [batch, heads, length, head_dim]."""
         return self.batch * self.dim * self.length * self.torch_dtype.itemsize
 
-    @property
-    def score_bytes(self) -> int:
-        """Bytes of a tensor [batch, heads, length, length]."""
-        return self.batch * self.heads * self.length**2 * self.torch_dtype.itemsize
-
 
 @dataclass(frozen=True)
 class Inputs:
@@ -154,8 +149,7 @@ def verdict(encoding: Composed, backend: str, inputs: Inputs, gradients: bool) -
     with torch.set_grad_enabled(gradients), redirect_stdout(io.StringIO()):
         columns = encoding.context(inputs.x)[0] if encoding.reads_tokens else None
         verdicts = lg.explain(inputs.q, inputs.k, inputs.v, encoding=encoding, context=columns, backend=backend)
-    for each in verdicts:
-        if each.chosen:
-            return each.backend, each.memory
+    if chosen := next((each for each in verdicts if each.chosen), None):
+        return chosen.backend, chosen.memory
     refusal = next((each.refusal for each in verdicts if each.backend == backend), "no backend takes it")
     raise ValueError(f"{backend} refuses: {refusal}")

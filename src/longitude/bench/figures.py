@@ -21,10 +21,8 @@ def chart(measured: dict[str, Any]) -> Any:
     panels = [_panel(points, passed, domain, first=passed == passes[0]) for passed in passes]
     first = rows[0]
     words = f"{first.batch} x {first.heads} heads x {first.head_dim}, {first.dtype}, {count(first.threads, 'thread')}"
-    title = chart_title(
-        "Time of attention with a position encoding, over plain causal attention",
-        f"1 is free. {words}; medians of {first.turns} turns in one process, bars are quartiles.",
-    )
+    below = f"1 is free. {words}; medians of {first.turns} turns in one process, bars are quartiles."
+    title = chart_title("Time of attention with a position encoding, over plain causal attention", below)
     return styled(alt.hconcat(*panels, spacing=18).properties(title=title))
 
 
@@ -50,13 +48,8 @@ def _panel(points: list[dict[str, Any]], passed: str, domain: list[float], first
     names = [name for _, name in sorted(last, key=lambda key: (key[0] == PEER, last[key]))]
     lengths = sorted({each["length"] for each in points}, key=int)
     y, x = name_axis("name", names, 190, labels=first), ratio_axis(passed, domain)
-    color = alt.Color(
-        "length:N",
-        title="length",
-        sort=lengths,
-        scale=alt.Scale(domain=lengths, range=list(COLORS)),
-        legend=alt.Legend(orient="bottom", symbolType="circle"),
-    )
+    colors, circles = alt.Scale(domain=lengths, range=list(COLORS)), alt.Legend(orient="bottom", symbolType="circle")
+    color = alt.Color("length:N", title="length", sort=lengths, scale=colors, legend=circles)
     shapes = alt.Scale(domain=[OWN, PEER], range=["circle", "diamond"])
     shape = alt.Shape("whose:N", title=None, scale=shapes, legend=alt.Legend(orient="bottom"))
     numbers = [alt.Tooltip(f"{name}:Q", format=".2f") for name in ("ratio", "low", "high", "ms")]
@@ -76,17 +69,9 @@ def ratio_domain(ratios: list[float]) -> list[float]:
 def ratio_axis(title: str, domain: list[float]) -> alt.X:
     """Logarithmic."""
     ticks = [m * 10.0**e for e in range(-2, 4) for m in (1, 1.5, 2, 5) if m != 1.5 or e == 0]
-    return alt.X(
-        "ratio:Q",
-        title=title,
-        scale=alt.Scale(type="log", domain=domain, nice=False),
-        axis=alt.Axis(
-            values=[tick for tick in ticks if domain[0] <= tick <= domain[1]],
-            format="~g",
-            titleAnchor="start",
-            titleColor=INK,
-        ),
-    )
+    ticks = [tick for tick in ticks if domain[0] <= tick <= domain[1]]
+    axis = alt.Axis(values=ticks, format="~g", titleAnchor="start", titleColor=INK)
+    return alt.X("ratio:Q", title=title, scale=alt.Scale(type="log", domain=domain, nice=False), axis=axis)
 
 
 def name_axis(field: str, names: list[str], limit: int, labels: bool = True) -> alt.Y:
@@ -101,9 +86,6 @@ def chart_title(title: str, subtitle: str | list[str]) -> alt.TitleParams:
 
 def styled(chart: Any) -> Any:
     """Apply the common colors and lettering to a chart, with space for wider fonts."""
-    legend = {"labelFontSize": 12, "titleFontWeight": "normal", "columnPadding": 30}
-    return themed(
-        chart,
-        padding={"left": 60, "right": 60, "top": 10, "bottom": 10},
-        legend=alt.LegendConfig(labelColor=INK, titleColor=GREY, **legend),
-    )
+    letters = {"labelFontSize": 12, "titleFontWeight": "normal", "columnPadding": 30}
+    legend = alt.LegendConfig(labelColor=INK, titleColor=GREY, **letters)
+    return themed(chart, padding={"left": 60, "right": 60, "top": 10, "bottom": 10}, legend=legend)

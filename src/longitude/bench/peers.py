@@ -39,7 +39,7 @@ class Peer:
 
     def bytes(self, shape: AttentionShape) -> int:
         """About what forward and backward need beyond what plain attention does."""
-        return self.scores * shape.score_bytes
+        return self.scores * shape.batch * shape.heads * shape.length**2 * shape.torch_dtype.itemsize
 
 
 def installed() -> dict[str, Peer]:

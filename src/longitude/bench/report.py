@@ -72,18 +72,13 @@ def parts(measured: dict[str, Any]) -> list[Any]:
     """A document for the terminal."""
     rows = [Row(**row) for row in measured["rows"]]
     first = rows[0]
-    heading = (
-        f"time over plain causal attention; {first.batch} x {first.heads} heads x {first.head_dim}, {first.dtype}, "
-        f"{count(first.threads, 'thread')}, {first.clock} time, medians of {first.turns}"
-    )
+    size = f"{first.batch} x {first.heads} heads x {first.head_dim}, {first.dtype}"
+    clock = f"{count(first.threads, 'thread')}, {first.clock} time, medians of {first.turns}"
+    heading = f"time over plain causal attention; {size}, {clock}"
     missing = [package for package in PACKAGES if measured["versions"][package] is None]
     absent = f"not installed, so not compared: {', '.join(missing)}; pip install 'longitude[bench]' brings all"
-    return [
-        heading,
-        ratios(rows),
-        *remarks(rows),
-        *[absent] * (bool(missing) and not measured["configuration"]["no_peers"]),
-    ]
+    peers = missing and not measured["configuration"]["no_peers"]
+    return [heading, ratios(rows), *remarks(rows), *([absent] if peers else [])]
 
 
 def ratios(rows: list[Row]) -> Table:
@@ -131,10 +126,8 @@ def remarks(rows: list[Row]) -> list[str]:
     """Legend of the table's signs, and reasons why something was not measured."""
     lines = []
     if noisy := sum(is_noisy(row) for row in rows):
-        lines.append(
-            f"~ quartiles more than {NOISY:.0%} apart ({noisy} of {len(rows)}): a busy machine, or too few --repeats; "
-            "--threads 1 --cpu-time counts processor seconds instead"
-        )
+        why = "a busy machine, or too few --repeats; --threads 1 --cpu-time counts processor seconds instead"
+        lines.append(f"~ quartiles more than {NOISY:.0%} apart ({noisy} of {len(rows)}): {why}")
     notes = dict.fromkeys((row.name, row.backend, row.note) for row in rows if row.note)
     return lines + [f"{name} on {backend}: {note}" for name, backend, note in notes]
 

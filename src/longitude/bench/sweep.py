@@ -66,53 +66,36 @@ def require_room(config: BenchConfig) -> None:
             require_memory(linear + needed, free, where, SMALLER)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Common settings of all measurements of a sweep."""
+def timed_rows(config: BenchConfig, lines: list[Line], inputs: Inputs, passed: str, progress: Progress) -> list[Row]:
+    """The rows of one length and pass."""
+    both = passed == BOTH
+    cases: dict[str, Case | str] = {PLAIN: plain(inputs)}
+    cases |= {line.key: case_of(line, inputs, both) for line in lines}
+    steps = {name: case.step(both) for name, case in cases.items() if isinstance(case, Case)}
+    progress.advance(by=(len(cases) - len(steps)) * (config.repeats + 1))
+    words = f"{passed} at {inputs.shape.length}"
+    on_call = lambda name: progress.advance(f"{words}: {name}")  # noqa: E731
+    timings = interleaved(steps, PLAIN, config.repeats, CLOCKS[config.clock], on_call)
+    protocol: dict[str, Any] = {"threads": torch.get_num_threads(), "clock": config.clock, "turns": config.repeats}
+    protocol |= {"passed": passed, **asdict(inputs.shape)}
+    rows = []
+    for line in (Line(PLAIN, "plain", ""), *lines):
+        case = cases[line.key]
+        done = isinstance(case, Case)
+        found: dict[str, Any] = timed(timings[line.key], PLAIN) if done else {"note": case}
+        backend = case.backend if done else line.backend
+        rows.append(Row(name=line.name, kind=line.kind, asked=line.backend, backend=backend, **protocol, **found))
+    return rows
 
-    config: BenchConfig
-    lines: list[Line]
-    threads: int
-    progress: Progress
 
-    def timed(self, inputs: Inputs, passed: str) -> list[Row]:
-        """The rows of one length and pass."""
-        config, both = self.config, passed == BOTH
-        cases: dict[str, Case | str] = {PLAIN: plain(inputs)}
-        for line in self.lines:
-            cases[line.key] = case_of(line, inputs, both)
-        steps = {name: case.step(both) for name, case in cases.items() if isinstance(case, Case)}
-        self.progress.advance(by=(len(cases) - len(steps)) * (config.repeats + 1))
-        words = f"{passed} at {inputs.shape.length}"
-        on_call = lambda name: self.progress.advance(f"{words}: {name}")  # noqa: E731
-        timings = interleaved(steps, PLAIN, config.repeats, CLOCKS[config.clock], on_call)
-        protocol: dict[str, Any] = {"threads": self.threads, "clock": config.clock, "turns": config.repeats}
-        protocol |= {"passed": passed, **asdict(inputs.shape)}
-        rows = []
-        for line in (Line(PLAIN, "plain", ""), *self.lines):
-            case = cases[line.key]
-            done = isinstance(case, Case)
-            found: dict[str, Any] = timed(timings[line.key], PLAIN) if done else {"note": case}
-            backend = case.backend if done else line.backend
-            rows.append(Row(name=line.name, kind=line.kind, asked=line.backend, backend=backend, **protocol, **found))
-        return rows
-
-    def weighed(self, rows: list[Row]) -> list[Row]:
-        """The rows with the memory of forward and backward at the longest length, each from a fresh process."""
-        base: float | None = None
-        weighed, shape = [], shape_of(self.config, self.config.lengths[-1])
-        for row in rows:
-            if row.length == shape.length and row.passed == BOTH and row.seconds is not None:
-                self.progress.advance(f"memory at {shape.length}: {row.name}")
-                try:
-                    mib = memory.growth(shape, row.name, row.backend, self.threads)
-                except RuntimeError as error:
-                    row = replace(row, note=f"{FAILED}: {error}")
-                else:
-                    base = mib if row.kind == "plain" else base
-                    row = replace(row, memory_mib=mib, memory_beyond_mib=None if base is None else mib - base)
-            weighed.append(row)
-        return weighed
+def weighed(row: Row, base: float | None, shape: AttentionShape) -> Row:
+    """The row with the memory of forward and backward, from a fresh process; base: that of plain attention."""
+    try:
+        mib = memory.growth(shape, row.name, row.backend, row.threads)
+    except RuntimeError as error:
+        return replace(row, note=f"{FAILED}: {error}")
+    base = mib if row.kind == "plain" else base
+    return replace(row, memory_mib=mib, memory_beyond_mib=None if base is None else mib - base)
 
 
 def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
@@ -122,13 +105,18 @@ def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
     weighs = not config.no_memory and can_measure_peak() and BOTH in config.passes
     per_length = len(config.passes) * (len(lines) + 1) * (config.repeats + 1)
     progress.update("starting", 0, len(config.lengths) * per_length + (len(lines) + 1) * weighs)
-    with threads(config.threads) as count:
-        one = Sweep(config, lines, count, progress)
+    with threads(config.threads):
         for length in config.lengths:
             inputs = Inputs.of(shape_of(config, length))
             for passed in config.passes:
-                rows += one.timed(inputs, passed)
-        return one.weighed(rows) if weighs else rows
+                rows += timed_rows(config, lines, inputs, passed, progress)
+    base, shape = None, shape_of(config, config.lengths[-1])
+    for i, row in enumerate(rows):
+        if weighs and row.length == shape.length and row.passed == BOTH and row.seconds is not None:
+            progress.advance(f"memory at {shape.length}: {row.name}")
+            rows[i] = weighed(row, base, shape)
+            base = rows[i].memory_mib if row.kind == "plain" else base
+    return rows
 
 
 def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from longitude.errors import UsageError
 from longitude.explore import values
 from longitude.explore.figures import figures
 from longitude.report.page import write_page
@@ -30,9 +31,7 @@ def write(path: str | Path) -> None:
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise ValueError(
-            f"{path}: expected a file in a folder that exists, and there is no {path.parent}; make it first"
-        )
+        raise UsageError(str(path), "a file in a folder that exists", f"no folder {path.parent}", "make it first")
     encodings = [*values.encodings()]
     schemes = [values.NO_SCHEME, *values.schemes(2, values.ROPE.trained)]
     where = Path(__file__).with_name("where.svg").read_text(encoding="utf-8")

@@ -96,10 +96,8 @@ def _rotary(chart: Any) -> Any:
 
 def _lines(rows: Rows, which: str, *columns: str) -> Any:
     """The points of the rows that a condition chooses; each row has a whole line."""
-    rows = [
-        {key: value for key, value in row.items() if key in columns or isinstance(value, str | int)} for row in rows
-    ]
-    return alt.Chart(alt.InlineData(values=rows)).transform_filter(which).transform_flatten([*columns])
+    kept = [{key: value for key, value in row.items() if key in columns or not isinstance(value, list)} for row in rows]
+    return alt.Chart(alt.InlineData(values=kept)).transform_filter(which).transform_flatten([*columns])
 
 
 def _arcs(rows: Rows) -> pd.DataFrame:
@@ -151,10 +149,9 @@ def _two(rows: Rows, names: Mapping[str, str], also: str | None, end: str, scale
         color = alt.Color("line:N", title=None, scale=hues, legend=legend)
         lines = _lines(rows, which, "x", "y").encode(x, y, color, tooltip=["line:N", "x:Q", "y:Q"])
         parts = [lines.mark_line(strokeWidth=1.8, clip=True), lines.mark_point(opacity=0, size=60)]
-        heading = alt.Chart(alt.InlineData(values=[{}])).mark_text(
-            align="left", fontWeight=600, fontSize=13, color=INK, text=alt.ExprRef(f"({dumps(names)})[{chosen}]")
-        )
-        parts.append(heading.encode(x=alt.value(0), **above))
+        title = alt.ExprRef(f"({dumps(names)})[{chosen}]")
+        heading = alt.Chart(alt.InlineData(values=[{}])).encode(x=alt.value(0), **above)
+        parts.append(heading.mark_text(align="left", fontWeight=600, fontSize=13, color=INK, text=title))
         if also is None:
             axes = {row["name"]: row["axes"] for row in rows}
             named = [{"name": name, "axes": each} for name, each in axes.items()]
@@ -173,38 +170,21 @@ def _wavelengths(rows: Rows) -> Any:
     axis = alt.Axis(values=[10**power for power in range(7)])
     y = alt.Y("positions:Q", title="positions of one rotation (log scale)", axis=axis, scale=alt.Scale(type="log"))
     lengths = [{"positions": values.ROPE.trained * factor, "factor": factor} for factor in values.FACTORS]
-    return _rotary(
-        alt.layer(
-            lines.encode(PAIRS, y, _color("scheme:N", 2), tooltip=["scheme:N", "pair:Q", "positions:Q"]),
-            _dashed(lengths, y=y).transform_filter(f"{HERE} || datum.factor == 1"),
-        )
-    )
+    lines = lines.encode(PAIRS, y, _color("scheme:N", 2), tooltip=["scheme:N", "pair:Q", "positions:Q"])
+    return _rotary(alt.layer(lines, _dashed(lengths, y=y).transform_filter(f"{HERE} || datum.factor == 1")))
 
 
 def _slowed(rows: Rows) -> Any:
-    return _rotary(
-        _lines(rows, HERE, "pair", "slower")
-        .mark_line()
-        .encode(
-            PAIRS,
-            alt.Y("slower:Q", title="times slower (log scale)", scale=alt.Scale(type="log", base=2)),
-            _color("scheme:N", 4),
-            strokeWidth=alt.condition("datum.scheme == scheme", alt.value(4), alt.value(1.5)),
-            tooltip=["scheme:N", "pair:Q", "slower:Q"],
-        )
-    )
+    y = alt.Y("slower:Q", title="times slower (log scale)", scale=alt.Scale(type="log", base=2))
+    thick = alt.condition("datum.scheme == scheme", alt.value(4), alt.value(1.5))
+    tooltip = ["scheme:N", "pair:Q", "slower:Q"]
+    lines = _lines(rows, HERE, "pair", "slower").mark_line()
+    return _rotary(lines.encode(PAIRS, y, _color("scheme:N", 4), strokeWidth=thick, tooltip=tooltip))
 
 
 def _unseen(rows: Rows) -> Any:
     x = alt.X("share:Q", title="share of pairs", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
-    return _rotary(
-        alt.Chart(alt.InlineData(values=[*rows]))
-        .transform_filter(HERE)
-        .mark_bar()
-        .encode(
-            x,
-            alt.Y("scheme:N", title=None, sort=None),
-            color=alt.condition("datum.scheme == scheme", alt.value(COLORS[0]), alt.value(EDGE)),
-            tooltip=["scheme:N", alt.Tooltip("share:Q", format=".0%")],
-        )
-    )
+    y, tooltip = alt.Y("scheme:N", title=None, sort=None), ["scheme:N", alt.Tooltip("share:Q", format=".0%")]
+    color = alt.condition("datum.scheme == scheme", alt.value(COLORS[0]), alt.value(EDGE))
+    bars = alt.Chart(alt.InlineData(values=[*rows])).transform_filter(HERE).mark_bar()
+    return _rotary(bars.encode(x, y, color=color, tooltip=tooltip))

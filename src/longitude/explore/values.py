@@ -55,9 +55,8 @@ def attention() -> Iterator[dict[str, Any]]:
             shape = Shape(length=factor * TRAINED, heads=DRAWN.heads)
             with torch.no_grad():
                 pictures = [*weights(built(name, shape).encodings[0].module, shape)]
-            lines = [
-                line for each in pictures if isinstance(each, Lines) for line in _lines(each, FLOOR, MAX_POINTS // 2)
-            ]
+            curves = [each for each in pictures if isinstance(each, Lines)]
+            lines = [line for each in curves for line in _lines(each, FLOOR, MAX_POINTS // 2)]
             yield from ({"name": name, "factor": factor, **line} for line in lines or [{**NOTHING, "y": [None]}])
 
 

@@ -17,6 +17,7 @@ from longitude.runs.files import atomic
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
 # From dark to light through the hues of a flame: heads and layers in their order.
 ORDERED = ("#0d0887", "#4903a0", "#7401a8", "#9c179e", "#bd3786", "#d8576b", "#e56b5d", "#ed7953")
+DARK_ORDERED = ("#8a63ff", "#ac66f0", "#c868dc", "#e06dbf", "#f47896", "#fb8f72", "#fdae4f", "#fbd24a")
 DASHES = ([1, 0], [7, 3], [2, 2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
@@ -25,13 +26,7 @@ RED = "#c1121f"
 """The end of a scale from PAPER on: high losses, unseen angles."""
 DARK = {
     **dict(zip(COLORS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
-    **dict(
-        zip(
-            ORDERED,
-            ("#8a63ff", "#ac66f0", "#c868dc", "#e06dbf", "#f47896", "#fb8f72", "#fdae4f", "#fbd24a"),
-            strict=True,
-        )
-    ),
+    **dict(zip(ORDERED, DARK_ORDERED, strict=True)),
     PAPER: "#12171d",
     RED: "#ff6f61",
     INK: "#e6ebf0",
@@ -142,11 +137,9 @@ def described(svg: str, title: str, description: str, name: str = "picture") -> 
 
 def _svg(chart: Any) -> str:
     """The text of a file; cells of heat maps meet in it without seams."""
-    file = StringIO()
+    file, cells = StringIO(), 'class="mark-rect role-mark'
     _still(chart).save(file, format="svg")
-    return file.getvalue().replace(
-        'class="mark-rect role-mark', 'shape-rendering="crispEdges" class="mark-rect role-mark'
-    )
+    return file.getvalue().replace(cells, f'shape-rendering="crispEdges" {cells}')
 
 
 def _still(chart: Any) -> Any:
@@ -160,13 +153,10 @@ def _still(chart: Any) -> Any:
 def _visible(spec: Any) -> Any:
     """A specification without layers that only a pointer meets: in a file they are most of its size."""
     if isinstance(spec, list):
-        return [_visible(part) for part in spec if not (isinstance(part, dict) and _opacity(part) == 0)]
+        marks = [part.get("mark") if isinstance(part, dict) else None for part in spec]
+        hidden = [isinstance(mark, dict) and mark.get("opacity") == 0 for mark in marks]
+        return [_visible(part) for part, unseen in zip(spec, hidden, strict=True) if not unseen]
     return {name: _visible(part) for name, part in spec.items()} if isinstance(spec, dict) else spec
-
-
-def _opacity(layer: dict[str, Any]) -> Any:
-    mark = layer.get("mark")
-    return mark.get("opacity") if isinstance(mark, dict) else None
 
 
 def save_figures(figures: Sequence[Figure], folder: Path) -> None:

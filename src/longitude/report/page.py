@@ -26,9 +26,8 @@ def write_page(path: Path, package: str, template: str, figures: Sequence[Figure
         context: Other variables of the template.
     """
     loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("longitude.report", ".")])
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    spaces: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **spaces)
     pictures = {figure.name: picture for figure in figures if (picture := _picture(path, figure)) is not None}
     page = environment.get_template(template).render(
         figures=figures,

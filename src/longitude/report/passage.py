@@ -80,11 +80,9 @@ class Passage:
     @property
     def frame(self) -> pd.DataFrame:
         """Columns panel, place, text, value: every piece."""
-        parts = [
-            pd.DataFrame({"panel": name, "place": range(len(p.pieces)), "text": p.pieces, "value": p.values})
-            for name, p in self.panels.items()
-        ]
-        return pd.concat(parts, ignore_index=True)
+        columns = {name: {"text": p.pieces, "value": p.values} for name, p in self.panels.items()}
+        parts = {name: pd.DataFrame(each) for name, each in columns.items()}
+        return pd.concat(parts, names=["panel", "place"]).reset_index()
 
     @property
     def columns(self) -> int:
@@ -113,10 +111,9 @@ class Passage:
         whole = any(panel.mark and panel.means[1] is None for panel in self.panels.values())
         line += " A model without a line was trained at this length or a longer one." * whole
         numbers = line if ends else f"Numbers: {mean}."
-        return (
-            f"{self.caption} More red means higher loss.{cell} {numbers} Colors: the mean over {SMOOTH[self.unit]} {self.unit}s, "
-            f"on one scale, which starts at the mean loss{' before the line' * ends}."
-        )
+        scale = f"on one scale, which starts at the mean loss{' before the line' * ends}"
+        colors = f"Colors: the mean over {SMOOTH[self.unit]} {self.unit}s, {scale}."
+        return f"{self.caption} More red means higher loss.{cell} {numbers} {colors}"
 
     def finding(self) -> str:
         """Title with the lowest and the highest mean loss beyond the training length."""
@@ -147,9 +144,8 @@ class Passage:
     def rows(self, panel: Panel) -> Iterator["Row"]:
         """The rows of a panel, from top to bottom."""
         smooth = self.smoothed(panel)
-        if self.lettered:
-            letters = [(letter, i) for i, piece in enumerate(panel.pieces) for letter in piece]
-        else:
+        letters = [(letter, i) for i, piece in enumerate(panel.pieces) for letter in piece]
+        if not self.lettered:
             letters = [(" ", i) for i in range(0, len(panel.pieces), self.share)]
         for start in range(0, len(letters), self.columns):
             row = letters[start : start + self.columns]
@@ -205,9 +201,8 @@ def table(passage: Passage) -> pd.DataFrame:
 def chart(passage: Passage) -> Any:
     """The panels side by side, in the size of their letters."""
     low, high = passage.ends
-    legend = alt.Legend(
-        title=f"bits per {passage.unit}", orient="top", gradientLength=160, values=[low, high], format=".3~g"
-    )
+    ends: dict[str, Any] = {"gradientLength": 160, "values": [low, high], "format": ".3~g"}
+    legend = alt.Legend(title=f"bits per {passage.unit}", orient="top", **ends)
     scale = alt.Scale(domain=[low, high], range=[PAPER, RED], clamp=True, interpolate="lab")
     color = alt.Color("v:Q", scale=scale, legend=legend)
     rows = {name: [*passage.rows(panel)] for name, panel in passage.panels.items()}
@@ -221,29 +216,28 @@ def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, color
     panel, height = passage.panels[name], LINE if passage.lettered else CELL
     x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, passage.columns], nice=False))
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[tallest, 0], nice=False))
-    found = [cell for place, row in enumerate(rows) for cell in _cells(row, place)]
-    cells = {key: [cell[key] for cell in found] for key in ("x", "to", "y", "v")}
-    base = (
-        alt.Chart(alt.InlineData(values=[cells])).transform_flatten([*cells]).transform_calculate(below="datum.y + 1")
-    )
+    base = _flat([cell for place, row in enumerate(rows) for cell in _cells(row, place)], "x", "to", "y", "v")
+    base = base.transform_calculate(below="datum.y + 1")
     layers = [base.mark_rect(aria=False, stroke=None).encode(x, y, x2="to:Q", y2="below:Q", color=color)]
     if passage.lettered:
         words = [word for place, row in enumerate(rows) for word in _words(row, place, light)]
-        columns = {key: [word[key] for word in words] for key in ("x", "y", "t", "dark")}
-        text = alt.Chart(alt.InlineData(values=[columns])).transform_flatten([*columns])
+        text = _flat(words, "x", "y", "t", "dark").transform_calculate(middle="datum.y + 0.5")
         marks = {"align": "left", "baseline": "middle", "font": MONO, "fontSize": LETTER[1], "aria": False}
         ink = alt.condition("datum.dark", alt.value(PAPER), alt.value(INK))
-        middle = alt.Y("middle:Q", axis=None)
-        text = text.transform_calculate(middle="datum.y + 0.5")
-        layers.append(text.mark_text(**marks).encode(x, middle, text="t:N", color=ink))
+        layers.append(text.mark_text(**marks).encode(x, alt.Y("middle:Q", axis=None), text="t:N", color=ink))
     place = place_of(passage, panel)
     if place is not None:
         layers += _rule(panel, passage.columns, *place, x, y)
     title = alt.TitleParams(name, subtitle=panel.summary, subtitleColor=GREY, anchor="start", offset=8)
+    sizes: dict[str, Any] = {"width": passage.columns * LETTER[0], "height": tallest * height}
     described = {"description": panel.label} if panel.label else {}
-    return alt.layer(*layers, title=title).properties(
-        width=passage.columns * LETTER[0], height=tallest * height, **described
-    )
+    return alt.layer(*layers, title=title).properties(**sizes, **described)
+
+
+def _flat(records: Sequence[Mapping[str, Any]], *keys: str) -> Any:
+    """A chart of records that stand in it as columns."""
+    columns = {key: [record[key] for record in records] for key in keys}
+    return alt.Chart(alt.InlineData(values=[columns])).transform_flatten([*keys])
 
 
 def _cells(row: Row, place: int) -> Iterator[dict[str, Any]]:
@@ -257,10 +251,8 @@ def _cells(row: Row, place: int) -> Iterator[dict[str, Any]]:
 
 def _words(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
     """Letters without a gap that have one ink."""
-    inks = [
-        (letter.isspace() and letter not in "\n\r\t", bool(value > light))
-        for letter, value in zip(row.text, row.values, strict=True)
-    ]
+    blanks = [letter.isspace() and letter not in "\n\r\t" for letter in row.text]
+    inks = [(blank, bool(value > light)) for blank, value in zip(blanks, row.values, strict=True)]
     at = 0
     for (blank, dark), run in groupby(inks):
         length = len(list(run))

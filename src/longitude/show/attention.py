@@ -79,31 +79,21 @@ class Layer:
 
 
 def layer_of(weights: Tensor) -> Layer:
-    """What is drawn of weights [1, H, L, L]."""
-    offsets, by_offset = _by_offset(weights)
-    each = weights[0].double()
-    length, causal = each.shape[-1], not _both(weights)
-    places = torch.arange(length, dtype=torch.float64)
-    away = torch.einsum("hij,ij->hi", each, (places[:, None] - places).abs())
-    entropy = torch.special.entr(each).sum(-1) / math.log(2)
-    far = away[:, length // 2 if causal else 0 :].mean(1)
-    return Layer(offsets, by_offset, entropy.numpy(), each[:, :, 0].numpy(), far.numpy())
-
-
-def _by_offset(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [B, H, L, L] -> (offsets [n], their mean weights [H, n]).
+    """What is drawn of weights [1, H, L, L].
 
     Causal ones from offset 0, over the queries of the second half that have the key; others, over all queries that have it.
     """
-    length, mean, both = weights.shape[-1], weights.double().mean(0), _both(weights)
-    offsets, rows = range(1 - length if both else 0, length), torch.arange(0 if both else length // 2, length)
+    each, length = weights[0].double(), weights.shape[-1]
+    causal = not weights.triu(1).any()
+    places = torch.arange(length)
+    rows = places[length // 2 if causal else 0 :]
+    offsets = range(0 if causal else 1 - length, length)
     have = {d: rows[(rows >= d) & (rows - d < length)] for d in offsets}
-    return np.array(offsets), torch.stack([mean[:, own, own - d].mean(1) for d, own in have.items()], 1).numpy()
-
-
-def _both(weights: Tensor) -> bool:
-    """Whether queries attend to later keys, too."""
-    return bool(weights.triu(1).any())
+    by_offset = torch.stack([each[:, own, own - d].mean(1) for d, own in have.items()], 1)
+    away = torch.einsum("hij,ij->hi", each, (places[:, None] - places).abs().double())
+    entropy = torch.special.entr(each).sum(-1) / math.log(2)
+    far = away[:, rows[0] :].mean(1)
+    return Layer(np.array(offsets), by_offset.numpy(), entropy.numpy(), each[:, :, 0].numpy(), far.numpy())
 
 
 @torch.no_grad()
@@ -119,15 +109,12 @@ def read(model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Layer], li
     for i in range(count):
         out = model(**{name: each[i : i + 1] for name, each in inputs.items()}, output_attentions=True)
         crossed.append(out.get("cross_attentions") or ())
-        found = {stack: out.get(name) or () for stack, name in STACKS.items()}
-        texts.append(
-            {
-                f"{stack}layer {place}": layer_of(one)
-                for stack, each in found.items()
-                for place, one in zip(places(model, each), each, strict=True)
-                if one is not None
-            }
-        )
+        found: dict[str, Layer] = {}
+        for stack, name in STACKS.items():
+            each = out.get(name) or ()
+            of_stack = zip(places(model, each), each, strict=True)
+            found |= {f"{stack}layer {place}": layer_of(one) for place, one in of_stack if one is not None}
+        texts.append(found)
     layers = {name: _mean([text[name] for text in texts]) for name in texts[0]}
     return layers, [torch.cat(each) for each in zip(*crossed, strict=True)]
 
@@ -186,10 +173,8 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
     heads, depth = getattr(part, "num_attention_heads", None) or 1, getattr(part, "num_hidden_layers", None) or 1
     need, free = 4 * heads * (depth + 6) * ids.shape[1] ** 2, available_memory("cpu")
     if need > free:
-        needed = f"{need / 1e9:.1f} GB for the attention weights"
-        raise UsageError(
-            "--length", f"{needed} to fit into the {free / 1e9:.1f} GB that are free", ids.shape[1], "take less"
-        )
+        needed = f"{need / 1e9:.1f} GB for the attention weights to fit into the {free / 1e9:.1f} GB that are free"
+        raise UsageError("--length", needed, ids.shape[1], "take less")
     begun = time.perf_counter()
     layers, _ = read(checkpoint.model, {"input_ids": ids[:, :TRIED]})
     if not layers:
@@ -209,12 +194,8 @@ def read_file(path: Path) -> bytes:
         content = path.expanduser().read_bytes()
         content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--text {path}",
-            "a file of UTF-8 text",
-            getattr(error, "strerror", None) or "other bytes",
-            "name another file",
-        ) from None
+        got = getattr(error, "strerror", None) or "other bytes"
+        raise UsageError(f"--text {path}", "a file of UTF-8 text", got, "name another file") from None
     return content
 
 
@@ -226,35 +207,29 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         layers: Result of `read`.
         texts: What they were read on: "8 held-out windows of 64 tokens".
     """
-    where = {
-        name: f"Mean over {'the second half' if layer.causal else 'all queries'} of {texts}."
-        for name, layer in layers.items()
-    }
+    queries = {name: "the second half" if layer.causal else "all queries" for name, layer in layers.items()}
+    where = {name: f"Mean over {which} of {texts}." for name, which in queries.items()}
     every, last = " ".join(dict.fromkeys(where.values())), [*layers][-1]
     if len(layers) <= EACH:
         for name, layer in layers.items():
             lines = {f"head {head}": (layer.offsets, line) for head, line in enumerate(layer.weights, 1)}
-            yield Lines(
+            yield Lines.by_offset(
                 name="attention-" + name.replace("layer ", "").replace(", ", "-"),
                 title=f"Attention by distance, {name}",
                 caption="The weight of the key this far before the query"
                 + (". " if layer.causal else ", after it where the distance is below 0. ")
                 + where[name],
-                x="offset (query - key)",
                 y="weight",
                 lines=lines,
-                far=True,
                 focus=middle(lines),
             )
     else:
-        yield Lines(
+        yield Lines.by_offset(
             name="attention",
             title="Attention by distance, by layer",
             caption=f"The weight of the key this far before the query, a mean of the heads. {every}",
-            x="offset (query - key)",
             y="weight",
             lines={name: (layers[name].offsets, layers[name].weights.mean(0)) for name in some(layers)},
-            far=True,
             log_y=True,
             focus=last,
         )
@@ -353,11 +328,8 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
     if len(layers) <= EACH or len({len(layer.distance) for layer in layers.values()}) > 1:
         return
     heads = len(next(iter(layers.values())).distance)
-    where = (
-        "the second half"
-        if all(layer.causal for layer in layers.values())
-        else "the second half, or all of a layer that is not causal,"
-    )
+    causal = all(layer.causal for layer in layers.values())
+    where = "the second half" + ", or all of a layer that is not causal," * (not causal)
     about = {
         "distance": (
             "Mean distance of what each head attends to",

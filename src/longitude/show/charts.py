@@ -51,12 +51,8 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
         figures = [figure(drawing) for drawing in drawings]
         write_page(out, "longitude.show", "show.html.j2", figures, title=title, parts=[(n, [*w]) for n, w in parts])
         return
-    charts = [_chart(drawing, captioned=True) for drawing in drawings]
-    charts = [
-        chart if isinstance(of, Passage) else chart.properties(width=WIDTH)
-        for chart, of in zip(charts, drawings, strict=True)
-    ]
-    whole = alt.vconcat(*charts, spacing=40).resolve_scale(color="independent", strokeDash="independent")
+    whole = alt.vconcat(*map(_captioned, drawings), spacing=40)
+    whole = whole.resolve_scale(color="independent", strokeDash="independent")
     whole = whole.add_params(COLUMNS) if any(isinstance(each, Dials) for each in drawings) else whole
     save(_themed(whole.properties(padding=10)), out)
     if out.suffix == ".svg":
@@ -98,9 +94,8 @@ def alternative(drawing: Drawing) -> str:
     ends = []
     for name, own in drawing.frame.groupby("line", sort=False):
         first, last = own.iloc[0], own.iloc[-1]
-        ends.append(
-            f"{name} from {number(first['y'])} at {number(first['x'])} to {number(last['y'])} at {number(last['x'])}"
-        )
+        start, end = (f"{number(point['y'])} at {number(point['x'])}" for point in (first, last))
+        ends.append(f"{name} from {start} to {end}")
     return f"Line chart: {drawing.title}. {drawing.caption} {'; '.join(ends)}."
 
 
@@ -108,19 +103,19 @@ def _themed(chart: Any) -> Any:
     return themed(chart, axisX=alt.AxisConfig(domain=True, domainColor=EDGE), axisY=alt.AxisConfig(titlePadding=14))
 
 
-def _chart(drawing: Drawing, captioned: bool = False) -> Any:
+def _chart(drawing: Drawing) -> Any:
     draw: Any = {Lines: _lines, Grid: _grid, Dials: _dials, Passage: passage.chart}[type(drawing)]
-    chart = draw(drawing)
-    if not captioned:
-        return chart
-    caption = drawing.words if isinstance(drawing, Passage) else drawing.caption
-    wide = 95 if isinstance(drawing, Passage) else 115  # readers' letters are wider than those it is laid out with
-    words: Any = textwrap.wrap(caption, wide)
-    return chart.properties(
-        title=alt.TitleParams(
-            drawing.title, subtitle=words, anchor="start", frame="group", subtitleColor=GREY, offset=12
-        )
-    )
+    return draw(drawing)
+
+
+def _captioned(drawing: Drawing) -> Any:
+    """The chart of a file, below its title and caption."""
+    text = isinstance(drawing, Passage)
+    wide = 95 if text else 115  # readers' letters are wider than those it is laid out with
+    words: Any = textwrap.wrap(drawing.words if text else drawing.caption, wide)
+    place: dict[str, Any] = {"anchor": "start", "frame": "group", "subtitleColor": GREY, "offset": 12}
+    chart = _chart(drawing).properties(title=alt.TitleParams(drawing.title, subtitle=words, **place))
+    return chart if text else chart.properties(width=WIDTH)
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
@@ -131,44 +126,30 @@ def _lines(drawing: Lines) -> Any:
         others = [name for name in names if name not in drawing.ordered]
         colors = dict(zip(drawing.ordered, ordered(len(drawing.ordered)), strict=True))
         colors |= {name: colors.get(name.partition(",")[0], GREY) for name in others}  # a head before its training
-        dashes = {name: [1, 0] for name in drawing.ordered} | {
-            name: [[6, 3], [2, 2]][i % 2] for i, name in enumerate(others)
-        }
+        dashes = {name: [1, 0] for name in drawing.ordered}
+        dashes |= {name: [[6, 3], [2, 2]][i % 2] for i, name in enumerate(others)}
     colors, dashes = ([style[name] for name in names] for style in (colors, dashes))
     columns = max(1, min(4, 110 // max(map(len, names))))
-    legend = (
-        None
-        if len(names) == 1
-        else alt.Legend(title=None, orient="bottom", columns=columns, symbolLimit=0, labelLimit=700)
-    )
+    legend = alt.Legend(title=None, orient="bottom", columns=columns, symbolLimit=0, labelLimit=700)
+    legend = None if len(names) == 1 else legend
     low, high = float(frame["x"].min()), float(frame["x"].max())
     dotted = len(frame) <= 16
     dots: dict[str, Any] = {"point": alt.OverlayMarkDef(size=30)} if dotted else {}
     room: dict[str, Any] = {"padding": 6} if dotted else {}  # pixels, for whole dots at the edges
-    x = alt.X(
-        "x:Q",
-        title=drawing.x_title,
-        scale=alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False, **room),
-        axis=alt.Axis(
-            grid=False, labelOverlap="greedy", values=ticks(low, high, "offsets" if drawing.log_x else "linear")
-        ),
-    )
+    places = ticks(low, high, "offsets" if drawing.log_x else "linear")
+    scale = alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False, **room)
+    axis = alt.Axis(grid=False, labelOverlap="greedy", values=places)
+    x = alt.X("x:Q", title=drawing.x_title, scale=scale, axis=axis)
     bottom: dict[str, Any] = {} if drawing.floor is None else {"domainMin": drawing.floor}
     at: dict[str, Any] = {"values": ticks(frame["y"].min(), frame["y"].max(), "log")} if drawing.log_y else {}
-    y = alt.Y(
-        "y:Q",
-        title=drawing.y,
-        scale=alt.Scale(nice=False, **({"type": "log"} if drawing.log_y else {"zero": False}), **bottom, **room),
-        axis=alt.Axis(tickCount=6, **at),
-    )
+    scale = alt.Scale(nice=False, **({"type": "log"} if drawing.log_y else {"zero": False}), **bottom, **room)
+    y = alt.Y("y:Q", title=drawing.y, scale=scale, axis=alt.Axis(tickCount=6, **at))
     base = alt.Chart(alt.InlineData(values=_short(frame, "y").to_dict("records")))
-    line = base.mark_line(strokeWidth=1.8, clip=True, **dots).encode(
-        x,
-        y,
-        color=alt.Color("line:N", scale=alt.Scale(domain=names, range=colors), legend=legend, sort=None),
-        strokeDash=alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend, sort=None),
-        tooltip=["line:N", "x:Q", alt.Tooltip("y:Q", format=".4g")],
-    )
+    color = alt.Color("line:N", scale=alt.Scale(domain=names, range=colors), legend=legend, sort=None)
+    dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend, sort=None)
+    tooltip = ["line:N", "x:Q", alt.Tooltip("y:Q", format=".4g")]
+    line = base.mark_line(strokeWidth=1.8, clip=True, **dots)
+    line = line.encode(x, y, color=color, strokeDash=dash, tooltip=tooltip)
     marks = {words: at for words, at in drawing.marks.items() if low <= at <= high}
     levels = [_rule("y", words, at, y, x=alt.value(WIDTH)) for words, at in drawing.levels.items()]
     rules = [_rule("x", words, at, x, y=alt.value(8)) for words, at in marks.items()]
@@ -184,12 +165,9 @@ def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple
     """A dashed line over the picture, and its words."""
     base = alt.Chart(alt.InlineData(values=[{axis: at, "words": valued(words, at)}]))
     shift: dict[str, Any] = {"dy": -6} if axis == "y" else {"dx": 4}
-    return (
-        base.mark_rule(strokeDash=[4, 4], color=GREY).encode(encoded),
-        base.mark_text(align="right" if axis == "y" else "left", color=GREY, **shift).encode(
-            encoded, text="words:N", **place
-        ),
-    )
+    text = base.mark_text(align="right" if axis == "y" else "left", color=GREY, **shift)
+    rule = base.mark_rule(strokeDash=[4, 4], color=GREY)
+    return rule.encode(encoded), text.encode(encoded, text="words:N", **place)
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
@@ -233,22 +211,17 @@ def dials_chart(rows: Any, count: int) -> Any:
         count: Number of dials.
     """
     scale = alt.Scale(domain=[SEEN, NEW, REST], range=[COLORS[0], RED, GRID])
-    base = rows.transform_calculate(
-        column="datum.dial % columns", row="floor(datum.dial / columns)", zero="0", full="1"
-    )
+    place: dict[str, Any] = {"column": "datum.dial % columns", "row": "floor(datum.dial / columns)"}
+    base = rows.transform_calculate(**place, zero="0", full="1")
     x, y = (alt.X("column:O", axis=None), alt.Y("row:O", axis=None))
     tooltip = ["dial:Q", alt.Tooltip("seen:Q", format=".1%"), alt.Tooltip("asked:Q", format=".1%")]
 
     def arc(start: str, end: str, words: str) -> Any:
         turn = alt.Theta(f"{start}:Q", scale=alt.Scale(domain=[0, 1], range=[0, 2 * math.pi]), stack=None)
-        part = base.transform_filter(f"datum.{end} > datum.{start}").mark_arc(
-            innerRadius=12, outerRadius=19, aria=False
-        )
-        legend = alt.Legend(title=None, orient="top", labelLimit=400)
-        color = alt.Color("words:N", scale=scale, legend=legend)
-        return part.transform_calculate(words=f"'{words}'").encode(
-            x, y, theta=turn, theta2=f"{end}:Q", color=color, tooltip=tooltip
-        )
+        part = base.transform_filter(f"datum.{end} > datum.{start}").transform_calculate(words=f"'{words}'")
+        color = alt.Color("words:N", scale=scale, legend=alt.Legend(title=None, orient="top", labelLimit=400))
+        part = part.mark_arc(innerRadius=12, outerRadius=19, aria=False)
+        return part.encode(x, y, theta=turn, theta2=f"{end}:Q", color=color, tooltip=tooltip)
 
     number = base.mark_text(fontSize=9, color=GREY, aria=False).encode(x, y, text="dial:N")
     arcs = [arc("zero", "full", REST), arc("zero", "seen", SEEN), arc("seen", "asked", NEW)]

@@ -95,15 +95,14 @@ class Rotation(NamedTuple):
         """Effects of every scheme defined by a factor, and of none; empty for a window, because its offsets do not grow."""
         if self.window is not None:
             return []
-        every = {PLAIN: None, **schemes(factor, self.trained)}
-        return [self._under(factor, name, scheme) for name, scheme in every.items()]
-
-    def _under(self, factor: int, name: str, scheme: Scaling | None) -> Stretched:
-        before, (after, temperature, _) = self.plain, self.frequencies(scheme)
-        after = after[: len(before)]
-        new = (self.turns < 1) & (factor * after > before * (1 + NEW))
-        slowed = float(before[0] / after[0])
-        return Stretched(factor, name, float(new.double().mean()), 2 * math.pi / float(after[-1]), slowed, temperature)
+        before, found = self.plain, []
+        for name, scheme in {PLAIN: None, **schemes(factor, self.trained)}.items():
+            after, temperature, _ = self.frequencies(scheme)
+            after = after[: len(before)]
+            unseen = float(((self.turns < 1) & (factor * after > before * (1 + NEW))).double().mean())
+            slowest, fastest = 2 * math.pi / float(after[-1]), float(before[0] / after[0])
+            found.append(Stretched(factor, name, unseen, slowest, fastest, temperature))
+        return found
 
 
 def read(path: str) -> Any:
@@ -135,9 +134,8 @@ def _rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
         return [], {}
     length = trained_length(config)
     if length is None:
-        return [], {
-            ALL: f"expected a length that the model was trained at, got a {config.model_type} config without one"
-        }
+        why = f"expected a length that the model was trained at, got a {config.model_type} config without one"
+        return [], {ALL: why}
     found, layers = [], kinds_of(config)
     understood, unknown = _ropes(config)
     for name, (rope, head_dim) in understood.items():
@@ -181,7 +179,8 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
     kinds = [*encodings(config)] or ["rotary"] * bool(rotating)
     if not kinds and not unknown:
         try:
-            kinds = ["learned"] * _table(path, config)
+            has_table = table_of(built_without_weights(path, AutoModel.from_config, config)) is not None
+            kinds = ["learned"] * has_table
         except ValueError as error:
             unknown |= {ALL: str(error)}
     if not kinds and (unknown or hasattr(config, "num_attention_heads")):
@@ -203,15 +202,14 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
         "layers": layers_of(config),
         "rotations": [_of_rotation(each, getattr(config, "qk_nope_head_dim", None) is not None) for each in rotating],
         "unrotated": sorted({layer for each in rotating for layer in unrotated(each.rope)}),
-        "temperature": [
-            spec
-            for each in rotating
-            for spec in (each.rope.temperature, each.rope.unrotated_temperature)
-            if spec is not None
-        ],
+        "temperature": [spec for each in rotating for spec in _temperatures(each.rope)],
         "unknown": unknown,
         "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],
     }
+
+
+def _temperatures(rope: RopeConfig) -> list[Any]:
+    return [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]
 
 
 def _understood(config: Any) -> tuple[Reading | None, str]:
@@ -253,10 +251,6 @@ def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
     }
 
 
-def _table(path: str, config: Any) -> bool:
-    return table_of(built_without_weights(path, AutoModel.from_config, config)) is not None
-
-
 def kinds_of(config: Any) -> list[tuple[str, int | None]]:
     """(type, window or None) of each layer."""
     window = None if getattr(config, "use_sliding_window", True) is False else getattr(config, "sliding_window", None)
@@ -268,10 +262,8 @@ def kinds_of(config: Any) -> list[tuple[str, int | None]]:
 
 def layers_of(config: Any) -> dict[str, dict[str, Any]]:
     """Type of layers -> how many, and its window where it has one."""
-    return {
-        kind: {"layers": number} | ({"window": window} if window else {})
-        for (kind, window), number in Counter(kinds_of(config)).items()
-    }
+    numbers = Counter(kinds_of(config)).items()
+    return {kind: {"layers": n} | ({"window": window} if window else {}) for (kind, window), n in numbers}
 
 
 def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -282,18 +274,14 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     more = f"; {declared} are declared" if declared not in (None, trained) else ""
     yield "model", f"{about['model_type']}, positions: {', '.join(about['kind'])}"
     yield "trained at", length + more
-    each = (
-        f"{n['layers']} of {kind}" + (f" over {n['window']} tokens" if "window" in n else "")
-        for kind, n in about["layers"].items()
-    )
+    over = {kind: f" over {n['window']} tokens" if "window" in n else "" for kind, n in about["layers"].items()}
+    each = (f"{n['layers']} of {kind}{over[kind]}" for kind, n in about["layers"].items())
     yield "layers", ", ".join(each) or "unknown"
     if about["unrotated"]:
         yield "without rotation", f"layers {', '.join(map(str, about['unrotated']))}, counted from 0"
     for spec in about["temperature"]:
-        yield (
-            "queries",
-            f"multiplied by {spec['name']}, " + " ".join(f"{k}={v}" for k, v in spec.items() if k != "name"),
-        )
+        options = " ".join(f"{k}={v}" for k, v in spec.items() if k != "name")
+        yield "queries", f"multiplied by {spec['name']}, {options}"
     for layers, why in about["unknown"].items():
         yield layers, f"not known: {why}"
     for note in about["notes"]:
@@ -302,10 +290,7 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _rotation_in_words(rotation, about["trained"])
     if about["kind"] == ["learned"]:
         end = f"from {declared} on" if declared else "past the end of its table"
-        yield (
-            "beyond",
-            f"positions {end} do not exist; `longitude extend --method linear` stretches the table",
-        )
+        yield "beyond", f"positions {end} do not exist; `longitude extend --method linear` stretches the table"
     if about["kind"] == ["alibi"]:
         yield "beyond", "the bias goes on falling at every distance: nothing needs to be scaled"
 
@@ -313,33 +298,24 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple[str, str]]:
     turns, turned, pairs = rotation["turns"], rotation["turned"], rotation["pairs"]
     scheme = rotation["scheme"]
-    how = (
-        "no scaling"
-        if scheme is None
-        else ", ".join(f"{k}={v}" if k != "name" else v for k, v in scheme.items() if not isinstance(v, list))
-    )
+    options = {} if scheme is None else {k: v for k, v in scheme.items() if not isinstance(v, list)}
+    how = ", ".join(f"{k}={v}" if k != "name" else v for k, v in options.items()) or "no scaling"
     yield rotation["layers"], f"base {rotation['base']:g}, {pairs} pairs of {rotation['head_dim']} dimensions, {how}"
     window = rotation["window"]
     within = f"{trained} tokens" if window is None else f"the window of {window} tokens"
-    yield (
-        "turns",
-        f"{number(turns[0])} full rotations of the fastest pair within {within}, {turns[-1]:.3g} of the slowest",
-    )
+    fastest = f"{number(turns[0])} full rotations of the fastest pair within {within}"
+    yield "turns", f"{fastest}, {turns[-1]:.3g} of the slowest"
     border = f"pairs {turned} to {pairs - 1} never finished one: {(pairs - turned) / pairs:.0%} of them"
     yield "border", border if turned < pairs else "every pair finished one: no angle is new at any length"
     factor = rotation["attention_factor"]
     if factor != 1 or rotation["softmax_factor"] != 1:
-        yield (
-            "temperature",
-            f"cos and sin times {factor:.4g}, so scores times {factor**2 * rotation['softmax_factor']:.4g}",
-        )
+        scores = factor**2 * rotation["softmax_factor"]
+        yield "temperature", f"cos and sin times {factor:.4g}, so scores times {scores:.4g}"
     if window is not None:
         yield "longer", "its offsets stay within the window at any length: no angle is new"
     elif rotation["longer"]:
-        yield (
-            "longer",
-            "the share of pairs at angles that training never met, and what scaling methods change, at the longest length",
-        )
+        new = "the share of pairs at angles that training never met"
+        yield "longer", f"{new}, and what scaling methods change, at the longest length"
         yield "", "\n".join(_longer(rotation["longer"], trained))
 
 
@@ -379,37 +355,30 @@ def clocks(config: Any, length: int | None) -> Iterator[Dials]:
     Raises:
         UsageError: No layer rotates by offsets that grow with the length.
     """
-    free = [one for one in rotations(config) if one.window is None]
     if config.model_type.startswith("longitude"):
         layers = zip(config.layer_specs(), config.layer_mixers(), strict=True)
-        specs = {
-            str(spec): spec for own, mixer in layers if "size" not in mixer.get("attention", mixer) for spec in own
-        }
+        free = [own for own, mixer in layers if "size" not in mixer.get("attention", mixer)]
+        specs = {str(spec): spec for own in free for spec in own}
         shape = Shape(length=trained_length(config) or Shape.length)
-        own = [dial for spec in specs.values() for dial in of_encoding(encoding(**spec), shape, length)]
-        yield from own
-        if own:
+        if own := [dial for spec in specs.values() for dial in of_encoding(encoding(**spec), shape, length)]:
+            yield from own
             return
+    free = [one for one in rotations(config) if one.window is None]
     if not free:
-        raise UsageError(
-            "--clocks", "a model with rotary layers that see the whole text", config.model_type, "leave it out"
-        )
+        expected = "a model with rotary layers that see the whole text"
+        raise UsageError("--clocks", expected, config.model_type, "leave it out")
     for one in free:
         declared = declared_length(config) or 0
         asked = length or (declared if declared > one.trained else CLOCKS * one.trained)
         own = one.rope.scaling
         scheme = schemes(max(1.0, asked / one.trained), one.trained)[SHOWN] if own is None else own
-        every = {
-            PLAIN: one.plain,
-            SHOWN if own is None else f"its own {own.name}": one.frequencies(scheme, followed(scheme, asked)).inverse,
-        }
-        each = {name: theta[: len(one.plain)] for name, theta in every.items()}
-        note = (
-            ""
-            if own is None
-            else " A model that was trained further with this scheme has seen angles that are new here."
-        )
-        yield from dials(one.plain, each, one.trained, asked, "" if one.layers == ALL else one.layers, note)
+        name, note = SHOWN, ""
+        if own is not None:
+            name = f"its own {own.name}"
+            note = " A model that was trained further with this scheme has seen angles that are new here."
+        after = one.frequencies(scheme, followed(scheme, asked)).inverse[: len(one.plain)]
+        which = "" if one.layers == ALL else one.layers
+        yield from dials(one.plain, {PLAIN: one.plain, name: after}, one.trained, asked, which, note)
 
 
 def _turns(rotating: list[Rotation]) -> Lines:
@@ -427,17 +396,15 @@ def _turns(rotating: list[Rotation]) -> Lines:
 
 
 def _name(rotation: Rotation, name: str) -> str:
-    return name if rotation.layers == "all layers" else f"{name}-{rotation.layers}"
+    return name if rotation.layers == ALL else f"{name}-{rotation.layers}"
 
 
 def _wavelengths(rotation: Rotation, factor: int = 4) -> Lines:
     pairs = np.arange(len(rotation.plain))
     own = {} if rotation.rope.scaling is None else {f"its own {rotation.rope.scaling.name}": rotation.rope.scaling}
     every: dict[str, Scaling | None] = {PLAIN: None, **own, **schemes(factor, rotation.trained)}
-    lines = {
-        name: (pairs, (rotation.plain / rotation.frequencies(scheme).inverse[: len(pairs)]).numpy())
-        for name, scheme in every.items()
-    }
+    after = {name: rotation.frequencies(scheme).inverse[: len(pairs)] for name, scheme in every.items()}
+    lines = {name: (pairs, (rotation.plain / theta).numpy()) for name, theta in after.items()}
     return Lines(
         name=_name(rotation, "slowed"),
         title=f"How many times slower each pair rotates at {factor} times the length, by scheme ({rotation.layers})",

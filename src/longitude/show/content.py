@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from longitude.attention.operation import attend
 from longitude.positions.base import Drift, Encoding, RowBias, Transport
@@ -23,24 +25,17 @@ UNTRAINED = "Random tokens and first weights, of seed 0."
 
 def gates(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the decay of forget gates by offset."""
-    if not encoding.reads_tokens:
-        return
-    offsets = np.arange(shape.length)
-    for term in encoding.terms(compose(encoding).context(shape.tokens())[0]):
-        if not isinstance(term, Drift):
-            continue
+    for term in _terms(encoding, Drift, shape.tokens()):
         level = term.level[0].double()
         forgotten = (level[:, -1:] - level).flip(-1).numpy()
-        lines = heads(forgotten, offsets)
-        yield Lines(
+        lines = heads(forgotten, np.arange(shape.length))
+        yield Lines.by_offset(
             name="gates",
             title="What each head forgets of a key, by offset",
             caption="The sum of ln f over the tokens between key and query, which is added to the score. Each token decides "
             f"its f. {UNTRAINED}",
-            x="offset (query - key)",
             y="added to the score",
             lines=lines,
-            far=True,
             focus=middle(lines),
             floor=floor_of(forgotten),
         )
@@ -48,13 +43,8 @@ def gates(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 def reflections(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the reflection strength of each token, and the decay of a key over later tokens."""
-    if not encoding.reads_tokens:
-        return
     length = min(shape.length, SHOWN)
-    columns = compose(encoding).context(shape.tokens()[:, :length])[0]
-    for term in encoding.terms(columns):
-        if not isinstance(term, Transport):
-            continue
+    for term in _terms(encoding, Transport, shape.tokens()[:, :length]):
         yield Grid(
             name="reflections",
             title="How strongly each token changes the keys before it",
@@ -79,6 +69,13 @@ def reflections(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
             far=True,
             focus="random key 1",
         )
+
+
+def _terms(encoding: Encoding, kind: Any, tokens: Tensor) -> list[Any]:
+    """The terms of a kind that an encoding reads off tokens."""
+    if not encoding.reads_tokens:
+        return []
+    return [term for term in encoding.terms(compose(encoding).context(tokens)[0]) if isinstance(term, kind)]
 
 
 def carried(encoding: Encoding, seed: int, shape: Shape) -> np.ndarray:
@@ -106,21 +103,19 @@ def counted(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(length, generator=generator, dtype=torch.float64)
     means = {"scores of mean -2": -2.0, "scores of mean 0": 0.0, "scores of mean 2": 2.0}
-    yield Lines(
+    yield Lines.by_offset(
         name="counted",
         title="The position that a query counts, by offset",
         caption="The sum of sigmoid(score) over the keys from here to the query, at most the last column of its table. "
         "Random scores of standard deviation 1.",
-        x="offset (query - key)",
         y="position",
         lines={name: (np.arange(length), positions_of(encoding, mean + noise)) for name, mean in means.items()},
-        far=True,
         levels={"last column": encoding.max_position - 1},
         focus="scores of mean 0",
     )
 
 
-def positions_of(encoding: CoPE, scores: torch.Tensor) -> np.ndarray:
+def positions_of(encoding: CoPE, scores: Tensor) -> np.ndarray:
     """The positions that it counts for scores [offsets]: what it adds where its table has their number in every column."""
     ruler = copy.deepcopy(encoding)
     ruler.table.data.zero_()[0] = torch.arange(encoding.max_position)

@@ -56,6 +56,11 @@ class Lines:
     focus: str | None = None
     floor: float | None = None
 
+    @classmethod
+    def by_offset(cls, **more: Any) -> "Lines":
+        """Curves over the distance from a query back to a key."""
+        return cls(x="offset (query - key)", far=True, **more)
+
     @property
     def x_title(self) -> str:
         """Title of the horizontal axis, which says where it is logarithmic."""

@@ -5,6 +5,7 @@ formula here.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,6 +77,11 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     )
 
 
+def _terms(encoding: Encoding, kind: Any) -> list[Any]:
+    """The terms of a kind that positions alone decide."""
+    return [] if encoding.reads_tokens else [term for term in encoding.terms({}) if isinstance(term, kind)]
+
+
 # ---- biases ----------------------------------------------------------------------------------------------------------
 def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the bias of scores, if it depends only on positions."""
@@ -93,18 +99,14 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     values = at(offsets)
     lines = heads(values, offsets)
     floor = floor_of(values)
-    cut = (
-        "" if floor is None else f" Drawn down to {floor:.0f}, where a weight is 2e-9 of what it would be with bias 0."
-    )
-    yield Lines(
+    cut = f" Drawn down to {floor:.0f}, where a weight is 2e-9 of what it would be with bias 0." if floor else ""
+    yield Lines.by_offset(
         name="bias",
         title="What each head adds to the score of a key, by offset",
         caption=f"Before softmax, for the query at position {newest}: one unit less makes a weight e = 2.72 times smaller.{cut}"
         f"{UNTRAINED if encoding.learned else ''}",
-        x="offset (query - key)",
         y="bias",
         lines=lines,
-        far=True,
         focus=middle(lines),
         floor=floor,
     )
@@ -147,25 +149,20 @@ def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     length = max(shape.length, 2 * encoding.max_distance)
     offsets = np.arange(-length + 1 if encoding.bidirectional else 0, length)
     found = t5_bucket(torch.from_numpy(offsets), encoding.num_buckets, encoding.max_distance, encoding.bidirectional)
-    yield Lines(
+    yield Lines.by_offset(
         name="buckets",
         title=f"Which of the {encoding.num_buckets} learned numbers an offset reads",
         caption="The nearest offsets have one each; farther ones share logarithmic buckets, and all from "
         f"{encoding.max_distance} on share the last: beyond it a longer context brings nothing new.",
-        x="offset (query - key)",
         y="bucket",
         lines={"bucket": (offsets, found.numpy())},
-        far=True,
         marks={"max_distance": encoding.max_distance},
     )
 
 
 def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Scores that vectors per offset bring, for random queries."""
-    terms = [] if encoding.reads_tokens else encoding.terms({})
-    for term in terms:
-        if not isinstance(term, OffsetVectors):
-            continue
+    for term in _terms(encoding, OffsetVectors):
         offsets = offsets_of(shape.length)
         keys = term.keys(torch.from_numpy(offsets))
         keys = keys if keys.dim() == 2 else keys[0]  # those of the first head
@@ -174,14 +171,12 @@ def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         for seed in range(SEEDS):
             query = torch.randn(shape.head_dim, generator=generator, dtype=torch.float64)
             lines[f"random query {seed + 1}"] = offsets, (keys @ query * shape.head_dim**-0.5).numpy()
-        yield Lines(
+        yield Lines.by_offset(
             name="vectors",
             title="What the vector of an offset adds to the score, for random queries",
             caption=f"scale q . K[offset], of the first head: the query decides which offsets it prefers.{UNTRAINED}",
-            x="offset (query - key)",
             y="added to the score",
             lines=lines,
-            far=True,
             marks={} if term.reach is None else {"last offset of its own": term.reach},
             focus="random query 1",
         )
@@ -189,10 +184,7 @@ def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 def temperature(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the temperature that multiplies queries."""
-    terms = [] if encoding.reads_tokens else encoding.terms({})
-    for term in terms:
-        if not isinstance(term, Temperature):
-            continue
+    for term in _terms(encoding, Temperature):
         of_keys, step = term.of == "visible", getattr(encoding, "step", 0)
         numbers = np.unique(np.geomspace(1, max(16 * shape.length, 8 * step), 400).astype(int))
         factors = term.at(torch.from_numpy(numbers)[None, None])[0, 0].numpy()  # those of the first head
@@ -214,9 +206,8 @@ def weights(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the attention weights of the last query for equal keys: the prior of the encoding."""
     built = compose(encoding)
     acting = [member for member in built if member.overrides("queries", "keys", "terms")]
-    random = all(
-        member.learned and not member.reads_tokens for member in acting
-    )  # or 0: nothing to see before training
+    # or 0: nothing to see before training
+    random = all(member.learned and not member.reads_tokens for member in acting)
     if random or (built.max_length or shape.length) < shape.length:
         return
     offsets = offsets_of(shape.length)
@@ -224,14 +215,12 @@ def weights(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     columns = built.context(shape.tokens())[0] if built.reads_tokens else None
     found = attend(q[:, :, -1:], q, q, encoding=built, context=columns, return_weights=True)[1]
     lines = heads(found[0, :, 0].flip(-1)[:, torch.from_numpy(offsets)].numpy(), offsets)
-    yield Lines(
+    yield Lines.by_offset(
         name="weights",
         title="Attention of the last query to keys that are all alike, by offset",
         caption=f"Weights over {shape.length} keys where all dimensions of every q and k are 1: what position alone prefers.",
-        x="offset (query - key)",
         y="weight",
         lines=lines,
-        far=True,
         levels={f"all keys alike, 1/{shape.length}": 1 / shape.length},
         focus=middle(lines),
     )

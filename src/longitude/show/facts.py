@@ -26,37 +26,30 @@ def facts(made: Built, shape: Shape) -> Facts:
     }
 
 
-def words(about: Facts) -> Iterator[tuple[str, str]]:
-    """(head, text) of each fact, for readers; the formula has no head."""
-    for part in (*about["encodings"], *about["mixers"]):
-        yield "", part["formula"]
-        yield "source", part["source"] or "none given"
-        if "takes" in part:
-            yield "takes", f"of an encoding: {', '.join(part['takes'])}; a cache of {part['cache']} for N tokens"
-        else:
-            yield "acts as", ", ".join(part["acts"]) or NOTHING
-            yield "is", ", ".join(part["properties"])
-        yield "options", " ".join(f"{name}={_value(value)}" for name, value in part["options"].items())
-        yield "parameters", f"{part['parameters']:,}"
-    if runs := about.get("backends"):
-        yield "backends", "; ".join(_taken(when, each) for when, each in runs.items())
-        yield "cost here", "`longitude bench` measures it"
+def words(about: Facts, brief: bool = False) -> Iterator[tuple[str, str]]:
+    """(head, text) of each fact, for readers; the formula has no head.
 
-
-def brief(about: Facts) -> Iterator[tuple[str, str]]:
-    """The facts that come first: without options, further properties and backends that are not the cheapest."""
+    brief: The facts that come first: without options, further properties and backends that are not the cheapest.
+    """
     for part in (*about["encodings"], *about["mixers"]):
         first, *others = part["formula"].split("\n\n")
-        yield "", "\n\n".join([first, *(each for each in others[:1] if each.startswith(" "))])
+        shown = [each for each in others[:1] if each.startswith(" ")] if brief else others
+        yield "", "\n\n".join([first, *shown])
         yield "source", part["source"] or "none given"
         if "takes" in part:
-            yield "cache", f"{part['cache']} for N tokens"
+            cache, takes = f"{part['cache']} for N tokens", ", ".join(part["takes"])
+            yield ("cache", cache) if brief else ("takes", f"of an encoding: {takes}; a cache of {cache}")
         else:
             yield "acts as", ", ".join(part["acts"]) or NOTHING
-            yield "relative", "yes" if part["relative"] else "no"
+            properties = ", ".join(part["properties"])
+            yield ("relative", "yes" if part["relative"] else "no") if brief else ("is", properties)
+        if not brief:
+            yield "options", " ".join(f"{name}={_value(value)}" for name, value in part["options"].items())
         yield "parameters", f"{part['parameters']:,}"
     if runs := about.get("backends"):
-        yield "backends", "; ".join(_cheapest(when, each) for when, each in runs.items())
+        yield "backends", "; ".join(_taken(when, each, brief) for when, each in runs.items())
+        if not brief:
+            yield "cost here", "`longitude bench` measures it"
 
 
 def _of_encoding(part: Part, shape: Shape) -> Facts:
@@ -113,14 +106,11 @@ def _backends(encoding: Encoding, shape: Shape) -> Facts:
     return {when: takers(compose(encoding), training, shape.length, shape.known) for when, training in found.items()}
 
 
-def _cheapest(when: str, prices: dict[str, float]) -> str:
-    first = next(iter(prices))
-    return f"{when}: {first}, about {prices[first]:g}× PyTorch attention"
-
-
-def _taken(when: str, prices: dict[str, float]) -> str:
-    _, *others = prices
-    return _cheapest(when, prices) + (f", also {', '.join(others)}" if others else "")
+def _taken(when: str, prices: dict[str, float], brief: bool) -> str:
+    """The cheapest backend with its price, and unless it is brief the others."""
+    first, *others = prices
+    more = f", also {', '.join(others)}" if others and not brief else ""
+    return f"{when}: {first}, about {prices[first]:g}× PyTorch attention{more}"
 
 
 def _value(value: Any) -> str:

@@ -15,8 +15,8 @@ from longitude.measure.windows import Reader, nats_of
 from longitude.report.passage import Panel, Passage
 from longitude.report.wording import named, papers
 from longitude.show import attention as weights
-from longitude.show.drawing import Drawing, Lines, floor_of, middle
-from longitude.study.biases import panels_of
+from longitude.show.biases import biases
+from longitude.show.drawing import Drawing
 from longitude.study.data import StudyData
 from longitude.study.results import Run, TrialResult, read_run
 from longitude.study.tokens import reader
@@ -47,15 +47,13 @@ def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialRes
         trials = [trial for trial in run.of(label) if trial.status == "done"]
         if not trials:
             why = "; ".join(f"seed {trial.seed}: {trial.status}" for trial in run.of(label))
-            raise ValueError(
-                f"{path} has no trained model of {named(label)} ({why}); run the same `longitude study` again, it continues"
-            )
+            remedy = "run the same `longitude study` again, it continues"
+            raise ValueError(f"{path} has no trained model of {named(label)} ({why}); {remedy}")
         lost = [name for name in ("config.json", "model.safetensors") if not (trials[0].folder / name).exists()]
         if lost:
-            raise ValueError(
-                f"{trials[0].folder} has no model of {named(label)}: {' and '.join(lost)} missing; copy the units "
-                "of the study, too, or train it again with `longitude study`"
-            )
+            no_model = f"{trials[0].folder} has no model of {named(label)}: {' and '.join(lost)} missing"
+            remedy = "copy the units of the study, too, or train it again with `longitude study`"
+            raise ValueError(f"{no_model}; {remedy}")
         done[label] = trials[0]
     return run, done
 
@@ -131,60 +129,25 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffi
         UsageError: The model does not predict the next token, or the text is shorter.
     """
     if run.task.stack != "decoder" or run.task.generated:
-        raise UsageError(
-            "--text",
-            "a study of --task text, whose models predict a text",
-            f"--task {run.config.task}",
-            "leave --text out",
-        )
+        expected = "a study of --task text, whose models predict a text"
+        raise UsageError("--text", expected, f"--task {run.config.task}", "leave --text out")
     by = reader(run.config.tokenizer)
     ids = torch.from_numpy(by.read(weights.read_file(text)).ids.astype(np.int64))
     longest = len(ids) - 1
     if longest < max(length or 0, 2):
-        expected = f"{length or 2} {run.task.unit} and one more"
-        raise UsageError(
-            f"--text {text}", expected, len(ids), "give a longer text" + " or a shorter --length" * bool(length)
-        )
+        expected, shorter = f"{length or 2} {run.task.unit} and one more", " or a shorter --length" * bool(length)
+        raise UsageError(f"--text {text}", expected, len(ids), "give a longer text" + shorter)
     model = model_of(run, trial)
     most = measurable(model, run.config)[0]
     if length and length > most:
-        raise UsageError(
-            "--length",
-            f"at most {most:g}, where the positions of {trial.label} end",
-            length,
-            "take less, or name other labels with --encoding",
-        )
+        expected = f"at most {most:g}, where the positions of {trial.label} end"
+        raise UsageError("--length", expected, length, "take less, or name other labels with --encoding")
     size = int(min(length or run.lengths[-1], longest, most))
     bits = nats_of(Reader(model), ids[: size + 1]) / math.log(2)
     panel = Panel(by.pieces(ids[1 : size + 1].tolist()), bits, run.train_length)
-    return [
-        Passage(
-            caption=f"The first {size} {run.task.unit} of {text.name}.",
-            unit=run.task.unit.removesuffix("s"),
-            panels={papers(run.labels)[trial.label] + suffix: panel},
-        )
-    ]
-
-
-def biases(run: Run, trial: TrialResult) -> Iterator[Drawing]:
-    """Biases by offset of the first and the last layer that has its own, before and after training."""
-    for place, (which, points) in enumerate(panels_of(run, trial), 1):
-        lines = {
-            f"head {each['head']}" + (", before" if each["state"] == "before" else ""): (each["offset"], each["bias"])
-            for each in sorted(points, key=lambda each: each["state"])
-        }
-        yield Lines(
-            name=f"bias-{place}",
-            title="What each head adds to the score of a key, by offset" + (f": {which}" if which else ""),
-            caption=f"Before softmax, after training at length {run.train_length}, and before it where it is learned.",
-            x="offset (query - key)",
-            y="bias",
-            lines=lines,
-            far=True,
-            marks={"training length": run.train_length},
-            focus=middle({name: 0 for name in lines if not name.endswith("before")}),
-            floor=floor_of(np.concatenate([np.asarray(y, float) for _, y in lines.values()])),
-        )
+    panels = {papers(run.labels)[trial.label] + suffix: panel}
+    caption = f"The first {size} {run.task.unit} of {text.name}."
+    return [Passage(caption=caption, unit=run.task.unit.removesuffix("s"), panels=panels)]
 
 
 def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
@@ -194,9 +157,8 @@ def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
         return {"input_ids": torch.stack(texts).long()}
     if length != run.train_length:
         free = run.task.stack == "decoder" and data.validation
-        there = (
-            f"windows of at most {max(map(len, data.validation))}" if free else f"examples of {run.train_length} alone"
-        )
+        longest = max(map(len, data.validation), default=0)
+        there = f"windows of at most {longest}" if free else f"examples of {run.train_length} alone"
         raise ValueError(f"--length {length}: what this study held out has {there}; leave it out")
     examples = run.task.selection(run.config, data)
     batch = [examples[index] for index in range(min(TEXTS, len(examples)))]

@@ -50,15 +50,13 @@ def blocks(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
     sizes = block_sizes(mixer, newest)
     offsets = np.arange(shape.length)
     count = len(np.unique(sizes[sizes > 1])) + int((sizes[: -mixer.window] == 1).sum())
-    yield Lines(
+    yield Lines.by_offset(
         name="blocks",
         title="How many tokens share one key, by their offset from the query",
         caption=f"The query at position {newest} reads the last {mixer.window} tokens one by one, and all before them in {count} "
         "blocks, whose sizes are the powers of two that make up their number. Each block is one key, its average at first.",
-        x="offset (query - key)",
         y="tokens of a key",
         lines={"block": (offsets, sizes[::-1])},
-        far=True,
         log_y=True,
         marks={"window": mixer.window},
     )
@@ -72,10 +70,8 @@ def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
         values = np.full((len(queries), span), np.nan)
         for row, query in enumerate(queries):
             values[row, : query + 1] = 1 + np.log2(block_sizes(mixer, int(query)))
-        what, title = (
-            "1: read one by one; 2, 3, 4: in blocks of 2, 4, 8 tokens, and so on.",
-            "In which blocks each query reads its keys",
-        )
+        title = "In which blocks each query reads its keys"
+        what = "1: read one by one; 2, 3, 4: in blocks of 2, 4, 8 tokens, and so on."
     elif isinstance(mixer, MultiHeadAttention) and type(mixer).mask_of is not MultiHeadAttention.mask_of:
         mask = mixer.mask_of(MixerInputs(Causal()))
         reach = mask.reach[1]
@@ -107,15 +103,13 @@ def influence(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
     [gradient] = torch.autograd.grad(out, x)
     size = gradient[0].norm(dim=-1).flip(0).numpy()
     share = size / size.max()
-    yield Lines(
+    yield Lines.by_offset(
         name="influence",
         title="How far a change of one token reaches, by offset",
         caption="The length of the newest output's gradient, over the greatest, for one random direction of the output. Random "
         "tokens and first weights, of seed 0.",
-        x="offset (query - key)",
         y="share of the greatest",
         lines={"influence": (np.arange(shape.length), np.where(share > LEAST, share, np.nan))},
-        far=True,
         log_y=True,
     )
 

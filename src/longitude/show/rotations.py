@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,15 +172,13 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     for seed in range(SEEDS):
         q, k = torch.randn(2, 1, dim, generator=generator, dtype=torch.float64)
         given[f"random q and k, {seed + 1}"] = q, k
-    yield Lines(
+    yield Lines.by_offset(
         name="scores",
         title="Score of one query and one key, by offset",
         caption="q.k after rotation, over the product of their lengths before it. It falls with distance for vectors whose "
         "dimensions are all alike, and not in general: which offset a head prefers is learned in its queries and keys.",
-        x="offset (query - key)",
         y="cosine of q and k",
         lines={name: (offsets, rotated(encoding, q, k, offsets, shape)) for name, (q, k) in given.items()},
-        far=True,
         focus="q = k, all dimensions alike",
     )
 
@@ -189,10 +188,9 @@ def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape
     newest = shape.length - 1
     if compose(encoding).regions():  # by attention to one key alone, whose logsumexp is its score
         q, k = (x.expand(len(offsets), 1, 1, -1) for x in (q, k))
-        places = [(newest - torch.from_numpy(o))[:, None] for o in (0 * offsets, offsets)]
-        alone = attend(
-            q, k, k, encoding=encoding, q_positions=places[0], k_positions=places[1], scale=1.0, return_lse=True
-        )
+        at_q, at_k = ((newest - torch.from_numpy(o))[:, None] for o in (0 * offsets, offsets))
+        places: dict[str, Any] = {"q_positions": at_q, "k_positions": at_k}
+        alone = attend(q, k, k, encoding=encoding, **places, scale=1.0, return_lse=True)
         return (alone[1].flatten() / (q[0].norm() * k[0].norm())).numpy()
     q_heads, k_heads = (x.expand(1, shape.heads, n, -1) for x, n in ((q, 1), (k, len(offsets))))
     keys = encoding.rotate_keys(k_heads, newest - torch.from_numpy(offsets))[0, 0]

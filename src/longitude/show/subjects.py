@@ -73,12 +73,10 @@ def subjects(
             yield from _of_study(path, encoding, sizes.get("length"), view)
             continue
         if encoding:
-            raise ValueError(
-                f"--encoding chooses models of a study; expected a folder that `longitude study` wrote, got {name}"
-            )
-        if name.partition(":")[0] not in {*ENCODINGS, *MIXERS} and (
-            path.exists() or path.suffix == ".json" or "/" in name
-        ):
+            expected = "expected a folder that `longitude study` wrote"
+            raise ValueError(f"--encoding chooses models of a study; {expected}, got {name}")
+        is_path = path.exists() or path.suffix == ".json" or "/" in name
+        if is_path and name.partition(":")[0] not in {*ENCODINGS, *MIXERS}:
             _require_checkpoint(path)
             length = ("length",) * (not (view.clocks or view.attention))
             _require_no(sizes, (*length, "heads", "head_dim"), name, "has a length and heads of its own")
@@ -103,9 +101,8 @@ def _require_checkpoint(path: Path) -> None:
 
 def _require_no(sizes: dict[str, int], refused: Sequence[str], name: str, why: str) -> None:
     if given := [size for size in refused if size in sizes]:
-        raise ValueError(
-            f"--{given[0].replace('_', '-')} is for names of encodings and mixers, and {name} {why}; leave it out"
-        )
+        option = given[0].replace("_", "-")
+        raise ValueError(f"--{option} is for names of encodings and mixers, and {name} {why}; leave it out")
 
 
 def _of_label(label: str, shape: Shape, view: View) -> Subject:
@@ -118,6 +115,7 @@ def _of_label(label: str, shape: Shape, view: View) -> Subject:
     made = built(label, shape)
     shape = made.shape
     about = facts.facts(made, shape)
+    words = [*facts.words(about)]
     if view.clocks:
         windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]
         seen = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
@@ -125,10 +123,10 @@ def _of_label(label: str, shape: Shape, view: View) -> Subject:
         if not drawings:
             expected = "a rotary encoding without a window, such as rope"
             raise UsageError("--clocks", expected, label, "leave it out")
-        return Subject(label, about, [*facts.words(about)], drawings)
+        return Subject(label, about, words, drawings)
     drawings = [] if made.encoding is None else encodings.drawings(made.encoding, shape)
     drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, shape)]
-    return Subject(label, about, [*facts.words(about)], drawings, [*facts.brief(about)])
+    return Subject(label, about, words, drawings, [*facts.words(about, brief=True)])
 
 
 def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: View) -> Iterator[Subject]:
@@ -136,13 +134,11 @@ def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: Vie
     from longitude.study.parts import by_train_length
 
     if view.clocks:
-        raise UsageError(
-            "--clocks", "a label or a checkpoint", f"the study {path}", "name a label: longitude show rope"
-        )
+        expected, remedy = "a label or a checkpoint", "name a label: longitude show rope"
+        raise UsageError("--clocks", expected, f"the study {path}", remedy)
     if view.attention and view.text:
-        raise UsageError(
-            "--text", "--attention of a checkpoint, or a text alone", f"both for the study {path}", "leave one out"
-        )
+        expected = "--attention of a checkpoint, or a text alone"
+        raise UsageError("--text", expected, f"both for the study {path}", "leave one out")
     run, trials = learned.opened(path, encoding)
     if view.text is not None:
         for train_length, part in by_train_length(run).items():

@@ -15,16 +15,8 @@ CURVES = 8
 """Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""
 ROWS, HEIGHT = 16, 12
 """Maximum rows of a grid, and height of curves in lines."""
-COLORS = (
-    "bright_blue",
-    "bright_red",
-    "bright_green",
-    "bright_magenta",
-    "bright_yellow",
-    "bright_cyan",
-    "white",
-    "blue",
-)
+BRIGHT = ("bright_blue", "bright_red", "bright_green", "bright_magenta", "bright_yellow", "bright_cyan")
+COLORS = (*BRIGHT, "white", "blue")
 ARC = 48
 """Letters of a full turn of a dial."""
 MARGIN = 9
@@ -89,9 +81,8 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     for row, line in enumerate(canvas.plot().replace("⠀", " ").splitlines()):
         tick = heights.get(row)
         yield f"{'' if tick is None else number(tick):>{MARGIN - 2}} {'│' if tick is None else '┤'}{line}".rstrip()
-    yield from _axis(
-        drawing, canvas, {tick: place_x(tick) for tick in ticks(left, right, "offsets" if drawing.log_x else "linear")}
-    )
+    across = ticks(left, right, "offsets" if drawing.log_x else "linear")
+    yield from _axis(drawing, canvas, {tick: place_x(tick) for tick in across})
     entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
     hues = [*COLORS[: len(entries)]]
     entries += [f"┄ {valued(words, at)}" for words, at in drawing.levels.items()]
@@ -130,9 +121,8 @@ def _curve(canvas: Canvas, x: np.ndarray, y: np.ndarray, hue: str | None) -> Non
 
 def _row(canvas: Canvas, y: float) -> int:
     """Row of a canvas for y, counted from the top."""
-    return (
-        canvas.height - 1 - min(canvas.height - 1, int((y - canvas.ymin) / (canvas.ymax - canvas.ymin) * canvas.height))
-    )
+    last, share = canvas.height - 1, (y - canvas.ymin) / (canvas.ymax - canvas.ymin)
+    return last - min(last, int(share * canvas.height))
 
 
 def _axis(drawing: Lines, canvas: Canvas, places: Mapping[float, float]) -> Iterator[str]:

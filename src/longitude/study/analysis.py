@@ -1,6 +1,6 @@
 """The findings of a study, computed once: tables, figures and the three lines about it read them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -57,7 +57,7 @@ def analyse(run: Run | Path | str) -> Analysis:
     run = read_run(run)
     criterion = CRITERIA[run.task.kind](run)
 
-    reasons = {label: _joined(dict.fromkeys(_reasons(run, label))) or None for label in run.labels}
+    reasons = {label: "; ".join(dict.fromkeys(_reasons(run, label))) or None for label in run.labels}
 
     def found(label: str, length: int, method: str) -> Finding:
         """Beyond the training length nothing holds of which training never used a part."""
@@ -65,14 +65,10 @@ def analyse(run: Run | Path | str) -> Analysis:
         beyond = finding.verdict == HOLDS and length > run.train_length
         return finding._replace(holding=UNCLEAR, verdict=UNCLEAR) if beyond and run.untrained(label) else finding
 
-    findings = {
-        method: [found(label, length, method) for label in run.labels for length in run.lengths]
-        for method in run.methods
-    }
-    comparisons = {
-        method: [each for length in run.lengths for each in criterion.compared(length, method)]
-        for method in run.methods
-    }
+    findings, comparisons = {}, {}
+    for method in run.methods:
+        findings[method] = [found(label, length, method) for label in run.labels for length in run.lengths]
+        comparisons[method] = [each for length in run.lengths for each in criterion.compared(length, method)]
     return Analysis(run, criterion, findings, comparisons)
 
 
@@ -101,15 +97,12 @@ class Conclusion(NamedTuple):
 def conclude(analysis: Analysis) -> Conclusion:
     """The three lines of a study. They claim nothing that the intervals do not carry: see the `Criterion` of its task."""
     run, criterion = analysis.run, analysis.criterion
-    if not analysis.findings:
-        return Conclusion(
-            "Losses were measured by position only", "", _joined(undone(run, criterion.called)), run.which
-        )
-    found = [each for each in analysis.main if each.value is not None]
-    last = [each for each in ranked(analysis) if each.value is not None]
+    last = [each for each in ranked(analysis) if each.value is not None] if analysis.findings else []
     if not last:
-        where = f" at {run.lengths[-1]} {run.task.unit}" if found else ""
-        return Conclusion(f"No encoding was measured{where}", "", _joined(undone(run, criterion.called)), run.which)
+        some = any(each.value is not None for each in analysis.main)
+        where = f" at {run.lengths[-1]} {run.task.unit}" if some else ""
+        nothing = f"No encoding was measured{where}" if analysis.findings else "Losses were measured by position only"
+        return Conclusion(nothing, "", "; ".join(undone(run, criterion.called)), run.which)
     sign = 1 if criterion.less_is_better else -1
     first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
@@ -126,7 +119,7 @@ def conclude(analysis: Analysis) -> Conclusion:
     ]
     best = "".join(map(criterion.best, pairs[:1]))
     names = [criterion.called(label) for label in run.labels]
-    return Conclusion(criterion.result(last), capital(best, names), capital(_joined(cautions), names), run.which)
+    return Conclusion(criterion.result(last), capital(best, names), capital("; ".join(cautions), names), run.which)
 
 
 def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
@@ -167,10 +160,8 @@ def little_text(run: Run, things: str) -> list[str]:
     documents, windows = data.get("validation_documents", asked), data.get("validation_windows", WINDOWS * asked)
     if documents >= asked and windows >= WINDOWS * asked:
         return []
-    return [
-        f"the held-out text has {documents} {things} with {windows} windows of {run.config.longest} {run.task.unit}; "
-        f"{asked} {things} with {WINDOWS * asked} were asked for"
-    ]
+    has = f"the held-out text has {documents} {things} with {windows} windows of {run.config.longest} {run.task.unit}"
+    return [f"{has}; {asked} {things} with {WINDOWS * asked} were asked for"]
 
 
 def spread_of_seeds(analysis: Analysis) -> list[str]:
@@ -207,10 +198,6 @@ def _reasons(run: Run, label: str) -> list[str]:
     """How trials of a label ended that are not done, and what training never used of it."""
     ended = [state(trial) for trial in run.of(label) if trial.status != "done"]
     return [*ended, *([never] if (never := run.untrained(label)) else [])]
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return "; ".join(parts)
 
 
 def state(trial: TrialResult) -> str:

@@ -65,17 +65,11 @@ class AnswerCriterion(Criterion):
         shares = {label: self.sums(label, at, run.methods[0]) for label in failed}
         names = [f"{self.called(label)} ({sums.of.mean():.0%})" for label, sums in shares.items() if sums is not None]
         floor = f" ({RULE}: {run.guessing[at]:.0%})" if run.guessing.get(at) else ""
-        return [
-            f"* task not learned at {at}{floor}, so longer lengths say nothing: {', '.join(names)}",
-            *self.advice(failed),
-        ]
-
-    def advice(self, failed: Sequence[str]) -> list[str]:
-        """Label to add if every label failed to learn the task; empty if the study already has it."""
-        data, labels = self.run.study["data"], self.run.labels
-        if "ceiling" not in data or {*failed} != {*labels} or data["ceiling"] in labels:
-            return []
-        return [f"known to learn {self.task.name} at its defaults: {data['ceiling'] or 'no label'}"]
+        cautions = [f"* task not learned at {at}{floor}, so longer lengths say nothing: {', '.join(names)}"]
+        data = run.study["data"]
+        if "ceiling" in data and failed == run.labels and data["ceiling"] not in run.labels:
+            cautions.append(f"known to learn {self.task.name} at its defaults: {data['ceiling'] or 'no label'}")
+        return cautions
 
     @property
     def right(self) -> str:
@@ -87,23 +81,18 @@ class AnswerCriterion(Criterion):
         return "points of a hundred"
 
     def title(self) -> str:
-        run = self.run
-        positions = f" at {run.sampled_positions}" if run.sampled_positions else ""
-        trained = (
-            f"Trained on 1 to {run.train_length} {self.task.unit}{positions}, evaluated at up to {run.lengths[-1]}."
-        )
-        return f"{trained}\nTask {self.task.name}: % of {self.right}, higher is better."
+        return f"{self.trained_on('1 to')}\nTask {self.task.name}: % of {self.right}, higher is better."
 
     def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
         def reached(lines: Sequence[Finding]) -> str:
-            return "" if all(each.value is None for each in lines) else str(longest_solved(lines) or "-")
+            measured = any(each.value is not None for each in lines)
+            return str(self.effective(lines).low or "-") if measured else ""
 
         return [("solved to", reached)]
 
     def key(self) -> list[str]:
-        return [
-            f"solved   at least {SOLVED:.0%} of the {self.right}, with the whole 95% interval, at every length up to it"
-        ]
+        whole = "with the whole 95% interval, at every length up to it"
+        return [f"solved   at least {SOLVED:.0%} of the {self.right}, {whole}"]
 
 
 def share(right: np.ndarray) -> Estimate:
@@ -114,13 +103,3 @@ def share(right: np.ndarray) -> Estimate:
     found = estimated(right.mean(1), text, seeds and Interval(float(right.mean()), *seeds))
     low, high = (end if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high))
     return found._replace(low=low, high=high)
-
-
-def longest_solved(lines: Sequence[Finding]) -> int | None:
-    """The longest measured length up to which every one is solved; lines: of one label, ascending."""
-    longest = None
-    for each in lines:
-        if each.verdict != HOLDS:
-            break
-        longest = each.length
-    return longest

@@ -16,17 +16,7 @@ from longitude.study.tables import findings, in_brackets
 
 OF_DATA = ("data", "tokenizer", "train_length", "positions", "position_range", "steps", "match", "batch_size")
 """Options that decide what a seed sees in training: where one differs, seeds of two studies are no pairs."""
-NOT_SHOWN = (
-    "encodings",
-    "seeds",
-    "test_lengths",
-    "methods",
-    "device",
-    "task",
-    "documents",
-    "stride",
-    "threads",
-)
+NOT_SHOWN = ("encodings", "seeds", "test_lengths", "methods", "device", "task", "documents", "stride", "threads")
 """Options that are compared otherwise, or do not change what is found."""
 
 
@@ -70,9 +60,8 @@ class SideBySide:
             for label in analysis.run.labels:
                 found = [each for each in analysis.of(label) if each.length in self.lengths]
                 cells = [analysis.criterion.short(each) for each in found]
-                lines.append(
-                    [name, label, *options, *cells, in_brackets(*analysis.criterion.reach(analysis.of(label)))]
-                )
+                reach = in_brackets(*analysis.criterion.reach(analysis.of(label)))
+                lines.append([name, label, *options, *cells, reach])
         return lines
 
     @property
@@ -115,14 +104,11 @@ def side_by_side(paths: Sequence[Path | str]) -> SideBySide:
     lengths = [length for length in first.run.lengths if all(length in run.lengths for run in runs)]
     if not lengths:
         measured = "; ".join(f"{run.path} at {listed(run.lengths)}" for run in runs)
-        raise ValueError(
-            f"these studies have no length in common: {measured}; give one the --test-lengths of the other"
-        )
-    options = {}
-    for name in StudyConfig.__dataclass_fields__:
-        values = [getattr(run.config, name) for run in runs]
-        if name not in NOT_SHOWN and any(value != values[0] for value in values):
-            options[name] = values
+        remedy = "give one the --test-lengths of the other"
+        raise ValueError(f"these studies have no length in common: {measured}; {remedy}")
+    shown = [name for name in StudyConfig.__dataclass_fields__ if name not in NOT_SHOWN]
+    every = {name: [getattr(run.config, name) for run in runs] for name in shown}
+    options = {name: values for name, values in every.items() if any(value != values[0] for value in values)}
     unpaired = [name for name in OF_DATA if name in options]
     texts = {run.study["data"].get("training_sha256") for run in runs}
     if None not in texts:  # one text has many names
@@ -144,22 +130,18 @@ def _compared(analyses: dict[str, Analysis], length: int) -> list[Comparison]:
 
 def _differs(a: Run, b: Run) -> str | None:
     """Why two runs cannot be compared."""
-    for name in ("task", "methods", "stride"):
-        ours, theirs = (getattr(run.config, name) for run in (a, b))
-        if name == "methods":
-            ours, theirs = a.methods[:1], b.methods[:1]
-            if not ours or not theirs:
-                return "one was measured by position only; add non-overlapping to its --methods"
-        if name == "stride" and a.methods[0] != "sliding":
-            continue
-        if ours != theirs:
+    if not a.methods or not b.methods:
+        return "one was measured by position only; add non-overlapping to its --methods"
+    methods = a.methods[:1], b.methods[:1]
+    asked = {"task": (a.config.task, b.config.task), "methods": methods, "stride": (a.config.stride, b.config.stride)}
+    for name, (ours, theirs) in asked.items():
+        if ours != theirs and (name != "stride" or a.methods[0] == "sliding"):
             return f"{option(name)} is {_word(theirs)}, not {_word(ours)}"
     if a.study["data"]["sha256"] != b.study["data"]["sha256"]:
         ours, theirs = (f"{run.study['data']['source']}, sha256 {run.study['data']['sha256'][:12]}" for run in (a, b))
-        return (
-            f"it was measured on another text or other parts of it ({theirs}; not {ours}); studies of one --data, with one "
-            "longest length and one number of --documents, measure the same"
-        )
+        text = f"it was measured on another text or other parts of it ({theirs}; not {ours})"
+        same = "studies of one --data, with one longest length and one number of --documents, measure the same"
+        return f"{text}; {same}"
     return None
 
 

@@ -126,11 +126,8 @@ class StudyConfig:
         """
         import msgspec  # this module is loaded for every help text
 
-        saved = {
-            name: [value] if name in SIZES and type(value) is int else value
-            for name, value in saved.items()
-            if name not in FORMER
-        }
+        saved = {name: value for name, value in saved.items() if name not in FORMER}
+        saved |= {name: [saved[name]] for name in SIZES if type(saved.get(name)) is int}
         if foreign := [name for name in saved if name not in cls.__dataclass_fields__]:
             raise unknown("option", foreign[0], cls.__dataclass_fields__, "they are those of `longitude study --help`.")
         try:

@@ -36,7 +36,5 @@ def distances(ids: np.ndarray) -> np.ndarray:
 def foretold(documents: Sequence[Tensor], trained: int, longest: int) -> dict[str, list[Tensor]]:
     """Bytes of documents that a near copy and a far copy predict, bool [n] each."""
     every = [torch.from_numpy(distances(document.numpy())) for document in documents]
-    return {
-        NEAR: [(each > 0) & (each <= trained) for each in every],
-        FAR: [(each > trained) & (each <= longest) for each in every],
-    }
+    between = {NEAR: (0, trained), FAR: (trained, longest)}
+    return {name: [(each > above) & (each <= last) for each in every] for name, (above, last) in between.items()}

@@ -21,7 +21,7 @@ from longitude.runs.memory import training_memory
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
 from longitude.study.tasks.base import task_of
-from longitude.study.train import build_model, train
+from longitude.study.train import build_model, threads, train
 from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
 
@@ -69,9 +69,7 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its checkpoints are seconds apart, which it warns of
     found, config, task = list[Cost](), planned.config, task_of(planned.config.task)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
+    with threads(config.threads):
         for i, label in enumerate(config.encodings):
             on_progress(label, i, len(config.encodings))
             model, length = on_meta(config, label), task.positions(config.train_length)
@@ -89,19 +87,15 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
                 memory=training_memory(model, model.config, config.batch_size, length, False),
                 seconds=step * steps,
             )
-            found += (
-                training,
-                Cost(
-                    model=label,
-                    part="measuring",
-                    length=config.test_lengths[-1],
-                    tokens=round(measured),
-                    flops=per_token / TRAINING * measured,
-                    seconds=step * measured / (TRAINING * config.batch_size * config.train_length),
-                ),
+            measuring = Cost(
+                model=label,
+                part="measuring",
+                length=config.test_lengths[-1],
+                tokens=round(measured),
+                flops=per_token / TRAINING * measured,
+                seconds=step * measured / (TRAINING * config.batch_size * config.train_length),
             )
-    finally:
-        torch.set_num_threads(threads)
+            found += training, measuring
     return found
 
 
@@ -110,9 +104,8 @@ def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1
 
     With several learning rates all trials are trained before one of each label is measured.
     """
-    training, measuring = (
-        [cost.seconds or 0.0 for cost in costs if cost.part == part] * seeds for part in ("training", "measuring")
-    )
+    of = lambda part: [cost.seconds or 0.0 for cost in costs if cost.part == part] * seeds  # noqa: E731
+    training, measuring = of("training"), of("measuring")
     if rates == 1:
         return _side_by_side(list(map(sum, zip(training, measuring, strict=True))), workers)
     return _side_by_side(training * rates, workers) + _side_by_side(measuring, workers)
@@ -130,10 +123,6 @@ def _step_seconds(planned: StudyPlan, label: str) -> float:
     config = replace(planned.config, steps=STEPS)
     trial, times = Trial(label, config.seeds[0], config.learning_rates[0], STEPS), list[float]()
     with tempfile.TemporaryDirectory() as folder:
-        model = build_model(config, label, trial.seed)
-
-        def timed(*_: Any) -> None:
-            times.append(time.perf_counter())
-
+        model, timed = build_model(config, label, trial.seed), lambda *_: times.append(time.perf_counter())
         train(model, config, trial, planned.data, Path(folder), timed, note=lambda _: None)
     return median(after - before for before, after in pairwise(times[WARM:]))

@@ -169,7 +169,8 @@ class Criterion(ABC):
         groups: dict[str, list[str]] = {word: [] for word in self.verdicts.values()}
         for each in last:
             if each.verdict:
-                groups[self.verdicts[each.verdict]].append(self.marked(each.label))
+                little = " *" * self.learned_too_little(each.label)
+                groups[self.verdicts[each.verdict]].append(self.called(each.label) + little)
         listed = len(last) <= LISTED
         parts = [f"at {last[0].length} {self.task.unit}, {far(last[0].length, self.run.train_length)}"]
         parts += [f"{word}: {', '.join(each) if listed else len(each)}" for word, each in groups.items() if each]
@@ -198,10 +199,6 @@ class Criterion(ABC):
     @abstractmethod
     def learned_too_little(self, label: str) -> bool:
         """Whether a label learned too little at the training length to be judged."""
-
-    def marked(self, label: str) -> str:
-        """A label with an asterisk where it learned too little to be judged."""
-        return f"{self.called(label)} *" if self.learned_too_little(label) else self.called(label)
 
     @property
     def points(self) -> str:
@@ -234,6 +231,13 @@ class Criterion(ABC):
         if not half or found.low is None or found.high is None:
             return self.amount(found.value)
         return f"{self.amount(found.value)} ±{self.amount((found.high - found.low) / 2)}".replace("±0.", "±.")
+
+    def trained_on(self, what: str) -> str:
+        """The first sentence of the title; what: "1 to", "windows of"."""
+        run = self.run
+        positions = f" at {run.sampled_positions}" if run.sampled_positions else ""
+        trained = f"Trained on {what} {run.train_length} {self.task.unit}{positions}"
+        return f"{trained}, evaluated at up to {run.lengths[-1]}."
 
     @abstractmethod
     def title(self) -> str:

@@ -43,6 +43,7 @@ SELECTED, SELECTION = 100, 1024
 """Documents that learning rates are chosen on, and tokens of each: of longer training windows one."""
 BLOCKS = "blocks"
 """Parts of files, where there are too few files to keep them whole."""
+LONGER = "give a longer text or a shorter length"
 Documents = list[tuple[str, bytes]]
 
 
@@ -108,10 +109,8 @@ def prepare(config: StudyConfig) -> StudyData:
     data = split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer), roots)
     for length in config.train_lengths:
         if not (data.trainable(length) and data.selection(length)):
-            expected = f"training and selection text with a window of {length}"
-            raise UsageError(
-                "--train-lengths", expected, f"the shares of {text.source}", "give a longer text or a shorter length"
-            )
+            expected, got = f"training and selection text with a window of {length}", f"the shares of {text.source}"
+            raise UsageError("--train-lengths", expected, got, LONGER)
     return data
 
 
@@ -134,16 +133,13 @@ def split(
     measured, unit = _measured(sides["validation"], longest, most, by, split_by == BLOCKS)
     usable = longer([each.ids for each in training], train_length, separator)
     selected = longer([each.ids for each in apart], train_length, separator)
-    for option, part, length, there in (
-        ("--train-length", "training", train_length, usable),
-        ("--train-length", "selection", train_length, selected),
-        ("--test-lengths", "validation", longest, measured),
-    ):
+    for part, there in {"training": usable, "selection": selected, "validation": measured}.items():
+        option, length = ("--test-lengths", longest) if part == "validation" else ("--train-length", train_length)
         if not there:
             has, whole = (sum(len(content) for _, content in some) for some in (sides[part], text.documents))
             expected = f"{part} text with a window of {length} {by.unit}"
             got = f"{has} of the {whole} bytes of {text.source}"
-            raise UsageError(option, expected, got, "give a longer text or a shorter length")
+            raise UsageError(option, expected, got, LONGER)
     digest = hashlib.sha256()
     training_digest = _digest(digest, [each.ids for each in training])
     excerpts = [each for _, each in measured]
@@ -184,11 +180,10 @@ def sides_of(text: Text, roots: Sequence[str] = ()) -> tuple[dict[str, Documents
         sides = _held_out(text.documents, unit_of)
         if all(_size(sides[side]) * 100 >= FULL * share * _size(text.documents) for side, share in SHARES.items()):
             return sides, split_by
-    edges = {"training": (0, 70), "selection": (70, 80), "validation": (80, 100)}
-    return {
-        side: [(name, part) for name, content in text.documents if (part := _part(content, *edge))]
-        for side, edge in edges.items()
-    }, BLOCKS
+    sides = {}
+    for side, edges in {"training": (0, 70), "selection": (70, 80), "validation": (80, 100)}.items():
+        sides[side] = [(name, part) for name, content in text.documents if (part := _part(content, *edges))]
+    return sides, BLOCKS
 
 
 def package_of(name: str, roots: Sequence[str] = ()) -> str:
@@ -220,9 +215,8 @@ def _held_out(documents: Documents, unit_of: Callable[[str], str]) -> dict[str, 
 def _part(content: bytes, start: int, stop: int) -> bytes:
     """From `start` to `stop` percent of a document, between characters."""
     places = [len(content) * percent // 100 for percent in (start, stop)]
-    first, last = (
-        next((i for i in range(place, len(content)) if content[i] & 0xC0 != 0x80), len(content)) for place in places
-    )
+    begins = lambda i: content[i] & 0xC0 != 0x80  # noqa: E731 - of a character in UTF-8
+    first, last = (next(filter(begins, range(place, len(content))), len(content)) for place in places)
     return content[first:last]
 
 
@@ -251,10 +245,8 @@ def _measured(held: Documents, longest: int, most: int, by: Reader, cut: bool) -
         return [(name, _excerpt(name, read, each, longest)) for name, read in long[:most]], "documents"
     whole = by.read(b"\n".join(content for _, content in held))
     windows, block = (len(whole.ids) - 1) // longest, WINDOWS * longest
-    every = [
-        (f"block {i}", whole.part(i * block, min((i + 1) * block, windows * longest) + 1))
-        for i in range(-(-windows // WINDOWS))
-    ]
+    ends = [min((i + 1) * block, windows * longest) + 1 for i in range(-(-windows // WINDOWS))]
+    every = [(f"block {i}", whole.part(i * block, end)) for i, end in enumerate(ends)]
     return sorted(every, key=lambda each: name_hash(each[0]))[:most], f"{BLOCKS} of {block} {by.unit}"
 
 

@@ -1,12 +1,11 @@
 """The options that decide where a study runs. Importing this does not load torch."""
 
-import math
 import os
 from dataclasses import dataclass
 from typing import Literal
 
 from longitude.runs.device import cores
-from longitude.study.config import StudyConfig, option
+from longitude.study.config import StudyConfig, option, require_at_least
 from longitude.study.executors import Executor, InProcess, Workers
 
 
@@ -36,11 +35,7 @@ class Execution:
         foreign = ("workers",) if self.executor == "ray" else ray_only
         if given := [option(name) for name in foreign if getattr(self, name) is not None]:
             raise ValueError(f"{given[0]} has no meaning with --executor {self.executor}; leave one of them out")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
-        for name in ("cpus_per_trial", "gpus_per_trial"):
-            if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{option(name)} must be 0 or more, got {value}")
+        require_at_least(self, workers=1, cpus_per_trial=0, gpus_per_trial=0)
         if self.executor == "ray":
             from longitude.study.ray_cluster import RayCluster
 

@@ -86,9 +86,8 @@ class Workers:
     gpus: tuple[str, ...] = ()
 
     def map(self, runner, trials, on_progress, note):
-        context: Any = multiprocessing.get_context(
-            "forkserver"
-        )  # fork would copy threads of torch that have already begun
+        # fork would copy threads of torch that have already begun
+        context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["longitude.study.run_trial"])
         waiting, attempts, running = list(trials), dict.fromkeys(trials, 0), {}
         slots = list(range(self.workers))
@@ -99,9 +98,8 @@ class Workers:
                     attempts[units] += 1
                     gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
                     receiver, sender = context.Pipe(duplex=False)
-                    process = context.Process(
-                        target=_work, args=(runner, units, sender, gpu, plugins.loaded()), daemon=True
-                    )
+                    arguments = runner, units, sender, gpu, plugins.loaded()
+                    process = context.Process(target=_work, args=arguments, daemon=True)
                     process.start()
                     sender.close()  # the worker's end: the pipe ends with the worker
                     running[receiver] = (units, slot, process)
@@ -154,10 +152,8 @@ def _work(
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
     try:
         plugins.restore(loaded)
-        ended = attempted(
-            runner, units, lambda *now: sender.send(("progress", *now)), lambda words: sender.send(("note", words))
-        )
-        sender.send(("ended", ended))
+        send = lambda kind: lambda *content: sender.send((kind, *content))  # noqa: E731
+        sender.send(("ended", attempted(runner, units, send("progress"), send("note"))))
     except Exception as error:  # the disk is full, or a plugin is another one
         sender.send(("raised", error))
 

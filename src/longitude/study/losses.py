@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from longitude.report.wording import percent
+from longitude.report.wording import capital, percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
 from longitude.study.data import BLOCKS
@@ -118,10 +118,8 @@ class LossCriterion(Criterion):
         if floor and loss.value is not None:
             beats = floor.below(0)
             # n-grams were counted in windows of the training length: at another length a higher loss may be due to the length
-            checks[FLOOR] = (
-                beats if beats == HOLDS or run.reference == run.train_length else UNCLEAR,
-                f"{loss.value:.2f}",
-            )
+            comparable = beats == HOLDS or run.reference == run.train_length
+            checks[FLOOR] = beats if comparable else UNCLEAR, f"{loss.value:.2f}"
         if gain and gain.value is not None:
             checks[CONTEXT] = gain.above(GAIN), signed(gain.value)
         if gap and gap.value is not None:
@@ -152,15 +150,10 @@ class LossCriterion(Criterion):
         unsure = [label for label in labels if label not in little and self._shown(label, UNCLEAR)]
         alone = [self.called(each.label) for each in last if each.change is None] if self.run.beyond else []
         at = f"at {self.run.reference}"
-        groups = {
-            f"unclear {at} whether enough was learned": [
-                f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure
-            ],
-            f"no value {at} to compare with": alone,
-        }
-        starred = [
-            f"* {self.called(label)} learned too little {at} to judge: it {self._why(label)}" for label in little
-        ]
+        unclear = [f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure]
+        groups = {f"unclear {at} whether enough was learned": unclear, f"no value {at} to compare with": alone}
+        why = {label: f"learned too little {at} to judge: it {self._why(label)}" for label in little}
+        starred = [f"* {self.called(label)} {words}" for label, words in why.items()]
         return [*starred, *(f"{words}: {', '.join(each)}" for words, each in groups.items() if each)]
 
     def _why(self, label: str) -> str:
@@ -187,15 +180,12 @@ class LossCriterion(Criterion):
             CONTEXT: "{} from context",
             LOSS: f"{{}} above {self.called(learned.best or '')}",
         }
-        return "; ".join(
-            words[check].format(number) for check, (own, number) in learned.checks.items() if own == verdict
-        )
+        shown = {check: number for check, (own, number) in learned.checks.items() if own == verdict}
+        return "; ".join(words[check].format(number) for check, number in shown.items())
 
     def title(self) -> str:
-        run, unit = self.run, self.task.unit
-        positions = f" at {run.sampled_positions}" if run.sampled_positions else ""
-        words = f"{self.task.words[0].upper()}{self.task.words[1:]}, lower is better, {run.methods[0]} windows."
-        return f"Trained on windows of {run.train_length} {unit}{positions}, evaluated at up to {run.lengths[-1]}.\n{words}"
+        words = f"{capital(self.task.words)}, lower is better, {self.run.methods[0]} windows."
+        return f"{self.trained_on('windows of')}\n{words}"
 
     def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
         if not self.run.beyond:
@@ -211,11 +201,8 @@ class LossCriterion(Criterion):
     def key(self) -> list[str]:
         run, checks = self.run, {check for each in self.learned.values() for check in each.checks}
         floor = f", or not below {run.best_ngrams[0]} of the same text" if run.best_ngrams and FLOOR in checks else ""
-        gain = (
-            f", or less than {GAIN} bits gained from the first to the last quarter of a window"
-            if CONTEXT in checks
-            else ""
-        )
+        gain = f", or less than {GAIN} bits gained from the first to the last quarter of a window"
+        gain = gain if CONTEXT in checks else ""
         starred = f"*        more than {LOSS_MARGIN:.0%} above the best loss at {run.reference}{floor}{gain}"
         little = [starred] if any(map(self.learned_too_little, run.labels)) else []
         if not run.beyond:
@@ -235,14 +222,9 @@ def judged(found: Finding) -> Finding:
     """With what failed, and the verdict of all three together."""
     of = {LOSS: found.loss, CONTEXT: found.context, HOLDING: found.holding}
     failed = tuple(name for name, verdict in of.items() if verdict == LOST)
-    learned = _all([found.loss or UNCLEAR, found.context or UNCLEAR])
-    verdict = (
-        LOST
-        if found.holding == LOST
-        else WEAK
-        if learned == LOST
-        else _all([learned or UNCLEAR, found.holding or UNCLEAR])
-    )
+    verdict = _all([each or UNCLEAR for each in of.values()])
+    if verdict == LOST and found.holding != LOST:
+        verdict = WEAK
     return found._replace(failed=failed, verdict=verdict)
 
 

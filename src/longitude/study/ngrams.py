@@ -97,9 +97,8 @@ def ngrams_of(config: StudyConfig, data: StudyData) -> dict[int, float]:
     held_out, tokens, size = [], 0, 0
     for i, document in enumerate(data.validation):
         if n := (len(document) - 1) // span * span // length:
-            held_out.append(
-                np.lib.stride_tricks.sliding_window_view(document.numpy(), length + 1)[: n * length : length]
-            )
+            every = np.lib.stride_tricks.sliding_window_view(document.numpy(), length + 1)
+            held_out.append(every[: n * length : length])
             tokens += n * length
             size += int(data.token_bytes[i][1 : n * length + 1].sum()) if data.token_bytes else n * length
     if not held_out:

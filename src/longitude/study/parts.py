@@ -1,6 +1,6 @@
 """The sizes and training lengths of one study beside each other: ceilings, and orders of labels that a larger size keeps."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from longitude.statistics.comparisons import SIGNIFICANT, orders_kept
@@ -55,9 +55,8 @@ def ceilings(run: Run) -> list[Ceiling]:
             gap = unpaired(a, b, at_length.metric) if a and b else None
             if a and b and gap:
                 value, ceiling = (level(each, at_length.metric) for each in (a, b))
-                found.append(
-                    Ceiling(label, size, length, value, ceiling, gap, learned=not at_length.learned_too_little(label))
-                )
+                learned = not at_length.learned_too_little(label)
+                found.append(Ceiling(label, size, length, value, ceiling, gap, learned=learned))
     known = [each.gap.p for each in found if each.gap.p is not None]
     adjusted = iter(holm(known))
     return [each if each.gap.p is None else each._replace(p=next(adjusted)) for each in found]
@@ -89,10 +88,8 @@ def by_train_length(run: Run) -> dict[int, Run]:
 def by_size(run: Run) -> dict[str, Run]:
     """The parts of the study's training length, the one of the fewest parameters first."""
     parts = [part for part in run.parts if part.train_length == run.train_length]
-    return {
-        part.config.size: part
-        for part in sorted(parts, key=lambda part: max((t.parameters or 0 for t in part.trials), default=0))
-    }
+    parts.sort(key=lambda part: max((t.parameters or 0 for t in part.trials), default=0))
+    return {part.config.size: part for part in parts}
 
 
 def agreement(run: Run) -> list[Kept]:
@@ -104,8 +101,7 @@ def agreement(run: Run) -> list[Kept]:
         return {label: float(level(each, criterion.metric).value or 0) for label, each in sums.items() if each}
 
     criteria = {size: CRITERIA[run.task.kind](part) for size, part in by_size(run).items()}
-    return [
-        Kept(smaller, larger, length, *orders_kept(values(a, length), values(b, length)))
-        for (smaller, a), (larger, b) in pairwise(criteria.items())
-        for length in run.lengths
-    ]
+    found = []
+    for ((smaller, a), (larger, b)), length in product(pairwise(criteria.items()), run.lengths):
+        found.append(Kept(smaller, larger, length, *orders_kept(values(a, length), values(b, length))))
+    return found

@@ -107,9 +107,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     for name, right, expected in _rules(config, task):
         if not right:
             given = getattr(config, name)
-            raise ValueError(
-                f"{option(name)} must {expected}, got {listed(given) if isinstance(given, tuple) else given}"
-            )
+            got = listed(given) if isinstance(given, tuple) else given
+            raise ValueError(f"{option(name)} must {expected}, got {got}")
     for name, lengths in (("train_length", (config.train_length,)), ("test_lengths", config.test_lengths)):
         for length in lengths:
             try:
@@ -146,18 +145,15 @@ def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
     """The configuration with the first of several training lengths. ValueError for lengths and sizes that cannot be compared."""
     first, *others = lengths = config.train_lengths or (config.train_length,)
     if task.generated and others:
-        raise UsageError(
-            "--train-lengths", f"one length with --task {task.name}, whose examples are drawn", listed(lengths)
-        )
+        expected = f"one length with --task {task.name}, whose examples are drawn"
+        raise UsageError("--train-lengths", expected, listed(lengths))
     if config.train_length not in (first, of_task(config.task).train_length):
-        raise UsageError(
-            "--train-length", f"the first of --train-lengths, {first}", config.train_length, "leave one of them out"
-        )
+        expected = f"the first of --train-lengths, {first}"
+        raise UsageError("--train-length", expected, config.train_length, "leave one of them out")
     for length in others:
         if length not in config.test_lengths:
-            raise UsageError(
-                "--train-lengths", "a first length, and others that are tested", length, "add it to --test-lengths"
-            )
+            expected = "a first length, and others that are tested"
+            raise UsageError("--train-lengths", expected, length, "add it to --test-lengths")
         if config.batch_size * first % (length * config.accumulation):
             rest = length * config.accumulation
             least = rest // math.gcd(first, rest)
@@ -168,9 +164,8 @@ def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
             expected = f"a width of whole heads of {config.width // config.heads}, as at {config.width}"
             raise UsageError("--hidden", expected, hidden, "choose another width, or other --heads")
     if config.start is not None and len(config.parts) > 1:
-        raise UsageError(
-            "--start", "a study of one size and one training length", f"{len(config.parts)} of them", "leave it out"
-        )
+        expected = "a study of one size and one training length"
+        raise UsageError("--start", expected, f"{len(config.parts)} of them", "leave it out")
     return replace(config, train_length=first)
 
 
@@ -214,19 +209,13 @@ def _require_digits(label: str, task: Task, vocabulary: int) -> None:
                 f"{task.name} writes none of its ids; use --task addition-reversed, or write the ids, as those of bytes: "
                 f"{spec['name']}:digits={','.join(map(str, range(48, 58)))}"
             )
-        beyond = [
-            n for n in (digits if isinstance(digits, list) else [digits]) if isinstance(n, int) and n >= vocabulary
-        ]
-        if beyond:
-            raise ValueError(
-                f"--encodings {label}: expected digits below {vocabulary}, the vocabulary of --task {task.name}, got {beyond[0]}"
-            )
+        digits = digits if isinstance(digits, list) else [digits]
+        if beyond := [n for n in digits if isinstance(n, int) and n >= vocabulary]:
+            expected = f"digits below {vocabulary}, the vocabulary of --task {task.name}"
+            raise UsageError(f"--encodings {label}", expected, beyond[0])
 
 
 def layers_of(config: LongitudeConfig) -> list[Any]:
     """The mixer of each layer with every option, and its encodings, to compare models of one shape however they are spelt."""
-    mixers = config.layer_mixers()
-    return [
-        (mixer["name"], config.mixer_options(mixer), specs)
-        for mixer, specs in zip(mixers, config.layer_specs(), strict=True)
-    ]
+    layers = zip(config.layer_mixers(), config.layer_specs(), strict=True)
+    return [(mixer["name"], config.mixer_options(mixer), specs) for mixer, specs in layers]

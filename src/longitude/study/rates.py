@@ -65,13 +65,11 @@ def is_candidate(status: Status) -> bool:
 
 def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
     """The choices of a question."""
-    return {
-        label: Choice(
-            saved["rate"],
-            {float(rate): {int(seed): loss for seed, loss in each.items()} for rate, each in saved["losses"].items()},
-        )
-        for label, saved in study["choices"].items()
-    }
+    found = {}
+    for label, saved in study["choices"].items():
+        losses = {float(rate): {int(seed): loss for seed, loss in of.items()} for rate, of in saved["losses"].items()}
+        found[label] = Choice(saved["rate"], losses)
+    return found
 
 
 def chosen_rates(found: Mapping[str, Choice]) -> list[str]:
@@ -82,15 +80,10 @@ def chosen_rates(found: Mapping[str, Choice]) -> list[str]:
 
 def edges(found: Mapping[str, Choice]) -> list[str]:
     """Lines on labels without a chosen rate, and on labels with a rate at an end of the sweep."""
-    groups = {
-        "a seed diverged at every learning rate": [label for label, choice in found.items() if choice.rate is None],
-        **{
-            f"widen the sweep, the {end} learning rate is the best": [
-                label for label, choice in found.items() if choice.edge == end
-            ]
-            for end in ("lowest", "highest")
-        },
-    }
+    groups = {"a seed diverged at every learning rate": [label for label, each in found.items() if each.rate is None]}
+    for end in ("lowest", "highest"):
+        at_end = [label for label, each in found.items() if each.edge == end]
+        groups[f"widen the sweep, the {end} learning rate is the best"] = at_end
     return [f"{words}: {', '.join(map(named, labels))}" for words, labels in groups.items() if labels]
 
 

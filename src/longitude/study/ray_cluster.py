@@ -47,7 +47,6 @@ class RayCluster:
             raise ValueError("--executor ray needs the package ray; install it with pip install 'longitude[ray]'")
 
     def map(self, runner, trials, on_progress, note):
-        self.check()
         with _connected(self.address) as ray:
             reports = ray.remote(num_cpus=0)(_Reports).remote()
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_work)
@@ -105,9 +104,8 @@ def _work(
         different = [f"{name} {here[name]}, not {expected[name]}" for name in here if here[name] != expected[name]]
         raise ValueError(f"--executor ray: {platform.node()} has {', '.join(different)}; install the same everywhere")
     if _question(runner.store) != asked:
-        raise ValueError(
-            f"--executor ray: {platform.node()} does not see {runner.store.run}; put --out on a folder that all machines share"
-        )
+        remedy = "put --out on a folder that all machines share"
+        raise ValueError(f"--executor ray: {platform.node()} does not see {runner.store.run}; {remedy}")
     plugins.restore(loaded)
     title, last = units.trial.title, 0.0
 
@@ -162,9 +160,7 @@ def _within(seconds: float, call: Callable[[], Any], address: str) -> None:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise ValueError(
-            f"--ray-address {address}: no answer as Ray within {seconds:.0f} seconds; name the port of its head, "
-            "or start one with `ray start --head`"
-        )
+        remedy = "name the port of its head, or start one with `ray start --head`"
+        raise ValueError(f"--ray-address {address}: no answer as Ray within {seconds:.0f} seconds; {remedy}")
     if errors:
         raise ValueError(f"--ray-address {address}: {str(errors[0]).strip().partition(chr(10))[0]}") from errors[0]

@@ -7,7 +7,7 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,13 @@ def write_report(analysis: Analysis) -> Path:
         run=run,
         config=asdict(run.config),
         task=run.task,
+        criterion=analysis.criterion,
+        percent=percent,
+        span=span,
         conclusion=conclude(analysis).lines,
         notes=notes(analysis),
         legend=[
-            {
-                "label": label,
-                "name": names[label],
-                "color": color_of(i),
-                "dark": DARK[color_of(i)],
-                "dash": dash_of(i),
-            }
+            {"label": label, "name": names[label], "color": color_of(i), "dark": DARK[color_of(i)], "dash": dash_of(i)}
             for i, label in enumerate(run.labels)
         ],
         tables={name_of(run, method): _table(analysis, method) for method in run.methods},
@@ -129,14 +126,14 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     halves = needed + gap * (len(heads) - 1) <= width
     which = f"This table, Result and Caution: {run.which}.\n" if run.which else ""
     title = f"{which}{criterion.title()} {_over(analysis, halves)}"
-    made = folding(*heads, title=title, padding=(0, gap - 1 if halves else 1, 0, 0))
-    made.columns[0].min_width = min(16, max(map(len, labels)))
+    lines = []
     for label, row in zip(labels, rows(halves), strict=True):
         verdicts = [each.verdict for each in analysis.of(label)]
         styles = [None, *verdicts, *verdicts[-1:] * len(last_columns)]
-        made.add_row(*(Text(cell, STYLES[style]) for cell, style in zip(row, styles, strict=True)))
-    for line in floor_lines(run):
-        made.add_row(*(Text(words, "dim") for words in line))
+        lines.append([Text(cell, STYLES[style]) for cell, style in zip(row, styles, strict=True)])
+    lines += [[Text(words, "dim") for words in line] for line in floor_lines(run)]
+    made = folding(*heads, lines=lines, title=title, padding=(0, gap - 1 if halves else 1, 0, 0))
+    made.columns[0].min_width = min(16, max(map(len, labels)))
     return made
 
 
@@ -186,40 +183,31 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
 
 def part_tables(analysis: Analysis) -> list[Table]:
     """Ceilings and sizes, where a study has several training lengths or sizes."""
-    made = []
-    for title, heads, lines in tables_of_parts(analysis.run):
-        made.append(folding(*heads, title=f"\n{title}"))
-        for line in lines:
-            made[-1].add_row(*line)
-    return made
+    return [folding(*heads, lines=lines, title=f"\n{title}") for title, heads, lines in tables_of_parts(analysis.run)]
 
 
 def studies_table(found: SideBySide) -> Table:
     """Studies side by side, the name of each once."""
     criterion = next(iter(found.analyses.values())).criterion
     caption = "±  half the 95% interval, over seeds and documents where there are several seeds"
-    made = folding(*found.heads, words=2, title=criterion.title(), caption=caption)
-    before = None
-    for name, *cells in found.lines:
-        made.add_row(name if name != before else "", *cells)
-        before = name
-    return made
+    names = ["", *(name for name, *_ in found.lines)]
+    lines = [[name * (name != before), *cells] for before, (name, *cells) in zip(names, found.lines, strict=False)]
+    return folding(*found.heads, lines=lines, words=2, title=criterion.title(), caption=caption)
 
 
 def differences_table(found: SideBySide) -> Table:
     """Their comparisons at the longest common length."""
     heads, lines = comparison_lines(found.comparisons, next(iter(found.analyses.values())).criterion)
-    made = folding(*heads, words=2, title=f"paired differences at {found.lengths[-1]}")
-    for line in lines:
-        made.add_row(*line)
-    return made
+    return folding(*heads, lines=lines, words=2, title=f"paired differences at {found.lengths[-1]}")
 
 
-def folding(*heads: str, **more: Any) -> Table:
+def folding(*heads: str, lines: Iterable[Sequence[str | Text]], **more: Any) -> Table:
     """A table that breaks words if the terminal is too narrow."""
     made = empty_table(*heads, **{"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, **more})
     for column in made.columns:
         column.no_wrap, column.overflow = False, "fold"
+    for line in lines:
+        made.add_row(*line)
     return made
 
 
@@ -229,46 +217,16 @@ def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     frame = findings(analysis, method).dropna(axis="columns", how="all")
     if "verdict" in frame:  # in the words of the page: `longitude report --csv` has the same for every task
         frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts.get)
-    return {"method": method, "lines": _lines(analysis, method), "csv": csv(frame)}
-
-
-def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
-    """The table of numbers below a figure: lines of cells, ready to be shown."""
-    criterion, lines = analysis.criterion, []
-    for label in (each.label for each in ranked(analysis, method)):
-        part = analysis.of(label, method)
-        last = part[-1]
-        lines.append(
-            {
-                "label": label,
-                "note": last.reason or "",
-                "cells": [
-                    {"value": criterion.number(each), "interval": criterion.bounds(each), "order": each.value}
-                    for each in part
-                ],
-                "order": "" if last.change is None else last.change,
-                "change": percent(last.change),
-                "span": span(last),
-                "reach": criterion.last_columns()[-1][1](part) if criterion.last_columns() else "",
-                "verdict": criterion.verdicts.get(last.verdict or "", ""),
-                "effective": criterion.reach(part),
-                "little": criterion.learned_too_little(label),
-                "kind": KINDS.get(last.verdict, ""),
-            }
-        )
-    return lines
+    rows = [analysis.of(each.label, method) for each in ranked(analysis, method)]
+    return {"method": method, "rows": rows, "csv": csv(frame)}
 
 
 def _comparisons(analysis: Analysis) -> dict[str, Any]:
     """Pairs of labels at the reference and the longest length, by the first method, and all of them as CSV."""
     run, criterion = analysis.run, analysis.criterion
     every = next(iter(analysis.comparisons.values()), [])
-    lines = [
-        each._asdict() | in_words(each, criterion, 1)
-        for each in every
-        if each.length in (run.reference, run.lengths[-1])
-    ]
     at = dict.fromkeys((run.reference, run.lengths[-1]))
+    lines = [each._asdict() | in_words(each, criterion, 1) for each in every if each.length in at]
     matrices = {length: matrix for length in at if (matrix := _matrix(analysis, length))}
     return {"lines": lines, "matrices": matrices, "csv": pd.DataFrame(every).to_csv(index=False)}
 
@@ -301,7 +259,8 @@ def _learned(analysis: Analysis) -> list[dict[str, Any]]:
             "gap": (0, "the best", "") if each.label == each.best else _estimate(each.gap, percent),
             "gain": _estimate(each.gain, lambda x: _signed(x, ".3f")),
             "floor": _estimate(each.floor, lambda x: _signed(x, "+.3f")),
-            **{name: verdict or "" for name, verdict in (("loss", each.loss), ("context", each.context))},
+            "loss": each.loss or "",
+            "context": each.context or "",
         }
         for each in analysis.criterion.learned.values()
         if each.best is not None
@@ -358,10 +317,8 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     seconds = sum((trial.training_seconds or 0) + (trial.measuring_seconds or 0) for trial in run.trials)
     time = [("time of all models", f"{seconds / 60:.1f} minutes")]
     machine = {name: value for name, value in study["machine"].items() if value is not None}
-    plugins = {
-        each["name"]: ", ".join(value for key, value in each.items() if key != "name")
-        for each in study.get("plugins", [])
-    }
+    recorded = [dict(each) for each in study.get("plugins", [])]
+    plugins = {each.pop("name"): ", ".join(each.values()) for each in recorded}
     whole = [
         ("Models and training", legible(asdict(run.config))),
         ("Recipe", legible(study["recipe"])),

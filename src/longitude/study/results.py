@@ -34,7 +34,6 @@ PARTS = ("configuration", "data", "recipe", "train_steps", "trials")
 """Keys that every question has."""
 TRIALS, DIGESTS, SCHEMA = "trials", "digests", 3
 """Keys of the file of a study that is kept, and its version."""
-REMEDY = "run the same `longitude study` again, it continues"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
@@ -204,9 +203,8 @@ class Run:
             return None
         names = {tuple(part["document"]) for part in parts}
         if len(names) > 1 or len(parts) < len(done):
-            raise ValueError(
-                f"{self.path}: the seeds of {label} were not measured on the same documents at length {length}; {REMEDY}"
-            )
+            what = f"the seeds of {label} were not measured on the same documents at length {length}"
+            raise ValueError(f"{self.path}: {what}; run the same `longitude study` again, it continues")
         of, over = (np.stack([part[name].to_numpy(np.float64) for part in parts]) for name in columns)
         return Sums(tuple(trial.seed for trial in done), of, over)
 
@@ -271,9 +269,8 @@ def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
     """A kept study; its trials have no losses of training and no models."""
     for name, digest in study[DIGESTS].items():
         if not (folder / name).exists() or digest_of(folder / name) != digest:
-            raise ValueError(
-                f"{folder / name} is not the table that its {KEPT} was written with; copy the folder again"
-            )
+            what = f"not the table that its {KEPT} was written with"
+            raise ValueError(f"{folder / name} is {what}; copy the folder again")
     documents, trials = pd.read_parquet(folder / DOCUMENTS), []
     for saved in study[TRIALS]:
         own = documents.loc[(documents["label"] == saved["label"]) & (documents["seed"] == saved["seed"])]
@@ -383,14 +380,7 @@ def keep(run: Run, folder: Path) -> Path:
             table.to_parquet(unfinished, index=False, compression="zstd")
     names = [field.name for field in fields(Status)]
     trials = [{name: getattr(trial, name) for name in names} for trial in run.trials]
-    write_json(
-        folder / KEPT,
-        {
-            "schema": SCHEMA,
-            **run.study,
-            "others": others,
-            TRIALS: trials,
-            DIGESTS: {name: digest_of(folder / name) for name in tables},
-        },
-    )
+    digests = {name: digest_of(folder / name) for name in tables}
+    kept = {"schema": SCHEMA, **run.study, "others": others, TRIALS: trials, DIGESTS: digests}
+    write_json(folder / KEPT, kept)
     return folder

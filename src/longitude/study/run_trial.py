@@ -3,9 +3,9 @@
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from longitude.study.train import (
     remove_checkpoints,
     save,
     selection_loss,
+    threads,
     train,
 )
 from longitude.study.trial import Status, Trial
@@ -83,14 +84,6 @@ class TrialRunner:
         """
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.config.threads)
-        try:
-            return self._run(units, on_progress, note)
-        finally:
-            torch.set_num_threads(before)
-
-    def _run(self, units: TrialUnits, on_progress: OnShare, note: Note) -> Status:
         trial = units.trial
         training = TRAINING * replace(self.config, steps=trial.steps).training_tokens
         share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(self.config))
@@ -103,34 +96,29 @@ class TrialRunner:
             on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")
 
         try:
-            status, model = self.made(
-                units.training, trial, note, lambda folder: self.train(trial, folder, trained, note)
-            )
-            if status.status == "diverged" or self.train_only:
-                return status
-            return self.made(
-                units.measuring, trial, note, lambda folder: self.measure(status, trial, model, folder, measured)
-            )[0]
+            with threads(self.config.threads):
+                make = partial(self.train, trial, on_step=trained, note=note)
+                status, model = self.made(units.training, trial, note, make)
+                if status.status == "diverged" or self.train_only:
+                    return status
+                make = partial(self.measure, status, trial, model, on_progress=measured)
+                return self.made(units.measuring, trial, note, make)[0]
         except FailedError as failed:
             return trial.status("failed", 0, reason=str(failed))
 
     def made(self, unit: Unit, trial: Trial, note: Note, make: Callable[[Path], Status]) -> tuple[Status, Path]:
-        """Status and folder of a unit. make: computes it in an unfinished folder, if it is not finished."""
+        """Status and folder of a unit. FailedError for what `make` raises, which is recorded in the unfinished folder.
+
+        make: computes the unit in a folder, if it is not finished, with the routes that it was begun with.
+        """
         if (finished := self.store.find(unit.kind, unit.key)) is not None:
             return read_status(finished), finished
-        with self.making(trial, unit, note) as folder:
-            status = make(folder)
-            write_json(folder / STATUS, asdict(status))
-        return status, self.store.folder(unit)
-
-    @contextmanager
-    def making(self, trial: Trial, unit: Unit, note: Note) -> Iterator[Path]:
-        """`Store.making`, with the routes that the unit was begun with. FailedError for what it raises, recorded there."""
         with self.store.making(unit) as folder:
             (folder / FAILURE).unlink(missing_ok=True)
             try:
                 with routes.repeated(self.routes(folder, note)):
-                    yield folder
+                    status = make(folder)
+                    write_json(folder / STATUS, asdict(status))
             except Exception as error:
                 if out_of_space(error, self.store.run):
                     drop_unfinished(folder / "trainer")
@@ -139,6 +127,7 @@ class TrialRunner:
                 trace = "".join(traceback.format_exception(error))
                 write_json(folder / FAILURE, {**asdict(trial.status("failed", 0, reason=reason)), "trace": trace})
                 raise FailedError(reason) from error
+        return status, self.store.folder(unit)
 
     def routes(self, folder: Path, note: Note) -> routes.Routes:
         """Which attention runs in our loop: as the unit was begun, on whatever machine that was."""
@@ -157,9 +146,8 @@ class TrialRunner:
         trained = train(model, self.config, trial, self.data, folder, on_step, note)
         if trained.diverged is not None:
             remove_checkpoints(folder)
-            return trial.status(
-                "diverged", trained.diverged, reason=f"the loss was not finite at step {trained.diverged}"
-            )
+            reason = f"the loss was not finite at step {trained.diverged}"
+            return trial.status("diverged", trained.diverged, reason=reason)
         seconds = time.perf_counter() - start if trained.first == 0 else None
         loss = selection_loss(model, self.task.selection(self.config, self.data))
         more = {"parameters": sum(each.numel() for each in model.parameters()), "untrained": trained.untrained}

@@ -83,38 +83,32 @@ def study(
 
 def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, Any]:
     """question.json: what is asked, and the keys of the units that answer it, in order; others: of other sizes and lengths."""
-    config, data = planned.config, planned.data.description
-    asked = {"begun": datetime.now(UTC).isoformat(timespec="seconds"), **provenance(), "command": command}
-    trials = [
-        asdict(units.trial) | {"training": units.training.key, "measuring": units.measuring.key}
-        for units in planned.trials
-    ]
-    asked |= {
-        "plugins": plugins.records(config.task, *config.encodings, *config.methods),
-        "configuration": asdict(config),
-    }
-    asked |= {
-        "data": data,
-        "models": planned.models,
-        "recipe": recipe(config),
-        "train_steps": planned.steps,
-        "trials": trials,
-    }
-    others = [question_for(each, command) for each in planned.others]
-    return plain(asked | {"ngrams": planned.ngrams.key, "others": others})
+    config = planned.config
+    keys = {units.trial: {"training": units.training.key, "measuring": units.measuring.key} for units in planned.trials}
+    return plain(
+        {
+            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+            **provenance(),
+            "command": command,
+            "plugins": plugins.records(config.task, *config.encodings, *config.methods),
+            "configuration": asdict(config),
+            "data": planned.data.description,
+            "models": planned.models,
+            "recipe": recipe(config),
+            "train_steps": planned.steps,
+            "trials": [asdict(trial) | each for trial, each in keys.items()],
+            "ngrams": planned.ngrams.key,
+            "others": [question_for(each, command) for each in planned.others],
+        }
+    )
 
 
 class Trials:
     """The running of all trials of a plan, in their order, with what each ended with."""
 
     def __init__(self, planned: StudyPlan, store: Store, executor: Executor, on_progress: Watch, note: Note):
-        self.planned, self.store, self.executor, self.on_progress, self.note = (
-            planned,
-            store,
-            executor,
-            on_progress,
-            note,
-        )
+        self.planned, self.store, self.executor = planned, store, executor
+        self.on_progress, self.note = on_progress, note
         self.commit = commit_of_code()
         self.statuses = {units.trial: status_of(store, units.keys) for units in planned.trials}
         config = planned.config
@@ -151,12 +145,9 @@ class Trials:
             if not free:
                 sleep(POLL_SECONDS)
                 continue
-            ran = {
-                units
-                for units, status in self.executor.map(runner, free, self.report, self.note)
-                if self.end(units, status)
-            }
-            waiting = [units for units in waiting if units not in ran]
+            for units, status in self.executor.map(runner, free, self.report, self.note):
+                if self.end(units, status):
+                    waiting.remove(units)
 
     def is_busy(self, units: TrialUnits) -> bool:
         return any(self.store.is_busy(unit) for unit in (units.training, units.measuring))
@@ -227,10 +218,8 @@ def _introduction(planned: StudyPlan) -> str:
         measured = f"{data['test_examples_of_each_length']} of each length"
     else:
         trained += f" {task.unit} of {data['source']}"
-        things = BLOCKS if BLOCKS in data["unit"] else "documents"
-        measured = (
-            f"{data['validation_documents']} {things} with {data['validation_windows']} windows of {config.longest}"
-        )
+        things = f"{data['validation_documents']} {BLOCKS if BLOCKS in data['unit'] else 'documents'}"
+        measured = f"{things} with {data['validation_windows']} windows of {config.longest}"
     trained += f" from {config.start}" if config.start else ""
     several = len(config.learning_rates)
     measured = f"measured on {measured}" + (f" at the best of {several} learning rates" if several > 1 else "")
@@ -251,6 +240,5 @@ def _full_disk_is_a_user_error(run: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ValueError) or not out_of_space(error, run):
             raise
-        raise ValueError(
-            f"no space left on the disk of {run}; free some, then the same command continues where it stopped"
-        ) from error
+        remedy = "free some, then the same command continues where it stopped"
+        raise ValueError(f"no space left on the disk of {run}; {remedy}") from error

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.errors import UsageError
 from longitude.extend.evolution import evolve
 from longitude.extend.factors import Candidate, RotaryPairs
 from longitude.extend.methods import scheme_of
@@ -168,8 +169,7 @@ def searched(
         length: Tokens of a window.
         on_progress: Called with the candidates that were tried, and all of them.
     """
-    specs = (spec for specs in model.config.layer_specs() for spec in specs if "scaling" in spec)
-    spec = next(specs)
+    spec = next(spec for specs in model.config.layer_specs() for spec in specs if "scaling" in spec)
     pairs = RotaryPairs(spec["base"], rotary_dim(spec), original, length)
     windows = windows_of(documents, length)
     tried = 0
@@ -192,11 +192,8 @@ def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
     """[length + 1] each, as far from each other as they can be. ValueError where no document has one."""
     each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     if not each:
-        longest = max(map(len, documents), default=0)
-        raise ValueError(
-            f"--methods longrope: expected selection text of {length + 1} tokens in a document, got {longest}; leave it out, or "
-            "give a longer text"
-        )
+        expected, longest = f"selection text of {length + 1} tokens in a document", max(map(len, documents), default=0)
+        raise UsageError("--methods longrope", expected, longest, "leave it out, or give a longer text")
     count = min(len(each), max(WINDOWS, TOKENS // length))
     places = [each[i * len(each) // count] for i in range(count)]
     return [document[i * length : (i + 1) * length + 1] for document, i in places]

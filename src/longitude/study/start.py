@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from longitude.errors import UsageError
 from longitude.models import LongitudeConfig
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
@@ -25,19 +26,17 @@ def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
         raise ValueError(f"{who} is this study; name another")
     theirs = of.study["data"]
     if theirs.get("training_sha256") != data.description.get("training_sha256"):
-        raise ValueError(
-            f"{who} was trained on another text ({theirs['source']}), which may have what is measured here; give the same --data"
-        )
+        text = f"another text ({theirs['source']}), which may have what is measured here"
+        raise ValueError(f"{who} was trained on {text}; give the same --data")
     trials = {trial.seed: trial for trial in of.of(label)}
     weights = {seed: _weights(trials.get(seed), f"{who}: {label} of seed {seed}", of.path) for seed in config.seeds}
     trained = LongitudeConfig.from_pretrained(trials[config.seeds[0]].folder)
     for each in config.encodings:
         own = model_config(config, each)
         for name in ALIKE:
-            if getattr(own, name) != getattr(trained, name):
-                raise ValueError(
-                    f"{who} has {name} {getattr(trained, name)}, {each} has {getattr(own, name)}; give the same"
-                )
+            ours, theirs = getattr(own, name), getattr(trained, name)
+            if ours != theirs:
+                raise ValueError(f"{who} has {name} {theirs}, {each} has {ours}; give the same")
         try:
             take_weights(build_model(config, each, 0), weights[config.seeds[0]])
         except ValueError as error:
@@ -63,22 +62,20 @@ def _found(start: str, run: Path) -> tuple[Run, str]:
     folder = _folder(start, run)
     if not is_there(start, run):
         near = "" if "/" in name else f" (a name without a slash is looked for next to {run})"
-        raise ValueError(
-            f"--start {start}: expected a study, got none in {folder}{near}; run it first, or name its folder"
-        )
+        got = f"none in {folder}{near}"
+        raise UsageError(f"--start {start}", "a study", got, "run it first, or name its folder")
     of = read_run(folder)
     if not label and len(of.labels) > 1 or label and label not in of.labels:
         named = " ".join(f"{name}:{each}" for each in of.labels)
-        raise ValueError(f"--start {start}: expected one label of the study, such as {named}, got {label or 'none'}")
+        raise UsageError(f"--start {start}", f"one label of the study, such as {named}", label or "none")
     return of, label or of.labels[0]
 
 
 def _weights(trial: TrialResult | None, which: str, folder: Path) -> bytes:
     """The weights of a trial that is done. ValueError where it is not."""
     if trial is None:
-        raise ValueError(
-            f"{which} was not trained; add it with `longitude study --out {folder} --seeds`, or leave this seed out"
-        )
+        remedy = f"add it with `longitude study --out {folder} --seeds`, or leave this seed out"
+        raise ValueError(f"{which} was not trained; {remedy}")
     if trial.status != "done" or not (trial.folder / WEIGHTS).exists():
         ended = trial.reason or trial.status
         raise ValueError(f"{which} is not done: {ended}; finish the study in {folder}, or leave this seed out")

@@ -8,7 +8,7 @@ import pandas as pd
 from longitude.measure.rows import TRAINING
 from longitude.report.wording import count
 from longitude.statistics.comparisons import Comparison
-from longitude.statistics.estimates import Estimate, level
+from longitude.statistics.estimates import level
 from longitude.study.analysis import CRITERIA, Analysis, analyse, conclude, ranked
 from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
 from longitude.study.losses import LEARNED
@@ -32,13 +32,8 @@ def every_finding(analysis: Analysis) -> pd.DataFrame:
     frames = []
     for part in analysis.run.parts:
         frame = findings(analysis if part is analysis.run else analyse(part))
-        for name, value in (
-            ("layers", part.config.depth),
-            ("hidden", part.config.width),
-            ("train_length", part.train_length),
-        ):
-            frame.insert(0, name, value)
-        frames.append(frame)
+        which = {"train_length": part.train_length, "hidden": part.config.width, "layers": part.config.depth}
+        frames.append(pd.concat([pd.DataFrame(which, index=frame.index), frame], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -101,13 +96,10 @@ def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
     lines = []
     for label in (each.label for each in ranked(analysis)) if analysis.findings else ():
         part = analysis.of(label)
-        cells = [
-            " ".join(filter(None, (criterion.number(each), f"[{ends}]" if (ends := criterion.bounds(each)) else "")))
-            for each in part
-        ]
-        lines.append(
-            [label, *cells, _verdict(part[-1], criterion) if part else None, in_brackets(*criterion.reach(part))]
-        )
+        cells = [with_ends(criterion.number(each), criterion.bounds(each)) for each in part]
+        little = " (learned too little)" * criterion.learned_too_little(label)
+        verdict = criterion.verdicts.get(part[-1].verdict or "", "") + little
+        lines.append([label, *cells, verdict, in_brackets(*criterion.reach(part))])
     lines += [[name, *cells, "", ""] for name, *cells in floor_lines(run, 3)]
     yield heads, lines
     if columns := {name: values for name, values in training(run).items() if any(values.values())}:
@@ -134,16 +126,8 @@ def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:
 
 def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple[list[str], list[list[str]]]:
     """Comparisons of one length in words: heads and lines."""
-    heads = [
-        "better",
-        "worse",
-        f"by, {criterion.points}",
-        "95% interval",
-        "over",
-        "p (Holm)",
-        "q (BH)",
-        "distinguished",
-    ]
+    by = f"by, {criterion.points}"
+    heads = ["better", "worse", by, "95% interval", "over", "p (Holm)", "q (BH)", "distinguished"]
     return heads, [[each.better, each.worse, *in_words(each, criterion).values()] for each in pairs]
 
 
@@ -169,15 +153,14 @@ def in_brackets(value: str, ends: str) -> str:
     return f"{value} ({ends})" if ends else value
 
 
+def with_ends(value: str, ends: str) -> str:
+    """0.120 [0.11 to 0.13]: with its interval, if there is one."""
+    return f"{value} [{ends}]" if ends else value
+
+
 def number(value: float | None) -> str | None:
     """1,024, 0.004, 3.1e+07."""
     return None if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-
-
-def _verdict(found: Finding, criterion: Criterion) -> str:
-    """Unclear (learned too little)."""
-    little = " (learned too little)" if criterion.learned_too_little(found.label) else ""
-    return criterion.verdicts.get(found.verdict or "", "") + little
 
 
 LATEX = {
@@ -189,10 +172,9 @@ LATEX = {
 
 def as_latex(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """A table as LaTeX; what is missing is empty."""
-    first, *others = (
-        " & ".join("" if each is None else str(each).translate(str.maketrans(LATEX)) for each in row) + r" \\"
-        for row in [heads, *lines]
-    )
+    known = str.maketrans(LATEX)
+    cells = ([("" if each is None else str(each)).translate(known) for each in row] for row in [heads, *lines])
+    first, *others = (" & ".join(row) + r" \\" for row in cells)
     begin = r"\begin{tabular}{@{}l" + "r" * (len(heads) - 1) + "@{}}"
     return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
 
@@ -213,18 +195,16 @@ def tables_of_parts(run: Run) -> list[Lines]:
         return []
     criterion, found, sizes = CRITERIA[run.task.kind](run), [], by_size(run)
     if rows := ceilings(run):
-        title = (
-            f"Ceiling: the same encoding trained at the tested length, on as many tokens. {run.task.words.capitalize()}; "
-            "differences are unpaired over seeds"
-        )
+        trained = "Ceiling: the same encoding trained at the tested length, on as many tokens"
+        title = f"{trained}. {run.task.words.capitalize()}; differences are unpaired over seeds"
         size = ["size"] * (len(sizes) > 1)
         heads = ["at", f"trained at {run.train_length}", "trained there", "difference", "p (Holm)", "verdict"]
-        lines = [
-            [each.label, *(each.size for _ in size), str(each.length), criterion.amount(each.value.value or 0, 1),
-             criterion.amount(each.ceiling.value or 0, 1) + " *" * (not each.learned),
-             _with_ends(each.gap, criterion), p_words(each.p), each.verdict]
-            for each in rows
-        ]  # fmt: skip
+        lines = []
+        for each in rows:
+            ends = criterion.span(each.gap.low, each.gap.high, 1)
+            value, ceiling, gap = (criterion.amount(one.value or 0, 1) for one in (each.value, each.ceiling, each.gap))
+            compared = [value, ceiling + " *" * (not each.learned), with_ends(gap, ends), p_words(each.p), each.verdict]
+            lines.append([each.label, *(each.size for _ in size), str(each.length), *compared])
         found.append((title, ["encoding", *size, *heads], lines))
     if len(sizes) > 1:
         criteria = [CRITERIA[run.task.kind](part) for part in sizes.values()]
@@ -248,9 +228,3 @@ def _value(criterion: Criterion, label: str, length: int, method: str) -> str:
     sums = criterion.sums(label, length, method)
     mark = " *" if sums and criterion.learned_too_little(label) else ""
     return criterion.amount(level(sums, criterion.metric).value or 0, 1) + mark if sums else "-"
-
-
-def _with_ends(found: Estimate, criterion: Criterion) -> str:
-    """A difference with its interval."""
-    ends = criterion.span(found.low, found.high, 1)
-    return criterion.amount(found.value or 0, 1) + (f" [{ends}]" if ends else "")

@@ -56,9 +56,8 @@ class Reader:
         if self.tokenizer is None:
             return pieces_of(bytes(ids), np.ones(len(ids), np.int64))
         text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        ends = np.maximum.accumulate(
-            ends_of([*ids], self.tokenizer)
-        )  # bytes of half a character may undo the one before
+        # bytes of half a character may undo the one before
+        ends = np.maximum.accumulate(ends_of([*ids], self.tokenizer))
         return pieces_of(text.encode(), np.diff(ends, prepend=0))
 
     @property

@@ -10,7 +10,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,6 +135,17 @@ class LossLog:
             os.fsync(file.fileno())
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """With this many threads of torch, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 def recipe(config: StudyConfig) -> dict[str, Any]:
     """Settings for building and training every model of a study, besides the options of the study."""
@@ -227,9 +239,8 @@ def train(
     log.cut(first)
     on_cpu = config.device == "cpu"
     examples = task.examples(replace(config, steps=trial.steps), data, trial.seed)
-    steps = Steps(
-        model, checkpoints, log, lambda step: examples.targets(step * config.batch_size), on_step, config.accumulation
-    )
+    tokens = lambda step: examples.targets(step * config.batch_size)  # noqa: E731
+    steps = Steps(model, checkpoints, log, tokens, on_step, config.accumulation)
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
         max_steps=trial.steps,
@@ -282,9 +293,8 @@ def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
     reasons = []
     windows = [m.far_from for m in model.modules() if isinstance(m, Mixer) and m.far_from is not None]
     if windows and longest <= max(windows):
-        reasons.append(
-            f"never used its far part, which begins beyond {max(windows)} positions, in training at {longest}"
-        )
+        far = f"its far part, which begins beyond {max(windows)} positions"
+        reasons.append(f"never used {far}, in training at {longest}")
     moments = {name: optimizer.state.get(p, {}).get("exp_avg_sq") for name, p in model.named_parameters()}
     never = [name for name, moment in moments.items() if moment is None or not bool(moment.any())]
     if never:

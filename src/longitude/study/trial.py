@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from longitude.labels import parse_label, safe
@@ -83,9 +84,5 @@ class Trial:
 
 def trials_of(config: StudyConfig, steps: Mapping[str, int]) -> list[Trial]:
     """Every trial of a study in order; steps: steps of labels that differ from the study's."""
-    return [
-        Trial(label, seed, rate, steps.get(label, config.steps))
-        for seed in config.seeds
-        for rate in config.learning_rates
-        for label in config.encodings
-    ]
+    every = product(config.seeds, config.learning_rates, config.encodings)
+    return [Trial(label, seed, rate, steps.get(label, config.steps)) for seed, rate, label in every]

@@ -57,9 +57,7 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
         data: The description of its data: hashes of the text stand for the options that chose it.
     """
     options = asdict(config.parts[0])
-    trained = {name: options[name] for name in TRAINING} | {
-        name: getattr(trial, name) for name in ("label", "seed", "rate", "steps")
-    }
+    trained = {name: options[name] for name in TRAINING} | asdict(trial)
     # Generated tasks have no text: their examples follow from the options, those of the selection from --documents.
     trained |= {"text": data.get("training_sha256"), "selection": data.get("selection_sha256", config.documents)}
     trained |= {"start": data.get("start_sha256", {}).get(str(trial.seed)), "recipe": recipe(config)}
@@ -78,9 +76,8 @@ def ngrams_unit(config: StudyConfig, data: Mapping[str, Any]) -> Unit:
     """The unit of n-grams counted on the training windows of the first seed."""
     names = ("task", "tokenizer", "train_length", "batch_size", "steps", "test_lengths", "positions")
     counted = {name: getattr(config, name) for name in names} | {"seed": config.seeds[0]}
-    return Unit(
-        "ngrams", config.task, plain(counted | {"training": data.get("training_sha256"), "text": data["sha256"]})
-    )
+    counted |= {"training": data.get("training_sha256"), "text": data["sha256"]}
+    return Unit("ngrams", config.task, plain(counted))
 
 
 @dataclass(frozen=True)

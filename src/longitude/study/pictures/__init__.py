@@ -6,16 +6,8 @@ from longitude.study.analysis import Analysis
 
 PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.study.pictures",))
 MAIN = "by-length"
-ORDER = (
-    MAIN,
-    "by-position",
-    "by-length-and-position",
-    "one-text",
-    "by-length-sliding",
-    "change",
-    "by-distance",
-    "training",
-)
+FOLDED = ("by-length-sliding", "change", "by-distance", "training")
+ORDER = (MAIN, "by-position", "by-length-and-position", "one-text", *FOLDED)
 """Order of figures in a page; others follow."""
 
 

@@ -39,7 +39,7 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     """Bands for the 95% intervals of the values, where they cover training again."""
     run = analysis.run
     points = [_point(each) for each in found]
-    seeds, floors = of_seeds(found), floors_of(run)
+    seeds, floors = of_seeds(found), {ngrams_named(order): bits for order, bits in run.floor.items()}
     lengths = sorted({each.length for each in found})
     bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
     domain = lines.domain_of([*bounds, *(point["value"] for point in seeds), *floors.values()])
@@ -56,13 +56,13 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     }
     x = length_axis(run, lengths, f"Window length in {run.task.unit}{lines.LOG}", type="log", base=2)
     y = lines.y_axis(lines.axis_title(run), domain)
-    sliding, stride = method == "sliding", run.config.stride
-    windows = "non-overlapping windows"
-    if sliding:
-        windows = (
-            f"windows that move by {stride} {run.task.unit}" if stride else "windows that move by half their length"
-        )
+    stride = run.config.stride
+    windows, which = "non-overlapping windows", ""
+    if method == "sliding":
+        moved = f"{stride} {run.task.unit}" if stride else "half their length"
+        windows, which = f"windows that move by {moved}", " (sliding windows)"
     elif method not in PLAIN:
+        which = f" ({method})"
         windows += f". Beyond {run.train_length}, the {method} method extends the model to the length, without training"
     # documents differ alike for every label, so bands over both, as in the table, would hide the order of the lines
     spread = "Circles: single seeds. Bands: 95% intervals over seeds." if seeds else "There is one seed."
@@ -70,8 +70,7 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     floor = f" Dotted: {counts} of the training text." if floors else ""
     return Figure(
         name=name_of(run, method),
-        title=finding(analysis, found)
-        + (" (sliding windows)" if sliding else f" ({method})" if method not in PLAIN else ""),
+        title=finding(analysis, found) + which,
         caption=f"Each {run.task.loss_unit} is scored once, in {windows}. {spread} Dashed: the training length.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
         "for each encoding; the table below has the numbers.",
@@ -110,17 +109,8 @@ def _point(found: Finding) -> dict[str, Any]:
 
 def of_seeds(found: list[Finding]) -> list[dict[str, Any]]:
     """A point for every seed of a finding of several."""
-    return [
-        {"label": each.label, "length": each.length, "value": value}
-        for each in found
-        for value in each.values
-        if len(each.values) > 1
-    ]
-
-
-def floors_of(run: Run) -> dict[str, float]:
-    """Bits of n-grams of the training text, by name; empty if the study has not computed them."""
-    return {ngrams_named(order): bits for order, bits in run.floor.items()}
+    several = [each for each in found if len(each.values) > 1]
+    return [{"label": each.label, "length": each.length, "value": v} for each in several for v in each.values]
 
 
 def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
@@ -137,9 +127,8 @@ def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> 
         "documents:Q": ("examples",),
         "seeds:Q": ("seeds",),
     }
-    y = lines.y_axis(
-        lines.axis_title(run), domain, format="%", values=[0, 0.25, 0.5, 0.75, SOLVED, 1], labelOverlap=False
-    )
+    ticks = [0, 0.25, 0.5, 0.75, SOLVED, 1]
+    y = lines.y_axis(lines.axis_title(run), domain, format="%", values=ticks, labelOverlap=False)
     solved = alt.Chart(alt.Data(values=[{"value": SOLVED}])).mark_rule(color=GREY, strokeWidth=1, opacity=0.6).encode(y)
     x = length_axis(run, lengths, f"Length in {task.unit}")
     guessing = [{"length": length, "value": run.guessing[length]} for length in lengths if run.guessing.get(length)]
@@ -162,10 +151,8 @@ def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> 
 def counted(task: Task) -> str:
     """Sentence on which parts of an answer count."""
     if task.stack == "encoder-decoder":
-        return (
-            "An answer counts when every symbol and its end are right, as the model writes it by itself, taking the "
-            "likeliest symbol each time."
-        )
+        right = "An answer counts when every symbol and its end are right"
+        return f"{right}, as the model writes it by itself, taking the likeliest symbol each time."
     if task.metric == "exact_match":
         return "An answer counts when every symbol of it is the likeliest one, given the right ones before it."
     return "A symbol that is asked for is right when it is the likeliest one."

@@ -36,9 +36,8 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
     points = [_at_positions(*key, rows=group) for key, group in groups.items()]
     scale = {"type": "log", "base": 2, "domain": [FIRST, longest], "padding": 14}
     ticks = [2**k for k in range(4, longest.bit_length())]
-    x = lines.x_axis(
-        "position", f"Position in a window of {longest} {run.task.unit}{lines.LOG}", scale, values=ticks, format="d"
-    )
+    title = f"Position in a window of {longest} {run.task.unit}{lines.LOG}"
+    x = lines.x_axis("position", title, scale, values=ticks, format="d")
     y = lines.y_axis(lines.axis_title(run), lines.domain_of([point["value"] for point in points]))
     fields = {
         "label:N": ("encoding",),

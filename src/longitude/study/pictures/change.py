@@ -19,20 +19,17 @@ def change(analysis: Analysis) -> Iterator[Figure]:
     found = [each for each in analysis.main if each.change is not None]
     if not found:
         return
-    points: list[dict[str, Any]] = [
-        each._asdict()
-        | {"value": each.change, "from": each.change_low, "to": each.change_high, "interval": span(each) or "none"}
-        | {"words": percent(each.change)}
-        for each in found
-    ]
+    points: list[dict[str, Any]] = [each._asdict() for each in found]
+    for point, each in zip(points, found, strict=True):
+        point |= {"value": each.change, "from": each.change_low, "to": each.change_high}
+        point |= {"interval": span(each) or "none", "words": percent(each.change)}
     bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
     last = [each for each in found if each.length == max(each.length for each in found)]
     within = [each for each in last if each.holding == HOLDS]
     lengths = sorted({each.length for each in found} | {run.reference})
     x = length_axis(run, lengths, f"Window length in {run.task.unit}{lines.LOG}", type="log", base=2)
-    y = lines.y_axis(
-        f"Change of {run.task.words}, lower is better", lines.domain_of([*bounds, TOLERANCE, 0]), format="+%"
-    )
+    domain = lines.domain_of([*bounds, TOLERANCE, 0])
+    y = lines.y_axis(f"Change of {run.task.words}, lower is better", domain, format="+%")
     fields = {
         "label:N": ("encoding",),
         "length:Q": (f"window, {run.task.unit}", "d"),

@@ -26,10 +26,11 @@ def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
     run = analysis.run
     if run.task.kind == "losses":
         return
-    cells = _cells(  # symbols of an answer count from 1
-        run, lambda row: None if row.position_from is None else (row.position_from + 1, (row.position_to or 0) + 1)
-    )
-    if len(cells):
+
+    def place_of(row: Row) -> tuple[int, int] | None:  # symbols of an answer count from 1
+        return None if row.position_from is None else (row.position_from + 1, (row.position_to or 0) + 1)
+
+    if len(cells := _cells(run, place_of)):
         gap = " The gap is at the training length." if _edge(run, cells) else ""
         yield Figure(
             name="by-length-and-position",
@@ -64,10 +65,8 @@ def by_distance(analysis: Analysis) -> Iterator[Figure]:
 def _cells(run: Run, place_of: Callable[[Row], tuple[int, int] | None]) -> Any:
     """Squares of the rows that have a place, its first and one after its last; seeds and places that share one, together."""
     rows = [(row, place) for row in run.rows if row.value is not None and (place := place_of(row)) is not None]
-    frame: Any = pd.DataFrame(
-        [(row.label, row.length, *place, row.count or 1, row.value) for row, place in rows],
-        columns=pd.Index(("label", "length", "from", "to", "count", "value")),
-    )
+    cells = [(row.label, row.length, *place, row.count or 1, row.value) for row, place in rows]
+    frame: Any = pd.DataFrame(cells, columns=pd.Index(("label", "length", "from", "to", "count", "value")))
     octaves = frame["to"].max() - frame["from"].min() > COLUMNS or bool((frame["to"] - frame["from"] > 1).any())
     if octaves:
         frame["from"] = 2 ** np.floor(np.log2(frame["from"].clip(lower=1))).astype(int)
@@ -112,9 +111,8 @@ def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> A
     for label in filter(set(cells["label"]).__contains__, run.labels):
         squares = lines.of_labels(cells[cells["label"] == label].to_dict("records"))
         squares = squares.encode(alt.Y("length:O", title=f"length, {run.task.unit}"))
-        layers = [
-            squares.mark_rect(stroke=PAPER, strokeWidth=1, aria=False).encode(x, color, x2="right:Q", tooltip=tooltip)
-        ]
+        marks = squares.mark_rect(stroke=PAPER, strokeWidth=1, aria=False)
+        layers = [marks.encode(x, color, x2="right:Q", tooltip=tooltip)]
         if cells["from"].nunique() <= WRITTEN:
             ink = alt.condition("datum.value < 0.5", alt.value("#fff"), alt.value("#000"))
             number = alt.Text("value:Q", format=".0%")
@@ -122,9 +120,8 @@ def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> A
         if edge and (at := _edge(run, cells)):
             rule = alt.Chart(alt.InlineData(values=[{"left": at}])).mark_rule(color=PAPER, strokeWidth=4, aria=False)
             layers.append(rule.encode(x))
-        panels.append(
-            alt.layer(*layers, title=names[label]).properties(width=320, height=alt.Step(30), description=label)
-        )
+        panel = alt.layer(*layers, title=names[label])
+        panels.append(panel.properties(width=320, height=alt.Step(30), description=label))
     chart = alt.concat(*panels, columns=min(2, len(panels))).add_params(alt.param(name="picked", value=[]))
     return themed(chart)
 

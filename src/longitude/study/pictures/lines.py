@@ -11,7 +11,7 @@ import altair as alt
 import pandas as pd
 
 from longitude.report.figure import COLORS, EDGE, GREY, PAPER, apart, color_of, dash_of, themed
-from longitude.report.wording import papers
+from longitude.report.wording import capital, papers
 from longitude.study.results import Run
 
 SAMPLES = ("—", "--", "··")
@@ -69,21 +69,15 @@ def line_chart(
         layers.append(of_labels(seeds).mark_point(size=30, strokeWidth=1.2).encode(x, y, color=color))
     if dots:
         layers.append(base.mark_point(size=dots, filled=True, opacity=1).encode(x, y, color=color))
-    tooltip = [
-        alt.Tooltip(name, title=title, format=form[0] if form else alt.Undefined)
-        for name, (title, *form) in fields.items()
-    ]
+    undefined = [alt.Undefined]
+    tooltip = [alt.Tooltip(name, title=title, format=(form or undefined)[0]) for name, (title, *form) in fields.items()]
     large = base.mark_point(size=380, filled=True, opacity=0, clip=by_trial, aria=False)  # invisible, easy to point at
-    layers += [
-        large.encode(x, y, tooltip=tooltip),
-        *ends(run, points, field, y["scale"]["domain"], color, levels or {}),
-    ]
+    names = ends(run, points, field, y["scale"]["domain"], color, levels or {})
+    layers += [large.encode(x, y, tooltip=tooltip), *names]
     chart = alt.layer(*layers).add_params(alt.param(name="picked", value=[]))
-    chart = chart.properties(
-        height=HEIGHT,
-        padding={"left": 6, "right": 6, "top": 26, "bottom": 6},
-        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-    )
+    padding = {"left": 6, "right": 6, "top": 26, "bottom": 6}
+    autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
+    chart = chart.properties(height=HEIGHT, padding=padding, autosize=autosize)
     axis_of_lengths = alt.AxisConfig(domain=True, domainColor=EDGE, tickColor=EDGE, labelFlush=False)
     return themed(chart, {"titlePadding": 10, "labelPadding": 6}, axisX=axis_of_lengths)
 
@@ -117,9 +111,8 @@ def table_of(
 
 def x_axis(field: str, title: str, scale: dict[str, Any], **ticks: Any) -> alt.X:
     """Without a grid; scale: of alt.Scale."""
-    return alt.X(
-        f"{field}:Q", title=title, scale=alt.Scale(nice=False, **scale), axis=alt.Axis(grid=False, **SPARSE, **ticks)
-    )
+    axis = alt.Axis(grid=False, **SPARSE, **ticks)
+    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(nice=False, **scale), axis=axis)
 
 
 def y_axis(title: str, domain: list[float], **ticks: Any) -> alt.Y:
@@ -179,21 +172,16 @@ def ends(
 
 def dotted(value: float, y: alt.Y) -> alt.Chart:
     """A level line."""
-    return (
-        alt.Chart(alt.Data(values=[{"value": value}]))
-        .mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4)
-        .encode(y)
-    )
+    base = alt.Chart(alt.Data(values=[{"value": value}]))
+    return base.mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(y)
 
 
 def level(value: float, words: str, x: alt.X, y: alt.Y, field: str, at: float) -> list[alt.Chart]:
     """A level line, named at its right end, on the color of the page: no line crosses its words."""
     base = alt.Chart(alt.Data(values=[{"value": value, field: at, "words": words}]))
     under: dict[str, Any] = {"stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "color": PAPER, "aria": False}
-    texts = [
-        base.mark_text(align="right", dx=-12, dy=-8, fontSize=12, **style)
-        for style in (under, dict[str, Any](color=GREY))
-    ]
+    over: dict[str, Any] = {"color": GREY}
+    texts = [base.mark_text(align="right", dx=-12, dy=-8, fontSize=12, **style) for style in (under, over)]
     return [dotted(value, y), *(text.encode(x, y, text="words:N") for text in texts)]
 
 
@@ -207,7 +195,7 @@ def domain_of(values: Iterable[float]) -> list[float]:
 def axis_title(run: Run) -> str:
     """Bits per byte, lower is better."""
     better = "lower" if run.task.kind == "losses" else "higher"
-    return f"{run.task.words[0].upper()}{run.task.words[1:]}, {better} is better"
+    return f"{capital(run.task.words)}, {better} is better"
 
 
 def between(low: float | None, high: float | None) -> str:

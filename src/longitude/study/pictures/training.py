@@ -9,7 +9,7 @@ import pandas as pd
 from longitude.report.figure import Figure
 from longitude.study.analysis import Analysis, state
 from longitude.study.pictures import PICTURES, lines
-from longitude.study.results import Run, TrialResult
+from longitude.study.results import TrialResult
 
 POINTS = 100
 """Drawn of each line, about."""
@@ -27,9 +27,8 @@ def training(analysis: Analysis) -> Iterator[Figure]:
     quarters = [each[place * (len(each) - 1) // 4] for each in drawn for place in (1, 2, 3, 4)]
     unit, text = run.task.loss_unit, not run.task.generated
     most = max(point["tokens"] for point in points)
-    domain = lines.domain_of(
-        [p["value"] for p in points if p["tokens"] > 0.05 * most]
-    )  # the first steps leave it at the top
+    # the first steps leave it at the top
+    domain = lines.domain_of([p["value"] for p in points if p["tokens"] > 0.05 * most])
     x = lines.x_axis("tokens", f"Training tokens ({unit}s)", {"domain": [0, most]}, format="~s", tickCount=6)
     y = lines.y_axis(f"Bits per {unit}, lower is better", domain)
     fields = {
@@ -39,28 +38,18 @@ def training(analysis: Analysis) -> Iterator[Figure]:
         "value:Q": (f"bits per {unit}", ".3f"),
         "state:N": ("the run",),
     }
-    on = (
-        f"windows of {run.train_length} {run.task.unit}"
-        if text
-        else f"examples of up to {run.train_length} {run.task.unit}"
-    )
+    on = f"{'windows of' if text else 'examples of up to'} {run.train_length} {run.task.unit}"
+    diverged = sum(trial.status == "diverged" for trial in run.trials)
+    models = f"{diverged} of {len(run.trials)} models" if diverged else "No model"
     smoothed = f", a moving average of {width} steps" if width > 1 else ""
     yield Figure(
         name="training",
-        title=_finding(run),
+        title=f"{models} diverged in training",
         caption=f"Training: loss on {on}{smoothed}. All encodings of a seed read the same "
         f"{run.task.unit if text else 'examples'} in the same order; the first steps lie above the picture.",
         alt=f"Line chart of training loss in bits per {unit} against training tokens, one line per model.",
         table=lines.table_of(quarters, "trial", "step", lambda each: f"{each['value']:.3f}"),
         chart=lines.line_chart(run, points, x, y, fields, width=1.6, by_trial=True),
-    )
-
-
-def _finding(run: Run) -> str:
-    """How training ended."""
-    diverged = sum(trial.status == "diverged" for trial in run.trials)
-    return (
-        f"{diverged} of {len(run.trials)} models diverged in training" if diverged else "No model diverged in training"
     )
 
 

@@ -193,9 +193,10 @@ class Generated(Task):
         digest = hashlib.sha256()
         for part in self.drawn_tests(config):
             digest.update(part.astype("<i8").tobytes())
+        drawn, _, _ = (inspect.getdoc(type(self)) or "").partition("\n")
         lengths = f"1 to {config.train_length}, from 1 on over the first half of the steps"
         description = {
-            "source": f"generated: {first_line(self)}",
+            "source": f"generated: {drawn.rstrip('.')}",
             "version": self.version,
             "sha256": digest.hexdigest(),
             "training_sha256": None,
@@ -205,11 +206,6 @@ class Generated(Task):
             "ceiling": self.ceiling,
         }
         return StudyData([], [], description)
-
-
-def first_line(task: Task) -> str:
-    """First line of a task's docstring."""
-    return (inspect.getdoc(type(task)) or "").partition("\n")[0].rstrip(".")
 
 
 def scored(of: Measuring, scores: torch.Tensor, **columns: Any) -> Row:

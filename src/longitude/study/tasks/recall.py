@@ -34,9 +34,8 @@ class Recall(Questions):
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         pairs, half = length // 16, self.symbols // 2
         if length % 2 or not 1 <= pairs < half:
-            raise UsageError(
-                "a length of recall", f"even, at least 16, and below {16 * half}, where its {half} keys end", length
-            )
+            expected = f"even, at least 16, and below {16 * half}, where its {half} keys end"
+            raise UsageError("a length of recall", expected, length)
         keys = distinct(random, examples, pairs, half - 1) + 1
         values = distinct(random, examples, pairs, half) + half
         tokens = random.integers(1, self.symbols, (examples, length))
@@ -44,9 +43,8 @@ class Recall(Questions):
         room = (length - 2 * pairs) // 2
         weights = self.power * np.arange(1, room + 1) ** (self.power - 1)
         # the largest of log weight + Gumbel noise are a draw without repeats
-        places = random.permuted(
-            (np.log(weights) + random.gumbel(size=(examples, room))).argsort(1)[:, -pairs:], axis=1
-        )
+        noisy = np.log(weights) + random.gumbel(size=(examples, room))
+        places = random.permuted(noisy.argsort(1)[:, -pairs:], axis=1)
         at, rows = 2 * pairs + 2 * places, np.arange(examples)[:, None]
         noise = tokens[:, 2 * pairs :]
         tokens[:, 2 * pairs :] = np.where(noise < half, 0, noise)  # no key by chance

@@ -140,33 +140,17 @@ class Sequences(Generated):
         for i, length in enumerate(of.lengths):
             source, answer = self.tests(length, of.config.documents)
             written = torch.cat([answers(of.model, some, answer.shape[1]) for some in source.split(AT_ONCE)])
-            right, symbols = written == answer, answer.shape[1] - 1
+            right, symbols = written == answer, answer.shape[1] - 1  # without END
+            exact, each, every = right.all(1).long(), right[:, :-1].sum(1), len(answer) * symbols
             at = {"method": "greedy", "length": length}
-            for metric, (score, scored_on) in METRICS.items():
-                every = len(answer) * symbols
-                counts = {"tokens": every, "count": every if scored_on == "symbols" else len(answer)}
-                rows.append(scored(of, score(right), metric=metric, **at, **counts))
+            rows.append(scored(of, exact, metric="exact_match", **at, tokens=every, count=len(answer)))
+            rows.append(scored(of, each / symbols, metric="symbol_accuracy", **at, tokens=every, count=every))
             for place in range(symbols):
                 where = {"metric": "symbol_accuracy", "position_from": place, "position_to": place + 1}
                 rows.append(scored(of, right[:, place], **at, **where, tokens=len(answer)))
-            exact, each = exact_match(right), right[:, :-1].sum(1)
             tables.append(of.per_document("greedy", length, exact=exact, right=each, symbols=symbols))
             of.on_progress(sum(of.lengths[: i + 1]), sum(of.lengths))
         return rows, tables
-
-
-def exact_match(right: Tensor) -> Tensor:
-    """Right symbols [B, T], END included -> whether all are."""
-    return right.all(1).long()
-
-
-def symbol_accuracy(right: Tensor) -> Tensor:
-    """Right symbols [B, T] -> the share of them, without END."""
-    return right[:, :-1].sum(1) / (right.shape[1] - 1)
-
-
-METRICS = {"exact_match": (exact_match, "answers"), "symbol_accuracy": (symbol_accuracy, "symbols")}
-"""Metric -> its score of each answer, and what it counts."""
 
 
 @register_task("copy")
@@ -225,13 +209,8 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
     """Greedy answers to sources [B, S] -> [B, length], END included, and padding after it."""
     source = source.to(model.device)
     with evaluating(model):
-        written = model.generate(
-            input_ids=source,
-            attention_mask=torch.ones_like(source),
-            max_new_tokens=length,
-            do_sample=False,
-            num_beams=1,
-        )
+        inputs = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+        written = model.generate(**inputs, max_new_tokens=length, do_sample=False, num_beams=1)
     written = written[:, 1:].cpu()  # without START
     return torch.nn.functional.pad(written, (0, length - written.shape[1]), value=PADDING)
 

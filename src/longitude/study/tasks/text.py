@@ -49,22 +49,18 @@ class Text(Task):
     def prepare(self, config: StudyConfig) -> StudyData:
         schemes = schemes_of(config)
         if COPIES in config.methods and (config.tokenizer != BYTE or "non-overlapping" not in config.methods):
-            raise ValueError(
-                "--methods copies counts among the bytes of windows that do not overlap; add non-overlapping, and leave "
-                "--tokenizer out"
-            )
+            counts = "--methods copies counts among the bytes of windows that do not overlap"
+            raise ValueError(f"{counts}; add non-overlapping, and leave --tokenizer out")
         if schemes and config.positions != "contiguous":
-            raise ValueError(
-                f"--methods {schemes[0]} extends models that were trained at contiguous positions, and --positions is "
-                f"{config.positions}; leave one of them out"
-            )
+            trained = "models that were trained at contiguous positions"
+            positions = f"--positions is {config.positions}; leave one of them out"
+            raise ValueError(f"--methods {schemes[0]} extends {trained}, and {positions}")
         configs = {label: model_config(config, label) for label in config.encodings}
         for scheme in schemes:
             if not any(extends(each, scheme, config.train_length) for each in configs.values()):
-                raise ValueError(
-                    f"--methods {scheme} extends {and_(extended_by(scheme))} that are not scaled yet, and none of --encodings "
-                    f"is such, got {listed(config.encodings)}; add rope, or leave the method out"
-                )
+                extends_those = f"--methods {scheme} extends {and_(extended_by(scheme))} that are not scaled yet"
+                none = f"none of --encodings is such, got {listed(config.encodings)}"
+                raise ValueError(f"{extends_those}, and {none}; add rope, or leave the method out")
         data = super().prepare(config)
         if "longrope" in schemes:
             for length in beyond(config):
@@ -87,10 +83,10 @@ class Text(Task):
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         losses = self.losses(of)
         rows = [replace(each.row(**of.labels), metric=self.metric) for each in losses]
-        whole = [each for each in losses if each.position_from is None]
         tables = [
             of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.bytes)
-            for each in whole
+            for each in losses
+            if each.position_from is None
         ]
         return rows, [*tables, *self.quarters(of, losses)]
 
@@ -191,11 +187,8 @@ def beyond(config: StudyConfig) -> list[int]:
 
 def same(of: Measuring) -> dict[str, Any]:
     """Arguments of `losses_by_length` that make every length and method score the same tokens."""
-    return {
-        "documents": of.data.validation,
-        "span": of.config.test_lengths[-1],
-        "token_bytes": of.data.token_bytes or 1,
-    }
+    span, token_bytes = of.config.test_lengths[-1], of.data.token_bytes or 1
+    return {"documents": of.data.validation, "span": span, "token_bytes": token_bytes}
 
 
 def bins_of(of: Measuring) -> dict[int, list[int]]:
