@@ -59,7 +59,7 @@ def one_block(block: Request) -> tuple[Tensor, Tensor]:
 
 
 def caps(r: Request) -> bool:
-    """Whether `capped` takes a request: a softcap, alone or with biases of positions and drifts; on the CPU, outside of tracers."""
+    """Whether `capped` takes a request: a softcap, alone or with biases and drifts; on the CPU, outside of tracers."""
     kinds = {type(term) for term in r.terms}
     if Softcap not in kinds or not kinds <= {Softcap, OffsetBias, PairBias, Drift}:
         return False
