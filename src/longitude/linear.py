@@ -1,10 +1,49 @@
-"""Layers are called: adapters, hooks, offloading and quantisation stand between a weight and what its layer gives."""
+"""Layers and their weights: those that are called, and those that stay float32 in a model of 16 bits.
+
+Layers are called because adapters, hooks, offloading and quantisation stand between a weight and what its layer gives.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class FullPrecision(nn.Module):
+    """A module with parameters that 16 bits would spoil.
+
+    Attributes:
+        full_precision: Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded.
+    """
+
+    full_precision: tuple[str, ...] = ()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name in self.full_precision and param is not None and param.dtype != _wide(param.dtype):
+            narrow, param = param, nn.Parameter(param.detach().to(_wide(param.dtype)), param.requires_grad)
+            vars(param).update(vars(narrow))  # marks of those who load or train
+        super().register_parameter(name, param)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Keep `full_precision` parameters in float32 or wider under .to(), .bfloat16() and .half(), which all call this."""
+        kept = [p for name in self.full_precision if (p := self._parameters.get(name)) is not None]
+        kept = [*kept, *(p.grad for p in kept if p.grad is not None)]
+
+        def moved(x: Tensor) -> Tensor:
+            out = fn(x)
+            if any(x is one for one in kept) and out.dtype != _wide(out.dtype):
+                return x.to(out.device, _wide(out.dtype))
+            return out
+
+        return super()._apply(moved, recurse)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
 
 
 class WideLinear(nn.Linear):

@@ -116,9 +116,17 @@ def test_claimed_memory_is_measured_memory(case):
 
 
 def test_a_call_that_no_kernel_takes_stays_in_the_memory_of_a_block():
-    """Scores of all pairs at once took three times as long on a CPU: of 8 heads, 1,024 tokens, under a softcap."""
-    q, k, v = torch.zeros(3, 1, 8, 1024, 32).unbind()
-    [chosen] = [each for each in lg.explain(q, k, v, softcap=20.0) if each.chosen]
+    """Scores of all pairs at once took three times as long on a CPU: of 8 heads, 1,024 tokens."""
+    (q, k, v), options = torch.zeros(3, 1, 8, 1024, 32).unbind(), {"softcap": 20.0, "dropout": 0.1}
+    [chosen] = [each for each in lg.explain(q, k, v, **options) if each.chosen]
     assert chosen.memory <= BLOCK_BYTES
     small = q[:, :, :128], k[:, :, :128], v[:, :, :128]
-    assert [each.backend for each in lg.explain(*small, softcap=20.0) if each.chosen] == ["reference"]
+    assert [each.backend for each in lg.explain(*small, **options) if each.chosen] == ["reference"]
+
+
+def test_a_token_under_a_softcap_copies_no_key_for_each_head_of_queries():
+    """Eight heads of queries read one of keys, which took five times as long when keys were repeated for each."""
+    q, k, v = torch.randn(1, 8, 1, 64), *torch.randn(2, 1, 1, 4096, 64).unbind()
+    call = lambda: lg.attend(q, k, v, softcap=20.0)  # noqa: E731
+    call()
+    assert memory_of(call).peak < k.numel() * k.element_size()

@@ -115,6 +115,9 @@ MIXER_VARIANTS = {
     "hierarchical, window of one": of("hierarchical", "t5", window=1, size_term=False),
     "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "stick_breaking, remainder": of("stick_breaking", remainder=True),
+    "stick_breaking in a block": of("stick_breaking", qk_norm=True, output_gate=True, short_conv="kv"),
+    "repo in a block": of("repo", **PARTS, qk_norm=True, short_conv="qkv"),
+    "indexed in a block": of("indexed", "rope", **PARTS, qk_norm=True, short_conv="input"),
     "indexed, interleaved": of("indexed", "ssmax", index_rotation="interleaved", index_rotary_dim=4),
     "indexed_latent, scaled": of(
         "indexed_latent", "rope", q_rank=None, index_scaling=lg.scaling.YaRN(8, 16), index_rotary_dim=4, index_dim=8

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask
+from longitude.linear import FullPrecision
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
@@ -53,7 +54,7 @@ class MixerInputs:
         return replace(self, **dict(zip(names, moved, strict=True)), shared={})
 
 
-class Mixer(nn.Module):
+class Mixer(FullPrecision):
     """Token mixer: x [B, L, dim] -> [B, L, dim], in which each token depends on itself and earlier tokens.
 
     Subclasses implement `mix_tokens`, and `cache_layer` for their cache. Encodings that act on a model's input work with every
@@ -164,25 +165,6 @@ class Mixer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw again the parameters that are neither in Linear nor in norms or embeddings; models call it on every mixer."""
 
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        if name in self.full_precision and param is not None and param.dtype != _wide(param.dtype):
-            narrow, param = param, nn.Parameter(param.detach().to(_wide(param.dtype)), param.requires_grad)
-            vars(param).update(vars(narrow))  # marks of those who load or train
-        super().register_parameter(name, param)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Keep `full_precision` parameters in float32 or wider under .to(), .bfloat16() and .half(), which all call this."""
-        kept = [p for name in self.full_precision if (p := self._parameters.get(name)) is not None]
-        kept = [*kept, *(p.grad for p in kept if p.grad is not None)]
-
-        def moved(x: Tensor) -> Tensor:
-            out = fn(x)
-            if any(x is one for one in kept) and out.dtype != _wide(out.dtype):
-                return x.to(out.device, _wide(out.dtype))
-            return out
-
-        return super()._apply(moved, recurse)
-
     def mark_undecayed(self) -> None:
         """Set `_no_weight_decay` on what `undecayed` names, as training scripts of the published state space models read it.
 
@@ -243,10 +225,6 @@ def without_padding(mixed: Any, inputs: MixerInputs) -> Any:
     padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(documents, out.shape[1]))
     out = out if padding is None else torch.where(padding, 0.0, out)
     return (out, *weights) if weights else out
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------

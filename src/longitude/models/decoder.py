@@ -19,6 +19,7 @@ from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.sequence_slice import SequenceSlice
 from longitude.errors import UsageError
+from longitude.linear import FullPrecision
 from longitude.models.blocks import Block, norm
 from longitude.models.cache_names import ATTENTION, INSTALLED, DecoderOutput, one_of
 from longitude.models.configuration import LongitudeConfig
@@ -156,8 +157,6 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_norm = norm(config) if config.embedding_norm else None
         self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
-        # transformers reads this attribute when it loads a model in 16 bits.
-        self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
         self.norm = norm(config) if config.norm_position != "post" else nn.Identity()
         self.embedding_scale, self.hidden_dropout = config.embedding_scale, config.hidden_dropout
         self.gradient_checkpointing = False
@@ -181,6 +180,11 @@ class LongitudeModel(LongitudePreTrainedModel):
         used = {one for own in of_layer for one in own}
         self.encodings = nn.ModuleList(m for m in members if used.intersection(Composed([m])))  # a preset has members
         self.share_encodings(of_layer)
+        # transformers reads this attribute when it loads a model in 16 bits.
+        precise = (m for m in self.modules() if isinstance(m, FullPrecision))
+        self._keep_in_fp32_modules_strict = {
+            name for m in precise for name in m.full_precision if name in m._parameters
+        }
         self.axes = max(composed.axes for composed in of_layer)
         if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longitude.errors import UsageError
+from longitude.linear import FullPrecision
 from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
 from longitude.positions.optional import Columns as Columns, Region as Region
 from longitude.positions.terms import (
@@ -35,7 +36,7 @@ from longitude.registry import Factory, Registry, options_of, resolve_options
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
-class Encoding(nn.Module):
+class Encoding(FullPrecision):
     """Base class of position encodings. Every method does nothing by default; a subclass overrides those it needs.
 
     The class attributes declare its properties; the laws of `longitude.testing` verify them.
@@ -57,6 +58,8 @@ class Encoding(nn.Module):
     """Whether a transformed key stays valid as the sequence grows, so that a cache may keep it."""
     score_tables: tuple[str, ...] = ()
     """Names of parameters that are added directly to scores, or to queries and keys (lg.parameter_groups)."""
+    full_precision: tuple[str, ...] = ()
+    """Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded."""
     source: str | None = None
     """Papers of the encoding: authors and year with a link, joined by "; "."""
 

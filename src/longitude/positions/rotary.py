@@ -46,7 +46,7 @@ class Rotary(Encoding):
         angle_dtype: "float64" makes angles in float64 where the device has it; "float32" repeats the rounding of most ports,
             without scaling to the bit.
         learned_frequencies: each pair has theta_k e^alpha_k, after any scaling; alpha, learned by each layer, starts at 0
-            (Mistral Large 4). Use it if the training length should decide the frequencies.
+            (Mistral Large 4). Use it if the training length should decide the frequencies. It stays float32 in 16 bits.
         rotate_values: values rotate by their positions too, and outputs back by the query's: o_i = R_i^-1 sum_j a_ij R_j v_j
             (DeepSeek V4). Use it if values must tell the query how far away they are.
 
@@ -62,6 +62,7 @@ class Rotary(Encoding):
     shared = True
     model_defaults = {"layout": "interleaved"}  # one complex product; q.k is the same in both layouts when trained so
     registered_name: str = "rope"
+    full_precision = ("alpha",)  # positions multiply it: in bfloat16 angles would be wrong by radians
     axis_of_pair: Sequence[int] = ()
     """With several axes: the one that each pair reads."""
 
@@ -199,8 +200,8 @@ class AxialRotary(Rotary):
 
         angle_hk = p_1 u_hk + p_2 v_hk
 
-    They start as those above, of which each head turns (u, v) by an angle drawn at random. The authors' base is then 10. Use it
-    for images if diagonal offsets matter: above, no pair sees both coordinates.
+    They start as those above, of which each head turns (u, v) by an angle drawn at random. The authors' base is then 10. They
+    stay float32 in 16 bits. Use it for images if diagonal offsets matter: above, no pair sees both coordinates.
 
     Args:
         head_dim: width of a head, a multiple of 2 axes.
@@ -223,6 +224,7 @@ class AxialRotary(Rotary):
 
     source = "Wang et al. 2024, https://arxiv.org/abs/2409.12191"
     registered_name = "axial_rope"
+    full_precision = ("alpha", "theta")
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from longitude.attention.layers.base import checked_call
 from longitude.attention.layers.indexed import highest
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.patterns import from_tensor
+from longitude.attention.short_conv import causal_conv
 from longitude.positions.composed import compose
 from longitude.testing import fill
 from tests.support import by_head, close, from_fla, random, refused, refused_calls
@@ -235,6 +236,16 @@ def test_packed_and_padded_losses_are_those_of_each_document(dense):
     each = [own.indexer_loss(part, dense=dense) * part.shape[1] for part in (x[:, :17], x[:, 17:36])]
     x[:, 36:] = torch.nan
     close(own.indexer_loss(x, documents=documents, dense=dense), sum(each) / 36, 1e-12)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_the_loss_reads_tokens_behind_the_convolution_of_the_input(dense):
+    own, x = layer(short_conv="input"), random(2, LENGTH, DIM)
+    plain = layer()
+    plain.load_state_dict({name: p for name, p in own.state_dict().items() if name != "input_conv.weight"})
+    convolved = x + causal_conv(x, own.input_conv.weight.squeeze(1))[0]
+    close(own(x), plain(convolved), 1e-12)
+    close(own.indexer_loss(x, dense=dense), plain.indexer_loss(convolved, dense=dense), 1e-12)
 
 
 def test_a_models_layers_have_losses():

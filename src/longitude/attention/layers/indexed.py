@@ -202,6 +202,8 @@ class Indexer(AttentionLayer):
                 module.training = mode
         own = self.encoding if inputs.encoding is None else inputs.encoding
         x, call = checked_call(x, self.dim, own, self.mask_of(inputs), inputs)
+        with torch.no_grad():
+            x = self.convolve("input", x, call, inputs)
         keys, source, scores = self.index_keys(x, call), self.query_source(x).detach(), []
         for one, allowed in self.index_scores(x, source, keys, call, call.length):
             scores.append(one.masked_fill(~(allowed if dense else highest(one.detach(), allowed, k_top)), -torch.inf))
@@ -248,6 +250,7 @@ class IndexedAttention(Indexer, MultiHeadAttention):
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
+        qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in MultiHeadAttention.
         encoding: As in MultiHeadAttention; the indexer does not use it.
         k_top: Keys of a query.
         index_heads: Heads of the indexer; None: num_heads.
@@ -285,10 +288,17 @@ class IndexedAttention(Indexer, MultiHeadAttention):
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        output_gate: bool = False,
+        softcap: float | None = None,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
     ):
         super().__init__(
             dim, num_heads, num_kv_heads, encoding,
-            head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
+            head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend, qk_norm=qk_norm,
+            qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv, conv_kernel=conv_kernel,
         )  # fmt: skip
         index_heads = num_heads if index_heads is None else index_heads
         index_dim = self.head_dim if index_dim is None else index_dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class RePoAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
+        qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in MultiHeadAttention.
         position_dim: Width of the gate; None: dim / 8, rounded up, as in the authors' code.
         layout: Which numbers are a pair: "half" (k, k + head_dim/2), as in the authors' code; "interleaved" (2k, 2k + 1).
         base: Base of the rotation.
@@ -57,9 +59,18 @@ class RePoAttention(MultiHeadAttention):
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        output_gate: bool = False,
+        softcap: float | None = None,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
     ):
-        options: dict[str, Any] = {"head_dim": head_dim, "bias": bias, "dropout": dropout, "scale": scale}
-        super().__init__(dim, num_heads, num_kv_heads, None, backend=backend, **options)
+        super().__init__(
+            dim, num_heads, num_kv_heads, None, head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
+            qk_norm=qk_norm, qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv,
+            conv_kernel=conv_kernel,
+        )  # fmt: skip
         self.position_dim = -(-dim // 8) if position_dim is None else position_dim
         check_sizes("RePoAttention", position_dim=self.position_dim)
         check_layout("RePoAttention", layout)

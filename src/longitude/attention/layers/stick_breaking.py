@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,7 @@ class StickBreaking(MultiHeadAttention):
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale: As in MultiHeadAttention.
+        qk_norm, qk_norm_eps, output_gate, short_conv, conv_kernel: As in MultiHeadAttention.
         attend_current: Whether a token also attends to itself, first.
         remainder: Whether the rest of the weights goes to the token's own value, an option of the authors' models.
 
@@ -130,9 +132,16 @@ class StickBreaking(MultiHeadAttention):
         bias: bool = False,
         dropout: float = 0.0,
         scale: float | None = None,
+        qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        output_gate: bool = False,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
     ):
-        options: dict[str, Any] = {"head_dim": head_dim, "bias": bias, "dropout": dropout, "scale": scale}
-        super().__init__(dim, num_heads, num_kv_heads, None, **options)
+        super().__init__(
+            dim, num_heads, num_kv_heads, None, head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, qk_norm=qk_norm,
+            qk_norm_eps=qk_norm_eps, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,
+        )  # fmt: skip
         check_flags("StickBreaking", attend_current=attend_current, remainder=remainder)
         if attend_current and remainder:
             raise UsageError("StickBreaking", "one of attend_current and remainder", "both", "leave one out")
