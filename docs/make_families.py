@@ -10,6 +10,7 @@ import sys
 import warnings
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from transformers.integrations import hub_kernels
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longitude.check import check, laws
+from longitude.checkpoints.config import declared_length
+from longitude.checkpoints.reading import read
+from longitude.extend import extend
 from longitude.testing.engine import Result
 
 if not torch.cuda.is_available():  # kernels of flash-linear-attention need a GPU; exporting takes torch's own path
@@ -201,6 +205,33 @@ def explained() -> dict[tuple[str, str], str]:
         for names, reason in families.items()
         for family in names.split()
     }
+
+
+def read_as(config: Any) -> str:
+    """What is read of the positions of a config, confirmed by its class."""
+    try:
+        found = read(config)
+    except ValueError:
+        return "not understood"
+    return "not understood" if found.problems() else "rotary" if found.ropes else "no rotation"
+
+
+def extended(model: Any) -> str:
+    """Result of extending a checkpoint to four times its length by YaRN: "written", or the sentence of the refusal.
+
+    What is written was compared: `extend` builds the class of the new config and records its frequencies.
+    """
+    declared = declared_length(model.config.get_text_config(decoder=True))
+    with TemporaryDirectory() as folder:
+        source, out = Path(folder) / "model", Path(folder) / "longer"
+        model.save_pretrained(source)
+        try:
+            made = extend(
+                source, out, to=4 * (declared or 64), method="yarn", original=None if declared else 64, text=None
+            )
+        except ValueError as refusal:
+            return str(refusal).replace(f"{source}: ", "").replace(str(source), "it").replace(f"{out}", "it")
+        return "nothing to extend" if made.plan.nothing else "written"
 
 
 def page(found: dict[str, dict[str, Result]]) -> str:
