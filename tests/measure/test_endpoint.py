@@ -73,7 +73,6 @@ class Model:
         given = [None, *(float(found[i, ids[i + 1]]) for i in range(len(ids) - 1)), -1.0]
         return {"choices": [{"text": "", "logprobs": {"token_logprobs": given} if self.echoes else None}]}
 
-
     def next_token(self, ids: list[int], bias: dict[str, float]) -> dict:
         """As llama.cpp has it; `forces` is whether the log-probability is "raw", "biased", or that of a token "at will"."""
         with torch.no_grad():
@@ -271,7 +270,20 @@ def test_a_server_without_logprobs_answers_questions(folder, measured) -> None:
 def test_perplexity_without_echo_is_that_of_each_token_in_turn(folder, text, command, tmp_path) -> None:
     """Of llama.cpp, which has no echo: the next token is forced by a bias, and its log-probability is that without it."""
     model = Model(folder)
-    asked = ["--model", "m", "--tokenizer", folder, "--text", text, "--documents", 1, "--lengths", 16, 24, "--no-trained"]
+    asked = [
+        "--model",
+        "m",
+        "--tokenizer",
+        folder,
+        "--text",
+        text,
+        "--documents",
+        1,
+        "--lengths",
+        16,
+        24,
+        "--no-trained",
+    ]
 
     def measured(out: str) -> tuple[int, str, str]:
         return command("measure", "--endpoint", url, *asked, "--methods", "sliding", "--out", tmp_path / out, "--json")

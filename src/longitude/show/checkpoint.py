@@ -32,9 +32,9 @@ from longitude.checkpoints.reading import class_of, read as reading, require_num
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
-from longitude.positions.config_keys import BASES, SCHEMAS
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
+from longitude.positions.config_keys import BASES, SCHEMAS
 from longitude.positions.hugging_face import RopeConfig, names_rotation, not_understood
 from longitude.positions.scaling import Frequencies, Scaling, rope_frequencies
 from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
@@ -124,14 +124,16 @@ def _without_class(path: str) -> Any:
         raw = raw_config(path)
         kind, keys = (raw.get("model_type"), {**text_part(raw)}) if isinstance(raw, dict) else (None, {})
         sizes = [keys.get(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")]
-        if isinstance(kind, str) and kind not in CONFIG_MAPPING and names_rotation(keys):
-            if all(type(size) is int and size > 0 for size in sizes):
-                require_numbers(keys)
-                given = [keys.get(schema) for schema in SCHEMAS] + [{BASES[0]: keys[base]} for base in BASES if base in keys]
-                keys[SCHEMAS[0]] = next(filter(None, given), None)
-                config = type("WithoutClass", (PreTrainedConfig,), {"model_type": kind})()
-                vars(config).update(copy.deepcopy(keys) | {"model_type": kind})
-                return config
+        known = not isinstance(kind, str) or kind in CONFIG_MAPPING
+        if not known and names_rotation(keys) and all(type(size) is int and size > 0 for size in sizes):
+            require_numbers(keys)
+            given = [keys.get(schema) for schema in SCHEMAS] + [
+                {BASES[0]: keys[base]} for base in BASES if base in keys
+            ]
+            keys[SCHEMAS[0]] = next(filter(None, given), None)
+            config = type("WithoutClass", (PreTrainedConfig,), {"model_type": kind})()
+            vars(config).update(copy.deepcopy(keys) | {"model_type": kind})
+            return config
     return None
 
 
