@@ -1,6 +1,6 @@
 """The page of families, docs/families.md: what `longitude check` says of each causal architecture of transformers, at toy size.
 
-python docs/make_families.py                     # all: about ten minutes of processor time; writes the page and families.csv
+python docs/make_families.py                     # all: about fifteen minutes of processor time; writes the page and families.csv
 python docs/make_families.py llama gemma3_text   # these alone, printed
 
 A law that fails stands on the page only if EXPLAINED says what the class does, and a test shows it in unmodified transformers.
@@ -8,9 +8,11 @@ A law that fails stands on the page only if EXPLAINED says what the class does, 
 
 import sys
 import warnings
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -19,6 +21,10 @@ from transformers.integrations import hub_kernels
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longitude.check import check, laws
+from longitude.checkpoints.config import declared_length
+from longitude.checkpoints.positions import has_alibi, last_position
+from longitude.checkpoints.reading import read
+from longitude.extend import extend
 from longitude.testing.engine import Result
 
 if not torch.cuda.is_available():  # kernels of flash-linear-attention need a GPU; exporting takes torch's own path
@@ -55,7 +61,7 @@ OPTIONS = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4, "chunk_size": 8,
     "shared_expert_intermediate_size": 32, "n_shared_experts": 1, "swa_head_dim": 16, "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 2, "rel_extent": 16, "d_rel": 4, "is_decoder": True, "max_target_positions": 64,
-    "causal": True,
+    "causal": True, "unpadded_vocab_size": 96,
 }  # fmt: skip
 """Of those families that have them."""
 UNSET = {"max_position_embeddings": None}
@@ -193,6 +199,22 @@ EXPLAINED = {
 """Law -> families that break it, and what their classes do; each is shown in unmodified transformers by a test."""
 
 
+REFUSED = {
+    "learned table of positions and": "a learned table of positions: `--method linear` stretches it",
+    "every layer that rotates": "every layer that rotates has a window shorter than the training length",
+    "was extended already": "its default config is extended already: `--original` replaces the scheme",
+    "ALiBi biases": "ALiBi: nothing needs scaling",
+    "neither rotary": "neither rotary parameters, nor a learned table, nor ALiBi is found",
+    "formula that its configuration": "its config does not describe its rotation",
+    "expected a language model": "a model of text and images",
+    "expected p-RoPE alone": "p-RoPE: `--method linear` alone",
+    "short_mscale field": "its class requires a `short_mscale`, which YaRN does not have",
+    "a factor below one": "its config has a training length of its own, which is longer than this toy",
+    "expected layers of full attention": "its layers of full attention do not rotate",
+}
+"""Part of a refusal of `extend` -> the reason on the page; others stand there as they are."""
+
+
 def explained() -> dict[tuple[str, str], str]:
     """(family, law) -> what the class does."""
     return {
@@ -203,7 +225,44 @@ def explained() -> dict[tuple[str, str], str]:
     }
 
 
-def page(found: dict[str, dict[str, Result]]) -> str:
+class Positions(NamedTuple):
+    """What `show` reads of a family's positions, and what `extend` makes of a checkpoint: "written", or why it is refused."""
+
+    read: str
+    extended: str
+
+
+def positions_of(model: Any) -> Positions:
+    return Positions(read_as(model), extended(model))
+
+
+def read_as(model: Any) -> str:
+    """What is read of the positions of a model's config, confirmed by its class."""
+    with suppress(ValueError):
+        found = read(model.config)
+        if not found.problems():
+            return "rotary" if found.ropes else "no rotation"
+    if has_alibi(model.config):
+        return "ALiBi"
+    return "not understood" if last_position(model) is None else "learned table"
+
+
+def extended(model: Any) -> str:
+    """Result of `extend` to four times the length by YaRN; it builds the class of the new config and records its frequencies."""
+    declared = declared_length(model.config.get_text_config(decoder=True))
+    with TemporaryDirectory() as folder:
+        source, out = Path(folder) / "model", Path(folder) / "longer"
+        model.save_pretrained(source)
+        try:
+            extend(source, out, to=4 * (declared or 64), method="yarn", original=None if declared else 64, text=None)
+        except ValueError as refusal:
+            why = str(refusal).replace(str(source), "it").removeprefix("it: ").partition("; ")
+            known = (text for sign, text in REFUSED.items() if sign in str(refusal))
+            return next(known, why[0].replace(f"a {model.config.model_type} model", "it"))
+        return "written" if out.exists() else REFUSED["ALiBi biases"]
+
+
+def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
     """A table of what fails, the families in which nothing does, and those that are not tried."""
     broken = [(family, one) for family, results in found.items() for one in results.values() if one.status == "broken"]
     failing = {family for family, _ in broken}
@@ -230,8 +289,9 @@ def page(found: dict[str, dict[str, Result]]) -> str:
     chosen = [family for family, results in found.items() if "choice of keys" in results["key_selection"].reason]
     lines += [
         "",
-        "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured, in about ten minutes of "
-        "processor time. `tests/docs/test_families.py` also shows each defect in transformers alone, without Longitude.",
+        "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured and each verb did, in "
+        "about fifteen minutes of processor time. `tests/docs/test_families.py` also shows each defect in transformers alone, "
+        "without Longitude.",
         "",
         "## Sparse attention",
         "",
@@ -249,25 +309,59 @@ def page(found: dict[str, dict[str, Result]]) -> str:
         "",
         *("* " + reason.format(", ".join(f"`{name}`" for name in names.split())) for names, reason in SKIPPED.items()),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *of_positions(positions)]) + "\n"
 
 
-def matrix(found: dict[str, dict[str, Result]]) -> str:
-    """A row for each family: what each law measured, "-" if it does not apply."""
-    rows = [["family", *laws()]]
+def of_positions(positions: dict[str, Positions]) -> list[str]:
+    """The section of what is read and extended."""
+    written = sum(one.extended == "written" for one in positions.values())
+    unread = [f"`{family}`" for family, one in positions.items() if one.read == "not understood"]
+    reasons = dict.fromkeys(one.extended for one in positions.values() if one.extended != "written")
+    which = {why: [f"`{name}`" for name, one in positions.items() if one.extended == why] for why in reasons}
+    return [
+        "",
+        "## Read and extended",
+        "",
+        f"`longitude show` reads the positions of {len(positions) - len(unread)} of {len(positions)} architectures as their "
+        f"classes compute them. For the others it prints what it does not understand: {', '.join(unread)}.",
+        "",
+        f"`longitude extend --method yarn` writes a checkpoint for {written}, four times as long. Nothing is written unless the "
+        "class of the new config rotates as asked. These are not extended:",
+        "",
+        "| reason | families |",
+        "| --- | --- |",
+        *(f"| {why} | {', '.join(names)} |" for why, names in sorted(which.items(), key=lambda one: -len(one[1]))),
+    ]
+
+
+def matrix(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
+    """A row for each family: read and extended, and what each law measured, "-" if it does not apply."""
+    rows = [["family", "read", "extended", *laws()]]
     for family, results in found.items():
         cells = {one.law: one.status if one.measured is None else f"{one.measured:.2g}" for one in results.values()}
         cells = {law: "-" if results[law].status == "does not apply" else cell for law, cell in cells.items()}
-        rows.append([family, *(cells[law] + "!" * (results[law].status == "broken") for law in laws())])
+        of = positions[family]
+        rows.append(
+            [
+                family,
+                of.read,
+                "written" if of.extended == "written" else "refused",
+                *(cells[law] + "!" * (results[law].status == "broken") for law in laws()),
+            ]
+        )
     return "".join(",".join(row) + "\n" for row in rows)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    found = {}
+    transformers.logging.disable_progress_bar()
+    found, positions = {}, {}
     for family in sys.argv[1:] or FAMILIES:
         found[family] = check(toy(family))
+        positions[family] = positions_of(toy(family))
+        if sys.argv[1:]:
+            print(f"{family}: {positions[family]}")
         for result in found[family].values():
             if result.status == "broken" or sys.argv[1:]:
                 print(f"{family}: {result.law} {result.status} {result.measured} {result.reason}", flush=True)
@@ -276,11 +370,11 @@ def main() -> None:
     }
     print(f"{len(found)} families, {len(laws())} laws, {len(broken)} broken")
     if not sys.argv[1:]:
-        MATRIX.write_text(matrix(found), encoding="utf-8")
+        MATRIX.write_text(matrix(found, positions), encoding="utf-8")
     if unknown := sorted(broken - {*explained()}):
         sys.exit(f"not explained: {unknown}; show it in unmodified transformers, or correct the law")
     if not sys.argv[1:]:
-        PAGE.write_text(page(found), encoding="utf-8")
+        PAGE.write_text(page(found, positions), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""`transformers serve`: `measure --endpoint` gets the answers of the checkpoint itself, by completions and by chat."""
+"""`transformers serve` and llama.cpp: `measure --endpoint` gets the answers and losses of the checkpoint itself."""
 
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -19,9 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longitude.checkpoints.load import byte_tokenizer
 from longitude.measure.retrieval.measurement import plan
 from tests.measure.conftest import build
-
-for library in ("fastapi", "uvicorn", "openai"):
-    pytest.importorskip(library, reason="what serves is not installed: pip install 'transformers[serving]'")
 
 pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
 
@@ -42,13 +42,21 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(folder):
-    """The address of a server in a process of its own."""
+    """The address of `transformers serve`."""
+    for library in ("fastapi", "uvicorn", "openai"):
+        pytest.importorskip(library, reason="what serves is not installed: pip install 'transformers[serving]'")
+    options = ["--host", "127.0.0.1", "--device", "cpu", "--port"]
+    with serving("-m", "transformers.cli.transformers", "serve", str(folder), *options) as address:
+        yield address
+
+
+@contextmanager
+def serving(*arguments: str):
+    """The address of a server in a process of its own. arguments: of Python, before the port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    served = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder)]
-    options = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    process = subprocess.Popen([*served, *options], env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    process = subprocess.Popen([sys.executable, *arguments, str(port)], env=os.environ | {"HF_HUB_OFFLINE": "1"})
     address, until = f"http://127.0.0.1:{port}", time.monotonic() + STARTED
     try:
         while True:
@@ -123,3 +131,39 @@ def test_without_log_probabilities_perplexity_is_refused_in_a_line(folder, url, 
         and error.strip().count("\n") == 0
         and not (tmp_path / "run").exists()
     )
+
+
+# ---- llama.cpp ---------------------------------------------------------------------------------------------------------
+WRITE = Path(__file__).parents[2] / "examples" / "write_gguf.py"
+LLAMA_CPP = """
+import sys, time, xllamacpp
+given = xllamacpp.CommonParams()
+given.model.path, given.hostnames, given.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
+given.n_ctx, given.n_parallel, given.cpuparams.n_threads = 256, 1, 1
+server = xllamacpp.Server(given)
+time.sleep(600)
+"""
+
+
+def test_llama_cpp_has_the_perplexity_of_the_checkpoint(folder, command, tmp_path) -> None:
+    """Which has no echo: token by token, in the engine's own code."""
+    pytest.importorskip("xllamacpp", reason="llama.cpp's server is not installed: pip install xllamacpp")
+    gguf = pytest.importorskip("gguf")
+
+    class WithTokens(gguf.GGUFWriter):
+        def add_tokenizer_model(self, model: str) -> None:  # without a vocabulary it does not answer
+            super().add_tokenizer_model("gpt2")
+            self.add_token_list([f"t{i}" for i in range(AutoTokenizer.from_pretrained(folder).vocab_size)])
+            self.add_token_merges(["t1 t2"])
+
+    with patch.object(gguf, "GGUFWriter", WithTokens):
+        runpy.run_path(str(WRITE))["write"](folder, file := tmp_path / "served.gguf")
+    asked = ["--lengths", 32, 64, "--documents", 1, "--no-trained", "--json"]
+    code, own, error = command("measure", folder, *asked, "--device", "cpu", "--out", tmp_path / "own")
+    assert code == 0, error
+    with serving("-c", LLAMA_CPP, str(file)) as url:
+        given = ["--endpoint", url, "--model", "served", "--tokenizer", folder, "--concurrency", 1]
+        code, served, error = command("measure", *given, *asked, "--out", tmp_path / "served")
+    assert code == 0, error
+    values = [[row["value"] for row in json.loads(rows)] for rows in (served, own)]
+    assert len(values[0]) > 6 and values[0] == pytest.approx(values[1], rel=2e-3)  # its cache is in float16

@@ -67,6 +67,7 @@ def test_broken_files(spoil, words, save, refused) -> None:
     [
         (["--to", LENGTH // 2, "--method", "yarn"], "factor below one"),
         ([*TO, "yarn", "--factor", 0.5], "shorten the context"),
+        ([*TO, "yarn", "--factor", 2], "--factor: expected 4 or more"),
         (["--to", 0, "--method", "yarn"], "--to"),
         (["--to", 10**12, "--method", "yarn"], "whole numbers"),
         (["--to", 2**24, "--method", "yarn"], "keys and values of one sequence"),

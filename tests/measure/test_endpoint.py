@@ -41,6 +41,7 @@ class Model:
         self.fails: list[int] = []
         self.refuses: tuple[int, str] | None = None
         self.dies_after, self.echoes, self.text_alone, self.thinks = 10**9, True, False, ""
+        self.forces: str | None = None
 
     def ids(self, prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -62,6 +63,8 @@ class Model:
             [message] = asked["messages"]
             text = self.thinks + self.generated(self.ids(message["content"]), asked["max_tokens"])
             return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+        if self.forces and "logprobs" in asked and not self.echoes:
+            return {"choices": [self.next_token(self.ids(asked["prompt"]), asked.get("logit_bias", {}))]}
         if not asked.get("echo"):
             return {"choices": [{"text": self.generated(self.ids(asked["prompt"]), asked["max_tokens"])}]}
         ids = self.ids(asked["prompt"])
@@ -69,6 +72,18 @@ class Model:
             found = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         given = [None, *(float(found[i, ids[i + 1]]) for i in range(len(ids) - 1)), -1.0]
         return {"choices": [{"text": "", "logprobs": {"token_logprobs": given} if self.echoes else None}]}
+
+    def next_token(self, ids: list[int], bias: dict[str, float]) -> dict:
+        """As llama.cpp has it; `forces` is whether the log-probability is "raw", "biased", or that of a token "at will"."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([ids])).logits[0, -1]
+        free, biased = logits, logits.clone()
+        for token, more in bias.items():
+            biased[int(token)] += more
+        given = free if self.forces == "raw" else biased
+        token = int((free if self.forces == "at will" else biased).argmax())
+        content = [{"id": token, "logprob": float(given.log_softmax(-1)[token])}]
+        return {"text": "", "logprobs": {"content": content}}
 
 
 @contextmanager
@@ -252,6 +267,37 @@ def test_a_server_without_logprobs_answers_questions(folder, measured) -> None:
         assert code == 0 and {row["task"] for row in rows} == {"passkey"}
 
 
+def test_perplexity_without_echo_is_that_of_each_token_in_turn(folder, text, command, tmp_path) -> None:
+    """Of llama.cpp, which has no echo: the next token is forced by a bias, and its log-probability is that without it."""
+    model = Model(folder)
+    asked = [
+        "--model",
+        "m",
+        "--tokenizer",
+        folder,
+        "--text",
+        text,
+        "--documents",
+        1,
+        "--lengths",
+        16,
+        24,
+        "--no-trained",
+    ]
+
+    def measured(out: str) -> tuple[int, str, str]:
+        return command("measure", "--endpoint", url, *asked, "--methods", "sliding", "--out", tmp_path / out, "--json")
+
+    with served(model) as url:
+        want = json.loads(measured("echo")[1])
+        model.echoes, model.forces = False, "raw"
+        rows = json.loads(measured("forced")[1])
+        assert len(rows) == 4 and [row["value"] for row in rows] == [pytest.approx(row["value"]) for row in want]
+        for model.forces in ("biased", "at will"):
+            code, _, error = measured("no")
+            assert code == 2 and "log-probabilities" in error
+
+
 @pytest.mark.parametrize(
     ("refuses", "remedy"),
     [
@@ -291,6 +337,23 @@ def test_why_there_is_no_answer_is_in_words(problem, monkeypatch) -> None:
     assert not any(sign in str(error.value) for sign in "<>[](){}") and str(error.value).count(": ") == 1
 
 
+@pytest.mark.parametrize("problem", [TimeoutError("timed out"), URLError(TimeoutError("timed out"))])
+def test_a_server_that_hangs_is_asked_once(problem, monkeypatch) -> None:
+    """Each time would take half an hour; and the first question waits less."""
+    waited = []
+
+    def fail(*_, timeout: float):
+        waited.append(timeout)
+        raise problem
+
+    monkeypatch.setattr(module, "urlopen", fail)
+    with pytest.raises(module.Unreachable):
+        Endpoint("http://a:1/v1", "m").post("http://a:1/v1/completions")
+    with pytest.raises(UsageError) as error:
+        Endpoint("http://a:1/v1", "m").checked(None, None, byte_tokenizer(), asks=True)
+    assert waited == [module.TIMEOUT, module.FIRST_TIMEOUT] and f"{module.FIRST_TIMEOUT:g} s" in error.value.got
+
+
 def test_a_server_of_text_and_without_a_tokenizer(folder, measured, tmp_path) -> None:
     """Prompts as text where ids are refused; its own count of tokens for questions, and one line where text is to be cut."""
     model = Model(folder)
@@ -322,6 +385,19 @@ def test_thinking_is_not_scored(folder, measured, tmp_path) -> None:
             assert len(got["generated"]) <= 3 * len(want["generated"])
     assert without_thinking("<think>a</think>b") == "b" and without_thinking("a</think> b") == " b"
     assert without_thinking("<think>a") == "" and without_thinking("b") == "b"
+    assert without_thinking("[THINK]a[/THINK]b") == "b" and without_thinking("[THINK]a") == ""
+
+
+def test_answers_that_are_all_thinking_are_noted(folder, command, tmp_path) -> None:
+    """0% may be of tokens that were too few: a thought without an end, or content that a server leaves out."""
+    model = Model(folder)
+    given = ["--model", "m", "--tokenizer", folder, "--tasks", "passkey", "--trials", 2, "--depths", 0.5]
+    with served(model) as url:
+        for thinks, noted in (("<think>it may be", True), ("", False)):
+            model.thinks = thinks
+            out = tmp_path / str(noted)
+            code, _, error = command("measure", "--endpoint", url, *given, *SIZES, "--no-trained", "--out", out)
+            assert code == 0 and ("--thinking" in error) == noted
 
 
 def test_a_message_holds_the_start_of_the_answer() -> None:

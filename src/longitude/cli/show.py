@@ -37,8 +37,8 @@ def show(
     """Draw what an encoding, mixer, study, checkpoint or config does with position.
 
     Args:
-        name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, config.json
-            files. Several are drawn side by side.
+        name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, config.json and
+            .gguf files. Several are drawn side by side.
         encoding: Draw only these trained models of a study; all by default.
         text: A text file. For a study: color each letter by the loss of each model. For a checkpoint: the input of
             --attention.

@@ -21,6 +21,7 @@ from longitude.checkpoints.positions import Kind, table_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.reading import turning_alike
 from longitude.checkpoints.source import Source, require_fit
+from longitude.errors import UsageError
 from longitude.extend.factors import writable
 from longitude.extend.layers import Layers, NotAsMeant, auto_class
 from longitude.extend.methods import ROTATED_VALUES, method_of, original_of, scheme_of, with_scheme
@@ -248,6 +249,14 @@ def _require_no_slip(source: Source) -> None:
         raise ValueError(f"{source.name}: config.json: {slip}")
 
 
+def _require_reach(plan: ExtendPlan, scheme: Scaling) -> None:
+    """UsageError for a --factor of YaRN with which the new length is not reached: `check` finds such a config broken."""
+    reach = plan.factor * plan.original
+    if isinstance(scheme, YaRN) and reach < 0.99 * plan.length:
+        least = f"{plan.length / plan.original:g} or more for --to {plan.length}"
+        raise UsageError("--factor", least, plan.factor, f"{plan.target.method} reaches {reach:g} tokens; raise it")
+
+
 def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
     _require_no_slip(source)
@@ -265,6 +274,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
         raise ValueError(f"--base {target.base:g} is {below}: a smaller base shortens the context; give a larger one")
     layers = Layers.of(source, ropes, plan.original)
     scheme = plan.search.scheme if plan.search else scheme_of(target.method, plan.factor, plan.original, target.base)
+    _require_reach(plan, scheme)
     if source.config.model_type in ROTATED_VALUES and isinstance(scheme, YaRN):
         scheme = replace(scheme, attention_factor=1.0)
         plan.notes.append(

@@ -30,11 +30,14 @@ KEY = "OPENAI_API_KEY"
 """Variable of the environment with the server's key, if it asks for one."""
 ATTEMPTS, PAUSE = 6, 0.5
 """How often a request is sent, and seconds before the second time; they double."""
-TIMEOUT = 1800.0
-"""Seconds for an answer, which a server with a queue may need."""
+TIMEOUT, FIRST_TIMEOUT = 1800.0, 300.0
+"""Seconds for an answer, which a server with a queue may need; and for the first, for which it may load the model."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 """HTTP codes after which the same request is sent again."""
-THOUGHT = "<think>", "</think>"
+THOUGHTS = ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")
+"""Marks around thinking: of most models, of Mistral's, of Seed-OSS."""
+FORCING, SAME = 100, 0.1
+"""Bias of a logit that makes a token the next one; and the most nats by which a log-probability may differ from itself."""
 SUCH = "an OpenAI-compatible server, such as http://localhost:8000/v1"
 
 
@@ -61,6 +64,8 @@ class Endpoint:
         thinking: Tokens for thinking before an answer.
         chat: Whether questions are messages of a chat.
         text: Whether prompts are sent as text; else as token ids.
+        forced: Whether each token has a request with a bias that makes it the next one, since completions do not echo.
+        timeout: Seconds for an answer.
     """
 
     url: str
@@ -69,6 +74,8 @@ class Endpoint:
     thinking: int = 0
     chat: bool = True
     text: bool = False
+    forced: bool = False
+    timeout: float = TIMEOUT
 
     @property
     def described(self) -> str:
@@ -86,13 +93,15 @@ class Endpoint:
             if attempt:
                 time.sleep(PAUSE * 2 ** (attempt - 1))
             try:
-                with urlopen(Request(where, body, headers), timeout=TIMEOUT) as answer:
+                with urlopen(Request(where, body, headers), timeout=self.timeout) as answer:
                     return json.loads(answer.read())
             except HTTPError as error:
                 problem = Refused(f"{where}: HTTP {error.code}, {_one_line(error.read()) or error.reason}", error.code)
                 if error.code not in AGAIN:
                     break
             except (OSError, HTTPException) as error:
+                if isinstance(getattr(error, "reason", error), TimeoutError):  # it would wait as long again
+                    raise Unreachable(f"{where}: no answer in {self.timeout:g} s") from None
                 problem = Unreachable(f"{where}: {_cause(error)}")
             except ValueError:
                 raise Refused(f"{where}: expected JSON, got another answer") from None
@@ -110,8 +119,10 @@ class Endpoint:
             ) from None
 
     # ---- losses -----------------------------------------------------------------------------------------------------
-    def nats(self, ids: Sequence[int], tokenizer: Any, bos: int | None = None) -> list[float]:
-        """-ln p of every token but the first, given those before it."""
+    def nats(self, ids: Sequence[int], tokenizer: Any, bos: int | None = None, skip: int = 0) -> list[float]:
+        """-ln p of the tokens behind the first and `skip` more, each given those before it."""
+        if self.forced:  # in order, so that the server computes one token for each
+            return [-self.next_token(ids[:at], ids[at])[1] for at in range(skip + 1, len(ids))]
         given = self._prompt(ids, tokenizer, bos)
         with as_documented("completions"):
             choice = self.choice("completions", prompt=given, max_tokens=1, echo=True, logprobs=1)
@@ -123,7 +134,25 @@ class Endpoint:
             least = len(ids) + (self.text and bos is not None and ids[0] == bos)
             if not least <= len(found) <= len(ids) + 1:
                 raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(found)} of the server's")
-            return [float("nan") if each is None else -each for each in found[1 : len(ids)]]
+            return [float("nan") if each is None else -each for each in found[skip + 1 : len(ids)]]
+
+    def next_token(self, ids: Sequence[int], forced: int | None = None) -> tuple[int, float]:
+        """(the next token, its log-probability without any bias): the most likely one, or the one that is forced."""
+        bias = {} if forced is None else {"logit_bias": {str(forced): FORCING}}
+        with as_documented("completions"):
+            choice = self.choice("completions", prompt=[*ids], max_tokens=1, logprobs=1, **bias)
+            [found] = (choice["logprobs"] or {})["content"]
+            token, log_probability = int(found["id"]), float(found["logprob"])
+        if forced not in (None, token):
+            raise Refused(f"completions gave token {token} where logit_bias asked for {forced}")
+        return token, log_probability
+
+    def require_raw(self, ids: Sequence[int]) -> None:
+        """Refused where a bias changes the log-probability of the token that is likeliest without it."""
+        for at in range(1, len(ids)):
+            token, free = self.next_token(ids[:at])
+            if abs(self.next_token(ids[:at], token)[1] - free) > SAME:
+                raise Refused("completions with logit_bias give log-probabilities with that bias")
 
     def _prompt(self, ids: Sequence[int], tokenizer: Any, bos: int | None) -> Any:
         """Token ids, or the text that a server makes the same ones of."""
@@ -159,24 +188,27 @@ class Endpoint:
 
     # ---- before anything is measured --------------------------------------------------------------------------------
     def checked(self, ids: Sequence[int] | None, bos: int | None, tokenizer: Any, asks: bool) -> Endpoint:
-        """The server as it takes prompts: as token ids, or else as text.
+        """The server as it takes prompts: as token ids, or else as text; and where it echoes neither, token by token.
 
         UsageError unless it gives losses of `ids`, where there are any, and answers a question, if it `asks`.
         """
         expected = SUCH + ", whose completions with echo give log-probabilities of a prompt" * (ids is not None)
         hello: Any = SimpleNamespace(ids=encode(tokenizer, "Hello"), text="Hello", new_tokens=1)
         problem = ""
-        for server in (self, replace(self, text=True)):
+        for server in (self, replace(self, text=True), *([replace(self, forced=True)] if ids is not None else [])):
+            first = replace(server, timeout=FIRST_TIMEOUT)
             try:
-                if asks:
-                    server.answer(tokenizer, hello)
+                if asks and not first.forced:
+                    first.answer(tokenizer, hello)
+                if ids is not None and first.forced:
+                    first.require_raw(ids)
                 if ids is not None:
-                    server.nats(ids, tokenizer, bos)
+                    first.nats(ids, tokenizer, bos)
                 return server
             except Unreachable as error:
                 raise UsageError("--endpoint", SUCH, str(error)) from None
             except Refused as error:
-                problem = str(error)
+                problem = problem if server.forced else str(error)
                 if remedy := self.remedy(error):  # prompts as text have the same answer
                     raise UsageError("--endpoint", SUCH, problem, remedy) from None
         others = "--tasks other than perplexity do without log-probabilities" if ids is not None else ""
@@ -203,8 +235,11 @@ def as_documented(route: str) -> Iterator[None]:
 
 def without_thinking(text: str) -> str:
     """The text after the thinking; empty if the thinking did not end."""
-    _, mark, rest = text.rpartition(THOUGHT[1])
-    return rest if mark else "" if text.lstrip().startswith(THOUGHT[0]) else text
+    for begin, end in THOUGHTS:
+        _, mark, rest = text.rpartition(end)
+        if mark or text.lstrip().startswith(begin):
+            return rest if mark else ""
+    return text
 
 
 class ServerReader(Reader):
@@ -217,8 +252,8 @@ class ServerReader(Reader):
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
         """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float64."""
         with ThreadPoolExecutor(self.server.concurrency) as pool:
-            read = partial(self.server.nats, tokenizer=self.tokenizer, bos=self.bos)
-            return torch.tensor([*pool.map(read, tokens.tolist())], dtype=torch.float64)[:, skip:]
+            read = partial(self.server.nats, tokenizer=self.tokenizer, bos=self.bos, skip=skip)
+            return torch.tensor([*pool.map(read, tokens.tolist())], dtype=torch.float64)
 
 
 def stand_in() -> Any:

@@ -280,7 +280,12 @@ class Run:
         options["server"] = self.plan.server
         try:
             rows = retrieval.run(opened.checkpoint, part.task, lengths=[part.length], depths=depths, **options)
-            return {"rows": [asdict(row) for row in rows], "answers": answers}
+            found = {"rows": [asdict(row) for row in rows], "answers": answers}
+            empty = sum(not answer["generated"].strip() for answer in answers)
+            if empty and self.plan.server is not None:
+                what = f"{empty} of {len(answers)} answers to {part.task} at {part.length} are empty"
+                self.watcher.note(f"{opened.subject.label}: {what}; if the model thinks first, give more --thinking")
+            return found
         except ValueError as error:
             return {"rows": [], "reason": one_line_of(error)}
 
