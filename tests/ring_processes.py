@@ -1,6 +1,7 @@
 """What tests of a shared sequence run in each of several processes: the same in one process, and how far both are apart."""
 
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,9 +26,12 @@ Gap = tuple[str, float]
 
 
 def in_processes(count: int, work: Callable[[], Iterator[Gap]], folder: Path) -> dict[str, float]:
-    """The gaps that the first of `count` gloo processes finds; all do the same work."""
+    """The gaps that the first of `count` gloo processes finds; all do the same work.
+
+    They are forks of a process that has imported this module once."""
     store, results = folder / "store", folder / "gaps.json"
-    mp.spawn(_process, (count, work, str(store), str(results)), nprocs=count)
+    multiprocessing.set_forkserver_preload([__name__])
+    mp.start_processes(_process, (count, work, str(store), str(results)), nprocs=count, start_method="forkserver")
     return json.loads(results.read_text())
 
 

@@ -101,8 +101,8 @@ def test_processes_that_start_together_compile_once(source: Path):
     )
     environment = {**os.environ, "PATH": f"{source.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, str(source)]
-    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(3)]
-    assert [process.communicate(timeout=250)[0].strip() for process in running] == [b"5"] * 3
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2)]
+    assert [process.communicate(timeout=250)[0].strip() for process in running] == [b"5"] * 2
     assert log.read_text().split() == ["here"]
 
 

@@ -122,6 +122,7 @@ def test_help_has_each_option_once_and_examples_that_parse(verb, command, monkey
         assert {word for word in words if word.startswith("--")} <= {*named}
 
 
+@pytest.mark.slow
 def test_list_fits_80_columns():
     """In a process of its own: names that other tests registered have words of any length."""
     command = [sys.executable, "-m", "longitude", "list"]

@@ -113,6 +113,7 @@ def test_actions_are_pinned_by_hash() -> None:
     assert {each["package-ecosystem"] for each in updates} == {"github-actions", "pip"}
 
 
+@pytest.mark.slow
 def test_the_jobs_that_run_here_say_why_others_do_not() -> None:
     """Each `run:` is tried by .ci/jobs.py, or named."""
     reasons = {job.title: [JOBS["why_not"](job, step) for step in job.steps] for job in JOBS["jobs"]()}
@@ -139,6 +140,7 @@ def test_the_page_of_security_names_what_there_is() -> None:
     assert "http" not in page  # a place that is not there
 
 
+@pytest.mark.slow
 def test_near_tests_are_those_that_a_change_can_break() -> None:
     """Of a room that few import, of one that all import, of a page that none reads, and of a name's laws."""
     near = runpy.run_path(str(ROOT / ".ci" / "near.py"))["near"]

@@ -55,6 +55,7 @@ def test_files_of_laws_are_there_and_those_that_cannot_be_imported_are_left_out(
     assert gpu_laws.imports(ROOT / files[0]) and not gpu_laws.imports(tmp_path / "a.py")
 
 
+@pytest.mark.slow
 def test_processes_share_a_suite(tmp_path, monkeypatch):
     """Each test runs once; what fails is in the row, and a part without tests is no fault."""
     (tmp_path / "test_a.py").write_text("""

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from longitude.checkpoints.config import contradictions, from_hugging_face, rema
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED
+from longitude.testing.engine import Result
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
 from tests.check.broken_unseen import REPLACED, UNSEEN, Attention, OwnTables, axes_exchanged, copied
@@ -42,39 +44,53 @@ OTHER_BASE = {"rope_theta": 500_000.0}
 ORIGINAL = "original_max_position_embeddings"
 
 
+every_law = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "every law"])
+"""In the quick tier a model is tried by the law that it breaks, and by those that this law rests on."""
+
+
+def the_broken(model: Any, law: str, every: bool, beside: Sequence[str] = (), **options: Any) -> Result:
+    """The only law that is broken; beside: more laws that the quick tier tries."""
+    results = check(model, laws=None if every else [*laws()[law].rests_on, law, *beside], **options)
+    [broken] = [result for result in results.values() if result.status == "broken"]
+    assert broken.law == law, broken
+    return broken
+
+
+@every_law
 @pytest.mark.parametrize(
     ("law", "name"),
     [
-        pytest.param(law, name, marks=() if name in models.REASONS else pytest.mark.slow)
+        pytest.param(law, name, marks=[] if name in models.REASONS or name == next(iter(names)) else pytest.mark.slow)
         for law, names in models.BROKEN.items()
         for name in names
     ],
 )
-def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
-    results = check(models.BROKEN[law][name](), reference=models.REFERENCES.get(name, lambda: None)())
-    assert list(results) == list(laws())
-    [broken] = [result for result in results.values() if result.status == "broken"]
-    assert broken.law == law and broken.reason and models.REASONS.get(name, "") in broken.reason
+def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name, every):
+    reference = models.REFERENCES.get(name, lambda: None)()
+    broken = the_broken(models.BROKEN[law][name](), law, every, reference=reference)
+    assert broken.reason and models.REASONS.get(name, "") in broken.reason
     assert broken.measured > 2 * broken.threshold
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", UNSEEN)
-def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name):
+@every_law
+def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name, every):
     """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
     make, law, words = UNSEEN[name]
-    [broken] = [one for one in check(make()).values() if one.status == "broken"]
-    assert broken.law == law and words in broken.reason, broken
+    assert words in the_broken(make(), law, every).reason
 
 
-@pytest.mark.parametrize("name", REPLACED)
-def test_a_function_with_a_bug_is_found_with_its_cause(name, monkeypatch):
+@every_law
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("sinks" in name)) for name in REPLACED]
+)
+def test_a_function_with_a_bug_is_found_with_its_cause(name, every, monkeypatch):
     """In a module of transformers; and no other law is broken."""
     make, module, function, bug, law, words = REPLACED[name]
     model = make()
     monkeypatch.setattr(module, function, bug(getattr(module, function)))
-    [broken] = [one for one in check(model).values() if one.status == "broken"]
-    assert broken.law == law and words in broken.reason, broken
+    assert words in the_broken(model, law, every).reason
 
 
 @pytest.mark.parametrize("name", MISLEADING)
@@ -85,11 +101,11 @@ def test_no_cause_is_named_that_another_bug_with_the_same_symptom_has_not(name):
     assert not any(words in broken.reason for words in no_cause), broken.reason
 
 
-def test_factors_that_a_class_does_not_follow_are_no_rounding():
+@pytest.mark.parametrize("law", ["far_positions", pytest.param("bfloat16_positions", marks=pytest.mark.slow)])
+def test_factors_that_a_class_does_not_follow_are_no_rounding(law):
     """Phi-3.5-MoE keeps short_factor in long sequences: the law says which list its tables are of."""
-    found = check(phimoe(), laws=["far_positions", "bfloat16_positions"])
-    for one in found.values():
-        assert one.status == "does not apply" and "round" not in one.reason and "short_factor" in one.reason, one
+    one = result(law, phimoe())
+    assert one.status == "does not apply" and "round" not in one.reason and "short_factor" in one.reason, one
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
@@ -110,7 +126,8 @@ NOT_FINITE = {
     "number", [float("inf"), *(pytest.param(float(x), marks=pytest.mark.slow) for x in ("-inf", "nan"))]
 )
 @pytest.mark.parametrize("key", NOT_FINITE)
-def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number):
+@every_law
+def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number, every):
     """Named by its key, whether it is read from a dict or found in a model that was built of it."""
     value = [1.0, 2.0, 3.0, number] if key == "long_factor" else number
     model = llama(rope=NOT_FINITE[key] if key in NOT_FINITE[key] else {**NOT_FINITE[key], "factor": 2.0})
@@ -121,9 +138,8 @@ def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number):
     model.config.rope_parameters[key] = value
     with suppress(OverflowError, ValueError):  # tables of such a number
         model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    found = check(model)
-    [broken] = [one for one in found.values() if one.status == "broken"]
-    assert broken.law == "config" and key in broken.reason and str(number) in broken.reason and broken.whose == "config"
+    broken = the_broken(model, "config", every, beside=["rotary_frequencies", "far_positions", "cached_decoding"])
+    assert key in broken.reason and str(number) in broken.reason and broken.whose == "config"
 
 
 def test_lengths_and_windows_that_are_not_finite_are_refused():
@@ -392,10 +408,12 @@ def test_what_a_config_breaks_is_not_said_of_the_code():
     assert [one.law for one in found.values() if one.status == "broken"] == ["config"]
 
 
+@every_law
 @pytest.mark.parametrize("attention", [Attention, OwnTables])
-def test_a_copy_of_a_class_that_is_right_breaks_no_law(attention):
+def test_a_copy_of_a_class_that_is_right_breaks_no_law(attention, every):
     """Llama's attention written anew: its logits are those of transformers' class."""
-    found = check(copied(attention))
+    quick = ["layer_rotations", "layer_masks", "attention_outputs", "transformers_class"]
+    found = check(copied(attention), laws=None if every else quick)
     assert [one for one in found.values() if one.status == "broken"] == []
     assert found["transformers_class"].status == "holds" and found["transformers_class"].measured < 1e-6
 
@@ -659,7 +677,9 @@ def test_numbers_that_count_nothing_are_the_configs_fault(key, number):
 
 def test_a_choice_between_equal_scores_is_no_leak():
     """DeepSeek V3.2 with one head that chooses: many scores are exactly 0. With all keys chosen decoding is a whole pass."""
-    found = check(models.broken_layers.indexed(index_n_heads=1, index_topk=12))
+    found = check(
+        models.broken_layers.indexed(index_n_heads=1, index_topk=12), laws=["cached_decoding", "key_selection"]
+    )
     assert [one.law for one in found.values() if one.status == "broken"] == []
     assert found["cached_decoding"].status == "holds" and found["cached_decoding"].measured < 1e-6
     assert found["key_selection"].status == "does not apply"
@@ -760,10 +780,10 @@ def test_a_function_that_was_replaced_in_place_is_not_what_transformers_publishe
         "vocab_size": 64,
     }
     model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=64, initializer_range=0.5)).eval()
-    assert replaced(LlamaForCausalLM) is None and check(model)["layer_rotations"].status == "holds"
+    assert replaced(LlamaForCausalLM) is None and result("layer_rotations", model).status == "holds"
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", wrong)
     assert "apply_rotary_pos_emb" in (replaced(LlamaForCausalLM) or "")
-    assert check(model)["layer_rotations"].status == "broken"
+    assert result("layer_rotations", model).status == "broken"
 
 
 @pytest.mark.slow

@@ -84,7 +84,8 @@ def test_a_step_in_parts_is_the_step(task, data, tmp_path):
     """Also where parts have different numbers of targets (flip-flop), and where the Trainer counts them (encoder-decoders)."""
     config = replace(TINY, encodings=("rope",), steps=3, batch_size=4)
     if task != "text":
-        config = replace(of_task(task), encodings=("rope",), steps=3, batch_size=4, **SHAPE)
+        short = {"train_length": 16, "test_lengths": (16,)} if task == "flip-flop" else {}
+        config = replace(of_task(task), encodings=("rope",), steps=3, batch_size=4, documents=4, **SHAPE, **short)
         data = task_of(task).prepare(config)
     losses = []
     for parts in (1, 4):
@@ -118,11 +119,11 @@ def test_every_encoding_reads_the_same_tokens_in_the_same_order(data, tmp_path, 
         return plain(self, index)
 
     monkeypatch.setattr(Windows, "__getitem__", spied)
-    for label in ("nope", "t5", "fox"):
+    for label in ("nope", "fox"):
         read[label] = []
         config = replace(TINY, steps=3)
         assert OneTrial(tmp_path, label, 0, config, data).run().status == "done"
-    assert read["nope"] == read["t5"] == read["fox"] == list(range(12))
+    assert read["nope"] == read["fox"] == list(range(12))
 
 
 def test_initial_weights_follow_the_seed_and_leave_the_random_state_alone():
@@ -173,6 +174,7 @@ def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, mon
     assert_same(whole, trial)
 
 
+@pytest.mark.slow
 def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypatch):
     """What training draws comes from a generator that checkpoints hold; lengths whose places fit the table are measured."""
     options = {"train_length": 2, "test_lengths": (2, 20), "steps": 8, "batch_size": 4, "documents": 4, **SHAPE}
@@ -269,6 +271,7 @@ def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
     assert set(documents["tokens"]) == {WINDOWS * 48}  # the targets of all other trials
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("label", "words"),
     [

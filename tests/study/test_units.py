@@ -105,6 +105,7 @@ def test_ngrams_are_of_the_windows_of_the_first_seed():
 
 
 # ---- one folder, many questions ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_in_one_folder_nothing_is_trained_twice_and_each_report_is_right(four, tmp_path, monkeypatch):
     """The study, more seeds, other lengths, another encoding, another text, and back again."""
     trained: list[str] = []

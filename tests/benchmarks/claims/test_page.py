@@ -23,6 +23,7 @@ LARGE = 400_000
 """Bytes of a committed study."""
 
 
+@pytest.mark.slow
 def test_the_page_and_its_charts_are_what_the_results_say():
     assert make_claims.differing(*make_claims.made()) == []
 

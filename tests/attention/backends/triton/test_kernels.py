@@ -61,6 +61,7 @@ def test_same_answer_and_gradients(names, case):
     compare(run, *FEW(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("softcap", [0.5, 3.0, 1e-3])
 @pytest.mark.parametrize("case", ["causal", "padded, packed"])
 def test_capped_products(case, softcap):
@@ -84,6 +85,7 @@ class FarProfiles(lg.Inkling):
         )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "extent", "floor"),
     [(lg.Inkling, 9, None), (lg.Inkling, 40, 5), (lg.Inkling, 400, None), (FarProfiles, 7, None)],
