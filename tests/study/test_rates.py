@@ -172,10 +172,10 @@ def losses(monkeypatch):
     found: dict[float, float] = {}
     plain, train = run_trial.selection_loss, run_trial.TrialRunner.train
 
-    def trained(self, trial, *rest):
+    def trained(self, trial, *rest, **named):
         with monkeypatch.context() as patched:
             patched.setattr(run_trial, "selection_loss", lambda *of: found.get(trial.rate) or plain(*of))
-            return train(self, trial, *rest)
+            return train(self, trial, *rest, **named)
 
     monkeypatch.setattr(run_trial.TrialRunner, "train", trained)
     return found

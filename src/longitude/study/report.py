@@ -201,7 +201,7 @@ def differences_table(found: SideBySide) -> Table:
     return folding(*heads, lines=lines, words=2, title=f"paired differences at {found.lengths[-1]}")
 
 
-def folding(*heads: str, lines: Iterable[Sequence[str | Text]], **more: Any) -> Table:
+def folding(*heads: str, lines: Iterable[Sequence[str | Text]] = (), **more: Any) -> Table:
     """A table that breaks words if the terminal is too narrow."""
     made = empty_table(*heads, **{"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, **more})
     for column in made.columns:
