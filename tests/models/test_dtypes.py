@@ -17,7 +17,7 @@ FLOAT32 = {"log_dt", "log_A_real", "A_imag"}
         ("rope:learned_frequencies=true", ["attention"] * 2, {"alpha"}),
         ("axial_rope:mixed=true", ["attention"] * 2, {"theta"}),
     ],
-    ids=str,
+    ids=["no parameter", "S4D", "learned frequencies", "RoPE-Mixed"],
 )
 @torch.no_grad()
 def test_every_way_to_16_bits_is_the_same_model(encoding, mixers, kept, build, ids, tmp_path):
