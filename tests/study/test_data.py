@@ -294,19 +294,20 @@ def test_a_folder_names_what_it_leaves_out(tmp_path):
     assert text.left_out == "1 files that are not UTF-8 text, such as latin.txt; 1 empty files"
 
 
-def test_several_texts_are_one(tmp_path):
+def test_several_texts_are_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # names, which decide what is held out, begin with the place as it is given
     for i in range(2):
         (tmp_path / str(i)).mkdir()
         folder(tmp_path / str(i), [100] * 12)
     (tmp_path / "more.txt").write_bytes(words(500))
-    places = [str(tmp_path / name) for name in ("0", "1", "more.txt")]
+    places = ["0", "1", "more.txt"]
     text = read_texts(places)
     assert len(text.documents) == len(dict(text.documents)) == 25 and text.source == " and ".join(places)
     assert text.documents[-1] == (f"{places[2]}/more.txt", words(500))
     data = prepare(config(" ".join(places)))
     assert data.description["unit"] == "documents" and data.description["bytes"] == 24 * 100 + 500
     assert read_texts(places[:1]) == read_text(places[0])
-    with pytest.raises(ValueError, match=r"--data .*/0/part0: it is part of .*/0 already"):
+    with pytest.raises(ValueError, match=r"--data 0/part0: it is part of 0 already"):
         read_texts([*places, f"{places[0]}/part0"])
 
 
