@@ -59,6 +59,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama4_text": LLAMA | CHUNKED,
     "ministral3": LLAMA | {"head_dim": 16, "rope_parameters": WARM},
     "gpt2": NARROW | {"n_positions": LENGTH},
+    "openai-gpt": NARROW | {"n_positions": LENGTH},
     "opt": SMALL | TRAINED | {"word_embed_proj_dim": 64, "ffn_dim": 96, "init_std": 0.2},
     "bert": SMALL | TRAINED | {"intermediate_size": 96},
     "roberta": SMALL | {"pad_token_id": 1, "max_position_embeddings": LENGTH + 2, "intermediate_size": 96},

@@ -23,7 +23,7 @@ from longitude.positions.scaling.base import Scaling, plain
 from longitude.statistics.documents import Interval
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
-OFFSETS = {"gpt2": 0, "opt": 2, "bert": 0, "roberta": 2}
+OFFSETS = {"gpt2": 0, "openai-gpt": 0, "opt": 2, "bert": 0, "roberta": 2}
 """Rows for no position in each learned table."""
 WITHOUT_SEARCH = [name for name, method in METHODS.items() if not method.searched]
 SCHEMES = {
@@ -307,7 +307,7 @@ def test_learned_table(kind, length, checkpoint, write) -> None:
     assert torch.equal(new.weight[offset:], encoding.codes(torch.arange(length)))
     with torch.inference_mode():
         assert after(input_ids=torch.randint(3, 250, (1, length))).logits.isfinite().all()
-    key = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+    key = "n_positions" if "gpt" in kind else "max_position_embeddings"
     assert config(out)[key] == length + (2 if kind == "roberta" else 0)
     before, written = weights(source), weights(out)
     assert sum(not torch.equal(before[each], written[each]) for each in before) == 1

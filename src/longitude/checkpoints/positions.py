@@ -15,7 +15,7 @@ from longitude.checkpoints.quiet import quiet
 from longitude.hf.stock import heads_of
 from longitude.positions.bias import alibi_slopes
 
-TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?_?emb\w*|embed_positions)$")
+TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?s?_?emb\w*|embed_positions)$")
 """Names of learned tables of positions in models."""
 VISION = re.compile(r"(^|\.)(visual|vision\w*)\.")
 BUCKETS = "its positions are learned biases for buckets of distances, the last of which is of all far distances"
