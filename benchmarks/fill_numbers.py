@@ -105,8 +105,8 @@ def promises(found: dict[str, Any]) -> str:
     if single := [target for group in groups.values() if len(group) == 1 for target in group]:
         tables[own] = single
     parts = []
-    if missed := [WORDS.get(each["name"], each["name"]) for each in found["targets"] if each["met"] is False]:
-        parts.append(f"{len(missed)} of {len(found['targets'])} targets are missed: {'; '.join(missed)}.")
+    if missed := sum(each["met"] is False for each in found["targets"]):
+        parts.append(f"{missed} of {len(found['targets'])} targets are missed; they are marked below.")
     for title, group in sorted(tables.items(), key=lambda each: all(target["met"] is not False for target in each[1])):
         parts.append(f"{title}:\n\n{_targets(found, group, title == own)}")
     return "\n\n".join([*parts, protocol(found)])

@@ -1,4 +1,4 @@
-"""Longitude: position encodings of transformers, and whether they hold past the length a model was trained on.
+"""Longitude: position encodings of transformers, and what they do past the length a model was trained on.
 
 What most need is one name away after `import longitude as lg`, the rest is two (lg.attention.WindowAttention). All is loaded on
 first use: the import itself costs nothing, and `lg.attend` with all encodings never loads transformers.

@@ -113,9 +113,9 @@ def _require_known(arguments: list[str]) -> None:
     if verb in ("-h", "--help"):
         return
     if verb.startswith("-"):
-        raise unknown("option", verb, ["--help", "--version"], "`longitude --help` shows the verbs.")
+        raise unknown("option", verb, ["--help", "--version"], "`longitude --help` shows the commands.")
     if verb not in verbs():
-        raise unknown("verb", verb, verbs(), "`longitude --help` shows them.")
+        raise unknown("command", verb, verbs(), "`longitude --help` shows them.")
     valid = ["--help", "--plugin"]
     for name, (_, default) in _options(verbs()[verb], {}).items():
         valid.append(f"--{'no-' * (default is True)}{name.replace('_', '-')}")  # a flag that is on can be turned off

@@ -25,8 +25,8 @@ GROUPS = {
     "test": "length reference against laws quick seed",
     "execution": "dtype device allow_pickle",
 }
-EXAMPLES = """  longitude check models/llama
-  longitude check rope --quick"""
+EXAMPLES = """  longitude check models/llama --quick
+  longitude check rope"""
 
 
 def check(

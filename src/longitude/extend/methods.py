@@ -38,7 +38,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "linear": Method(
-        "Neighbours come closer together than in training: fine-tune before use; short contexts cost as well.",
+        "Adjacent positions come closer together than in training: fine-tune before use; short contexts cost as well.",
     ),
     "ntk": Method(
         "Fast pairs hardly change; near the new length some pairs still rotate further than in training: take a longer --to "

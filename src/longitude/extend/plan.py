@@ -343,7 +343,7 @@ def _plan_table(plan: ExtendPlan) -> None:
     if inner.get("n_ctx") == before:  # GPT-2's, an old double
         inner["n_ctx"] = inner[key]
     plan.notes.append(
-        "Rows between trained ones are their averages: neighbours are nearly alike, and no row but the first and the last is "
+        "Rows between trained ones are their averages: adjacent rows are nearly alike, and no row but the first and the last is "
         "where it was. Fine-tune before use; short contexts cost as well."
     )
 

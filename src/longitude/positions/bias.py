@@ -208,13 +208,13 @@ def _within(x: Tensor, low: float, high: float | None = None) -> Tensor:
 
 @register("kerple_log")
 def kerple_log(num_heads: int, shared: bool = True) -> Kerple:
-    """Kerple, a learned logarithmic bias: score_h(i, j) += -p_h ln(1 + a_h |i - j|), with a, p > 0 learned."""
+    """KERPLE, a learned logarithmic bias: score_h(i, j) += -p_h ln(1 + a_h |i - j|), with a, p > 0 learned."""
     return Kerple(num_heads, "log", shared)
 
 
 @register("kerple_power")
 def kerple_power(num_heads: int, shared: bool = True) -> Kerple:
-    """Kerple, a learned power-law bias: score_h(i, j) += -a_h |i - j|^p_h, with a > 0, 0 < p <= 2 learned."""
+    """KERPLE, a learned power-law bias: score_h(i, j) += -a_h |i - j|^p_h, with a > 0, 0 < p <= 2 learned."""
     return Kerple(num_heads, "power", shared)
 
 

@@ -54,7 +54,7 @@ class StudyConfig:
             a study, or the name of one next to this one's folder. The learning rate begins again with a
             warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
-        steps: Optimizer steps of every model; with --match compute those of plain attention.
+        steps: Optimizer steps of every model; with --match compute those of attention without an encoding.
         match: What is equal for all models: steps, or compute (training FLOPs). With compute, each model takes as many steps
             as cost the FLOPs of --steps steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
@@ -67,8 +67,8 @@ class StudyConfig:
             its models are measured.
         warmup: Share of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size.
-        layers: Transformer blocks; an encoder-decoder has this many of each. Several numbers train every label with each of them.
-        hidden: Width of the model. Several numbers train every label at each of them, with --layers at every pair.
+        layers: Transformer blocks; an encoder-decoder has this many of each. Several numbers train every model with each of them.
+        hidden: Width of the model. Several numbers train every model at each of them, with --layers at every pair.
         heads: Attention heads at the first width, which they divide; at another width as many as have the same size.
         block: Block of every model: ours (default), or that of a family, with its norms, activation, grouped heads, QK-norm,
             convolutions or latent attention. Set windows and layers without rotation in --encodings.
