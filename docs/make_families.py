@@ -202,7 +202,7 @@ EXPLAINED = {
 REFUSED = {
     "learned table of positions and": "a learned table of positions: `--method linear` stretches it",
     "every layer that rotates": "every layer that rotates has a window shorter than the training length",
-    "was extended already": "its default config is extended already: `--original` replaces the scheme",
+    "was extended already": "its default config is extended already: `--original` replaces the scaling",
     "ALiBi biases": "ALiBi: nothing needs scaling",
     "neither rotary": "neither rotary parameters, nor a learned table, nor ALiBi is found",
     "formula that its configuration": "its config does not describe its rotation",
