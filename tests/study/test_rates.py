@@ -292,7 +292,7 @@ def test_labels_matched_by_compute_have_steps_of_their_own_everywhere(tmp_path):
     assert {(row.label, row.train_steps, row.train_tokens) for row in rows} == {
         (label, steps, steps * 32) for label, steps in expected.items()
     }
-    sentence = f"steps, matched by compute: NoPE 20, mamba {expected['mamba']}"
+    sentence = f"matched by compute: NoPE 20, mamba {expected['mamba']}"
     assert sentence in " ".join(printed(tmp_path, 200).split())
 
 
