@@ -217,7 +217,9 @@ def tables_of_parts(run: Run) -> list[Lines]:
             [f"{each.smaller} to {each.larger}", str(each.length), f"{each.kept} of {each.pairs}"]
             for each in agreement(run)
         ]
-        title = "Pairs of encodings whose order stays the same at the next size. Without those that learned too little (*)"
+        title = (
+            "Pairs of encodings whose order stays the same at the next size. Without those that learned too little (*)"
+        )
         found.append((title, ["size", "at", "pairs"], lines))
     return found
 
