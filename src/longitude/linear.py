@@ -1,6 +1,6 @@
 """Layers and their weights: those that are called, and those that stay float32 in a model of 16 bits.
 
-Layers are called because adapters, hooks, offloading and quantisation stand between a weight and what its layer gives.
+Layers are called because adapters, hooks, offloading and quantization stand between a weight and what its layer gives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The table of a BenchConfig: every encoding on every backend at every length, and the peers, compared with plain attention."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,6 +12,7 @@ from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.config import BenchConfig
 from longitude.bench.peers import installed
 from longitude.bench.rows import FAILED, Row, reason, timed
+from longitude.runs.device import threads
 from longitude.runs.memory import available_memory, can_measure_peak, require_memory
 from longitude.runs.progress import Progress
 
@@ -135,15 +134,3 @@ def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:
     except Exception as error:
         return reason(error)
     return case
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[int]:
-    """This many threads of torch, by default as many as it has taken, and afterwards as many as before."""
-    before = torch.get_num_threads()
-    count = count or before
-    torch.set_num_threads(count)
-    try:
-        yield count
-    finally:
-        torch.set_num_threads(before)

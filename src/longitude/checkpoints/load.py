@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,11 +28,13 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
+from longitude.checkpoints.config import raw_config
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.reading import fault_of, require_numbers, text_part
 from longitude.errors import UsageError, unknown
 from longitude.hf.stock import KEY, class_of
-from longitude.positions.hugging_face import lost_type
+from longitude.positions.config_keys import BASES, SCHEMAS
+from longitude.positions.hugging_face import lost_type, names_rotation
 from longitude.runs.files import read_json
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -187,6 +189,24 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
         if raw and (fault := fault_of(raw)) is not None:
             raise ValueError(f"{error}; {fault}") from error
         raise
+
+
+def without_class(path: str) -> PreTrainedConfig | None:
+    """The rotation in a file whose model_type transformers does not have, read by its keys; None for another file."""
+    with suppress(OSError, ValueError, RecursionError):
+        raw = raw_config(path)
+        kind, keys = (raw.get("model_type"), {**text_part(raw)}) if isinstance(raw, dict) else (None, {})
+        sizes = [keys.get(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")]
+        known = not isinstance(kind, str) or kind in CONFIG_MAPPING
+        if not known and names_rotation(keys) and all(type(size) is int and size > 0 for size in sizes):
+            require_numbers(keys)
+            bases = ({BASES[0]: keys[base]} for base in BASES if base in keys)
+            keys[SCHEMAS[0]] = next(filter(None, (*map(keys.get, SCHEMAS), *bases)), None)
+            config = type("WithoutClass", (PreTrainedConfig,), {"model_type": kind})()
+            # Not as arguments: transformers would complete and correct what the file says of a rotation.
+            vars(config).update(copy.deepcopy(keys) | {"model_type": kind})
+            return config
+    return None
 
 
 def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:

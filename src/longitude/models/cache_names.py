@@ -84,7 +84,7 @@ def both_names(name: str, kind: type[ModelOutput]) -> Any:
     return type(kind.__name__, (kind,), {"cache": property(get, put), "__getitem__": item, **where})
 
 
-# Newer ones answer to both themselves: a graph that is exported then has no class of ours.
+# Newer ones answer to both themselves: an exported graph then contains no class of Longitude.
 if TYPE_CHECKING or INSTALLED == NEW:
     DecoderOutput = BaseModelOutputWithPastAndCrossAttentions
     CausalOutput = CausalLMOutputWithPast

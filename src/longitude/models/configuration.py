@@ -45,8 +45,8 @@ DEFAULTS = {"encoding": "auto", "encodings": None, "mixer": "attention", "mixers
 class LongitudeConfig(PreTrainedConfig):
     r"""The configuration of a Longitude model: by default a decoder of multi-head attention, with RMSNorm before each part.
 
-    Every option of encodings and mixers that is left out is resolved from the model's shape and written out, so what config.json
-    has never depends on a default.
+    Every option of encodings and mixers that is left out is resolved from the model's shape and written out, so config.json
+    depends on no default.
 
     Args:
         vocab_size (`int`, *optional*, defaults to 256):

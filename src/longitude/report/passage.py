@@ -144,8 +144,9 @@ class Passage:
     def rows(self, panel: Panel) -> Iterator["Row"]:
         """The rows of a panel, from top to bottom."""
         smooth = self.smoothed(panel)
-        letters = [(letter, i) for i, piece in enumerate(panel.pieces) for letter in piece]
-        if not self.lettered:
+        if self.lettered:
+            letters = [(letter, i) for i, piece in enumerate(panel.pieces) for letter in piece]
+        else:
             letters = [(" ", i) for i in range(0, len(panel.pieces), self.share)]
         for start in range(0, len(letters), self.columns):
             row = letters[start : start + self.columns]

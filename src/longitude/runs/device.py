@@ -1,8 +1,9 @@
-"""Which device computes, and how many cores there are for it. Importing this does not load torch."""
+"""Which device computes, how many cores there are for it, and with how many threads. Importing this does not load torch."""
 
 import math
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -36,3 +37,16 @@ def cores() -> int:
         quota, period = (GROUP / "cpu.max").read_text().split()
         count = min(count, int(quota) / int(period))
     return max(1, math.ceil(count))
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """With this many threads of torch; None: as many as it has. Afterwards as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -109,7 +109,7 @@ def inner_size(config: Any) -> int:
 
 
 def has_square_scores(config: Any) -> bool:
-    """Whether attention stores a score for every pair of tokens. Models of our own attend with a backend of ours."""
+    """Whether attention stores a score for every pair of tokens. Our models attend with our backends."""
     if config.model_type == "longitude":
         return config.attention_backend == "reference"
     return getattr(config, "_attn_implementation", None) == "eager"

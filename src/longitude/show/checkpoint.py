@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoModel
 
 from longitude.checkpoints.agreement import Reading
 from longitude.checkpoints.config import (
@@ -20,22 +20,20 @@ from longitude.checkpoints.config import (
     head_dim_of,
     not_rotary,
     positions_of_layers,
-    raw_config,
     remarks,
     ropes,
     trained_length,
     unrotated,
 )
-from longitude.checkpoints.load import built_without_weights, config_of
+from longitude.checkpoints.load import built_without_weights, config_of, without_class
 from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
-from longitude.checkpoints.reading import class_of, read as reading, require_numbers, text_part
+from longitude.checkpoints.reading import class_of, read as reading, text_part
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
-from longitude.positions.config_keys import BASES, SCHEMAS
-from longitude.positions.hugging_face import RopeConfig, names_rotation, not_understood
+from longitude.positions.hugging_face import RopeConfig, not_understood
 from longitude.positions.scaling import Frequencies, Scaling, rope_frequencies
 from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
 from longitude.show.rotations import NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
@@ -112,28 +110,9 @@ def read(path: str) -> Any:
     try:
         return text_part(config_of(path))
     except ValueError as refusal:
-        if (config := _without_class(path)) is None:
+        if (config := without_class(path)) is None:
             raise refusal
         return config
-
-
-def _without_class(path: str) -> Any:
-    """The rotation in a file whose model_type transformers does not have, read by name; None for another file."""
-    with suppress(OSError, ValueError, RecursionError):
-        raw = raw_config(path)
-        kind, keys = (raw.get("model_type"), {**text_part(raw)}) if isinstance(raw, dict) else (None, {})
-        sizes = [keys.get(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")]
-        known = not isinstance(kind, str) or kind in CONFIG_MAPPING
-        if not known and names_rotation(keys) and all(type(size) is int and size > 0 for size in sizes):
-            require_numbers(keys)
-            given = [keys.get(schema) for schema in SCHEMAS] + [
-                {BASES[0]: keys[base]} for base in BASES if base in keys
-            ]
-            keys[SCHEMAS[0]] = next(filter(None, given), None)
-            config = type("WithoutClass", (PreTrainedConfig,), {"model_type": kind})()
-            vars(config).update(copy.deepcopy(keys) | {"model_type": kind})
-            return config
-    return None
 
 
 def encodings(config: Any) -> dict[str, Encoding]:

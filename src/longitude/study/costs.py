@@ -17,11 +17,12 @@ import torch
 import transformers
 
 from longitude.checkpoints.costs import TRAINING, Cost, products_per_token
+from longitude.runs.device import threads
 from longitude.runs.memory import training_memory
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
 from longitude.study.tasks.base import task_of
-from longitude.study.train import build_model, threads, train
+from longitude.study.train import build_model, train
 from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
 

@@ -17,7 +17,7 @@ from longitude.attention.backends import routes
 from longitude.checkpoints.costs import TRAINING
 from longitude.measure import write_rows
 from longitude.report.wording import and_
-from longitude.runs.device import device_of
+from longitude.runs.device import device_of, threads
 from longitude.runs.files import atomic, out_of_space, read_json, write_json
 from longitude.runs.store import Store, Unit
 from longitude.study.config import StudyConfig
@@ -33,7 +33,6 @@ from longitude.study.train import (
     remove_checkpoints,
     save,
     selection_loss,
-    threads,
     train,
 )
 from longitude.study.trial import Status, Trial

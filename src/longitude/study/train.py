@@ -10,8 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,17 +132,6 @@ class LossLog:
     def flush(self) -> None:
         with open(self.path, "a") as file:
             os.fsync(file.fileno())
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """With this many threads of torch, and afterwards as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
