@@ -34,7 +34,7 @@ from textwrap import fill
 from typing import Any
 
 import markdown_tables
-from longitude.report.wording import paper
+from longitude.report.wording import count, paper
 from markdown_tables import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -166,10 +166,10 @@ def machines(found: dict[str, Any]) -> str:
 
 def protocol(found: dict[str, Any]) -> str:
     """When, where and with how many threads a bench ran."""
-    machine, versions = found["machine"], found["versions"]
+    machine, versions, row = found["machine"], found["versions"], found["rows"][0]
     return (
-        f"Measured on {found['made'][:10]}: {machine['cores']} cores ({machine['cpu']}), {found['rows'][0]['threads']} threads, "
-        f"{found['rows'][0]['clock']} time, torch {versions['torch']}, load {machine['load'][0]:.1f}."
+        f"Measured on {found['made'][:10]}: {machine['cores']} cores ({machine['cpu']}), {count(row['threads'], 'thread')}, "
+        f"{row['clock']} time, torch {versions['torch']}, load {machine['load'][0]:.1f}."
     )
 
 
@@ -313,7 +313,7 @@ def answers(found: dict[str, Any]) -> str:
     head = ["encoding", *columns, f"95% interval at {lengths[-1]}"]
     note = (
         f"Task `{about['task']}`, % right: trained to {trained} symbols, {means}, {last['documents']} examples of each length. "
-        f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, {study['machine']['threads']} threads, torch "
+        f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, {count(study['machine']['threads'], 'thread')}, torch "
         f"{study['versions']['torch']}."
     )
     return f"{markdown(head, lines)}\n\n{fill(note, PROSE)}"
@@ -364,7 +364,7 @@ def at_a_glance(found: dict[str, Any]) -> str:
         f"Bits per byte, lower is better: {means}, Python source code. An encoding "
         f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval over {over}. {without}"
         f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
-        f"{study['machine']['threads']} threads, torch {study['versions']['torch']}."
+        f"{count(study['machine']['threads'], 'thread')}, torch {study['versions']['torch']}."
     )
     return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longitude.runs import device, memory
-from longitude.runs.device import cores, device_of
+from longitude.runs.device import cores, device_of, threads
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
 from tests.support import printed, refused
@@ -104,3 +104,14 @@ def test_without_a_terminal_only_notes_are_written():
         progress.update("measuring", 1, total=2)  # the next part of the work
         progress.note("noted")
     assert file.getvalue() == "noted\n" and (progress.done, progress.total) == (1, 2)
+
+
+def test_threads_are_those_before_again():
+    before = torch.get_num_threads()
+    for count, within in ((2, 2), (1, 1), (None, before)):
+        with threads(count):
+            assert torch.get_num_threads() == within
+        assert torch.get_num_threads() == before
+    with pytest.raises(KeyError), threads(before + 1):
+        raise KeyError
+    assert torch.get_num_threads() == before

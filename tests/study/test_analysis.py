@@ -328,10 +328,13 @@ def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
     }
 
 
-def test_reach_ends_at_the_first_length_that_is_not_solved(tmp_path):
+def test_reach_ends_before_the_first_length_that_is_not_solved(tmp_path):
     gap = {"rope": (1.0, 0.5, 1.0, 1.0), "t5": (0.1, 1.0, 1.0, 1.0)}
     found = analyse(write_answers(tmp_path, gap))
     assert [found.criterion.effective(found.of(label)).low for label in gap] == [8, None]
+    unclear = write_answers(tmp_path / "unclear", {"rope": (1.0, 1.0, 1.0, 0.9)})
+    [row] = [line.split() for line in printed(unclear, 100).splitlines() if line.startswith("rope")]
+    assert row[-1] == "20"  # 90% of 200 examples at 32 may be less of all
 
 
 def test_a_failure_to_learn_is_not_a_failure_of_length(tmp_path):

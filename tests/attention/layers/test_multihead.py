@@ -6,6 +6,7 @@ from torch import nn
 
 import longitude as lg
 from longitude.attention.mixer import MixerInputs
+from longitude.testing.examples import mixer_example
 from tests.support import close, random, refused, refused_calls
 
 DIM, HEADS = 16, 4
@@ -80,6 +81,24 @@ def test_nothing_is_ignored_beside_inputs(given):
 # ---- parts around attention ----------------------------------------------------------------------------------------------
 def convolving(*places, **options) -> lg.MultiHeadAttention:
     return layer(2, lg.Rotary(4, "half"), short_conv=places, **options)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "part", [{"qk_norm": True}, {"output_gate": True}, {"softcap": 0.5}, {"short_conv": "input"}], ids=str
+)
+def test_every_mixer_that_takes_a_part_has_it(part):
+    """With the same weights otherwise, the part changes what each of them gives."""
+    examples = [mixer_example(name) for name in lg.list_mixers()]
+    takers = [each for each in examples if all(map(each.has, part))]
+    assert len(takers) > 3
+    for each in takers:
+        having, plain = each(**part), each()
+        plain.load_state_dict(
+            {name: value for name, value in having.state_dict().items() if name in plain.state_dict()}
+        )
+        x = random(2, 11, having.dim, seed=1)
+        assert (having(x) - plain(x)).abs().max() > 1e-3, each.name
 
 
 def test_parts_by_hand():
