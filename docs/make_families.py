@@ -1,6 +1,6 @@
 """The page of families, docs/families.md: what `longitude check` says of each causal architecture of transformers, at toy size.
 
-python docs/make_families.py                     # all: about fifteen minutes of processor time; writes the page and families.csv
+python docs/make_families.py                     # all: about twelve minutes of processor time; writes the page and families.csv
 python docs/make_families.py llama gemma3_text   # these alone, printed
 
 A law that fails stands on the page only if EXPLAINED says what the class does, and a test shows it in unmodified transformers.
@@ -290,7 +290,7 @@ def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -
     lines += [
         "",
         "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured and each verb did, in "
-        "about fifteen minutes of processor time. `tests/docs/test_families.py` also shows each defect in transformers alone, "
+        "about twelve minutes of processor time. `tests/docs/test_families.py` also shows each defect in transformers alone, "
         "without Longitude.",
         "",
         "## Sparse attention",
