@@ -111,6 +111,7 @@ def test_answers_by_length_and_distance(tmp_path):
         ("1", 1, 2), ("4", 0.5, 2), ("7", 0, 2),
     ]  # fmt: skip
     assert figure.table.to_numpy().tolist() == [["rope", 8, "100%", "50%", "0%"]]
+    assert figure.title.endswith(" 50%")  # all answers at the longest length, each once
 
 
 def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
@@ -169,3 +170,4 @@ def test_right_symbols_by_length_and_place(tmp_path):
         (20, "17"), (20, "18"), (20, "19"), (20, "20"),
     ]  # fmt: skip
     assert values(spec, "rule", spec["concat"][0]) == [{"left": 16.5}]
+    assert figure.title.endswith(" 80%")

@@ -34,7 +34,7 @@ def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
         gap = " The gap is at the training length." if _edge(run, cells) else ""
         yield Figure(
             name="by-length-and-position",
-            title="Right symbols by length and place",
+            title=_finding(run, cells, "right symbols"),
             caption="The share of symbols that are right, all seeds together, by the length of an example and by the place of "
             f"the symbol in the answer. After a wrong symbol the model continues with its own.{gap}",
             alt="Heat maps of the share of right symbols by length and place in the answer, one for each encoding.",
@@ -52,7 +52,7 @@ def by_distance(analysis: Analysis) -> Iterator[Figure]:
     if len(cells):
         yield Figure(
             name="by-distance",
-            title="Exact answers by length and distance",
+            title=_finding(run, cells, "exact answers"),
             caption="The share of exact answers, all seeds together, by the length of an example and by how far what it asks for "
             "lies before the question.",
             alt="Heat maps of the share of exact answers by length and distance, one for each encoding.",
@@ -81,6 +81,16 @@ def _cells(run: Run, place_of: Callable[[Row], tuple[int, int] | None]) -> Any:
     cells["left"], cells["right"] = (start, stop) if octaves else (start - 0.5, stop - 0.5)
     cells["middle"] = np.sqrt(cells["left"] * cells["right"]) if octaves else start
     return cells
+
+
+def _finding(run: Run, cells: Any, words: str) -> str:
+    """The best and the worst label at the longest length: "right symbols at 1,024 bytes: ALiBi 93%, RoPE 12%"."""
+    longest = cells[cells["length"] == cells["length"].max()]
+    totals = longest.assign(right=longest["value"] * longest["count"]).groupby("label")[["right", "count"]].sum()
+    shares = (totals["right"] / totals["count"]).sort_values(ascending=False)
+    names, ends = papers(run.labels), dict.fromkeys((shares.index[0], shares.index[-1]))
+    at = f"{words[0].upper()}{words[1:]} at {longest['length'].iloc[0]:,} {run.task.unit}"
+    return f"{at}: {', '.join(f'{names[label]} {shares[label]:.0%}' for label in ends)}"
 
 
 def _edge(run: Run, cells: Any) -> float | None:
