@@ -82,9 +82,9 @@ def study(
     Args:
         config: What to study.
         execution: Where.
-        preset: Where the defaults of all options come from: quick (four minutes), classic (the protocol of ALiBi's paper) or
-            everything. Or your own .toml file, written like those in longitude/study/presets. claims/NAME are the
-            studies of docs/claims.md.
+        preset: Where the defaults of all options come from: quick (four minutes), classic (the protocol of ALiBi's paper),
+            everything (all encodings), or ladder-a, ladder-b, ladder-c and ladder-gpu (growing sizes). claims/NAME are the
+            studies of docs/claims.md. Your own .toml file works as well, written like those in longitude/study/presets.
         out: Directory of the run; by default runs/study, or runs and the name of the task or preset. With --out, options that
             you leave out are as you asked last there.
         fresh: Train the models of this question again.
