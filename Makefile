@@ -92,7 +92,7 @@ bench-mixers: $(VENV)/bench.stamp ## what each mixer and the whole models cost, 
 	$(BIN)/python benchmarks/targets_mixers.py --out $(OUT) $(ARGS)
 
 bench-decode: OF := -decode
-bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (a few minutes, quiet)
+bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (about a quarter of an hour, quiet)
 	$(BIN)/python benchmarks/decode.py --out $(OUT) $(ARGS)
 
 gpu: ## laws and times on a GPU, in at most nine minutes, with any PYTHON that has torch for CUDA: nothing is installed

@@ -281,16 +281,17 @@ def encoder_decoder(session: Session) -> list[Row]:
     return against(session, *pair, ("torch.nn", "encoder-decoder"), shape, (5, 4), "encoder-decoder")
 
 
-def over_full(name: str, lengths: dict[int, int]) -> Callable[[Session], list[Row]]:
+def over_full(name: str, lengths: dict[int, int], **options: Any) -> Callable[[Session], list[Row]]:
     def measure(session: Session) -> list[Row]:
-        """A layer over one of full attention, both with rope; lengths: of each, how often it is timed."""
+        """A layer over one of full attention, each with rope if it takes one; lengths: of each, how often it is timed."""
         torch.manual_seed(0)
-        full, own = (mixer(each, dim=WIDTH, num_heads=HEADS) for each in ("attention", name))
+        full, own = mixer("attention", dim=WIDTH, num_heads=HEADS), mixer(name, dim=WIDTH, num_heads=HEADS, **options)
         rope, rows = lg.Rotary(head_dim=HEAD, layout="half"), []
+        own_rope = rope if own.rotates else None
         for length, turns in lengths.items():
             shape = session.shape(length, 1, HEADS, HEAD)
             x = numbers(0, 1, shape.length, WIDTH)
-            pair = (full, partial(full, x, encoding=rope)), (own, partial(own, x, encoding=rope))
+            pair = (full, partial(full, x, encoding=rope)), (own, partial(own, x, encoding=own_rope))
             rows += against(session, *pair, ("attention", name), shape, (turns, turns), f"{name} attention", (x,))
         return rows
 
@@ -328,6 +329,10 @@ TARGETS = (
     Target("encoder-decoder, 1024 tokens", 1.1, "the same through torch.nn", encoder_decoder),
     Target("hierarchical attention, 8192 and 16384", 1.0, "full attention", hierarchical),
     Target("native sparse attention, a toy, 1024 tokens", 8.0, "full attention", over_full("nsa", {1024: 9})),
+    Target("stick-breaking, 1024 tokens", 16.0, "full attention", over_full("stick_breaking", {1024: 7})),
+    Target("128 keys by an indexer, 1024 tokens", 10.0, "full attention", over_full("indexed", {1024: 9}, k_top=128)),
+    Target("repositioning (RePo), 1024 tokens", 1.5, "full attention", over_full("repo", {1024: 15})),
+    Target("attention and Mamba-2 in parallel, 1024 tokens", 6.0, "full attention", over_full("parallel", {1024: 9})),
     Target("a token behind 32768, recurrent", 1.1, "a token behind 1024", decoding(recurrences)),
     Target("a token behind 32768, hierarchical", 1.5, "a token behind 1024", decoding(lambda: ["hierarchical"])),
     Target("a token behind 32768, log-linear", 1.5, "a token behind 1024", decoding(lambda: ["log_linear_mamba2"])),

@@ -60,7 +60,7 @@ def heads(
 
 def built(label: str, known: Mapping[str, int], seed: int = 0, dtype: torch.dtype = torch.float64) -> lg.Composed:
     """The encodings of "rope+fox", one from each name, with what is known of the model and uniform random parameters."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     known = {"layout": "half", **known}
     encoding = compose([lg.encoding(name, **resolved(name, {}, **known)) for name in label.split("+")]).to(dtype)
     for parameter in encoding.parameters():

@@ -83,6 +83,7 @@ def test_decode_ends_with_table_json_and_chart(tmp_path, monkeypatch, capsys):
     svg = out.with_suffix(".svg").read_text()
     assert "Milliseconds per token" in svg and "Megabytes of cache" in svg and "O(log N)" in svg and "retention" in svg
     found = json.loads(out.read_text())
+    assert {row["threads"] for row in found["rows"]} == {torch.get_num_threads()}
     assert found["configuration"]["contexts"] == [16, 33] and "prefill" in found["protocol"]
     assert all(row["bytes_per_token"] * row["context"] == row["cache_bytes"] for row in found["rows"])
     assert found["lines"][0]["mixers"][0]["name"] == "attention" and found["lines"][0]["growth"] == "O(N)"

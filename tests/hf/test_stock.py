@@ -1,5 +1,6 @@
 """attn_implementation="longitude" in plain transformers models: the same numbers as theirs, or a reason."""
 
+import copy
 from functools import partial
 from inspect import signature
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache, masking_utils
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, DynamicCache, masking_utils
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -15,7 +16,8 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 
 import longitude as lg
 import longitude.hf  # registers
-from longitude.hf.attention import REFUSED, stock_attention
+from longitude.attention.operation import requests
+from longitude.hf.attention import REFUSED, stock_attention, with_bias
 from longitude.hf.masks import StockMask
 from longitude.hf.trainer import require_shareable
 from longitude.models.cache_names import cache_in, named
@@ -190,6 +192,32 @@ def test_weights_are_those_of_eager(asked_by, stock, ids):
 def test_an_encoder_sees_both_sides(stock, ids, mask):
     ours, theirs = (stock("bert", backend)(ids, attention_mask=mask).logits for backend in ("longitude", "sdpa"))
     close(ours[mask.bool()], theirs[mask.bool()])
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+@pytest.mark.parametrize("length", [9, 17, 23])
+def test_cross_attention_reads_all_tokens_of_the_encoder(kind, length, ids, mask):
+    """With fewer target tokens than source tokens, as many, and more; T5 adds a bias of its own to the scores."""
+    more = {"bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+                     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "init_std": 0.4},
+            "t5": {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "initializer_factor": 2.0}}  # fmt: skip
+    options = {"vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    config = AutoConfig.for_model(kind, **options, **more[kind])
+    ours, theirs = (
+        AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config), attn_implementation=backend).double().eval()
+        for backend in ("longitude", "sdpa")
+    )
+    ours.load_state_dict(theirs.state_dict())
+    target = torch.randint(3, 50, (2, length), generator=torch.Generator().manual_seed(2))
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
+    want, got = theirs(**inputs).logits, ours(**inputs).logits
+    close(got, want)
+    close(*(
+        torch.autograd.grad(x.cos().sum(), list(model.parameters()), allow_unused=True, materialize_grads=True)
+        for x, model in ((got, ours), (want, theirs))
+    ))  # fmt: skip
+    options = {"attention_mask": mask, "max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
+    assert ours.generate(ids, **options).tolist() == theirs.generate(ids, **options).tolist()
 
 
 def test_no_square_is_made(stock):
@@ -394,3 +422,56 @@ def test_a_mask_of_another_kind_is_refused(stock, ids):
     config, blocks = stock("llama", "longitude").config, torch.zeros_like(ids)
     with refused("'or_masks'"):
         create_causal_mask(config, torch.empty(2, 17, 0), None, None, block_sequence_ids=blocks)
+
+
+# ---- what a model adds to its scores -----------------------------------------------------------------------------------
+def padded_and_windowed(batch, length):
+    valid = torch.arange(length) >= 7 * torch.arange(batch)[:, None]
+    return lg.Causal() & lg.Window(40) & lg.Padding(valid)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_bias_and_sinks_are_the_formula_of_inkling(length, rows, masked):
+    """softmax over the keys and the query's sink of scale q.k + bias, in each form of the bias's batch, with all gradients."""
+    generator = torch.Generator().manual_seed(3)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    q, k, v = draw(2, 4, length, 8), draw(2, 2, length, 8), draw(2, 2, length, 8)
+    bias, sinks = draw(rows, 4, length, length), draw(2, 4, length, 1)
+    given = [x.requires_grad_() for x in (q, k, v, bias, sinks)]
+    mask = padded_and_windowed(2, length) if masked else lg.Causal()
+    order = torch.arange(length)
+    allowed = mask.allowed(order, order)
+    scores = q @ k.repeat_interleave(2, 1).mT / 8 + bias
+    scores = torch.cat([scores.masked_fill(~allowed, -torch.inf), sinks], -1)
+    weights = scores.softmax(-1)[..., :-1]
+    want = (weights @ v.repeat_interleave(2, 1)).transpose(1, 2)
+    module, seen = torch.nn.Module(), StockMask(mask, length)
+    options = {"scaling": 1 / 8, "position_bias": bias, "sinks": sinks}
+    got, _ = stock_attention(module, q, k, v, seen, **options)
+    close(got, want)
+    gradients = [torch.autograd.grad(x.cos().sum(), given) for x in (got, want)]
+    close(*gradients)
+    with torch.no_grad():
+        close(stock_attention(module, q, k, v, seen, **options)[0], want)
+        alone, last = stock_attention(module, q[:, :, -1:], k, v, seen, **options | {
+            "position_bias": bias[:, :, -1:], "sinks": sinks[:, :, -1:]}, output_attentions=True)  # fmt: skip
+        close(alone, want[:, -1:])
+        close(last, weights[:, :, -1:])
+        plain, _ = stock_attention(module, q, k, v, seen, scaling=1 / 8, position_bias=bias)
+        close(plain.transpose(1, 2), (scores[..., :-1].softmax(-1).nan_to_num(0.0) @ v.repeat_interleave(2, 1)))
+
+
+def test_a_bias_of_another_shape_is_refused():
+    q = torch.randn(2, 4, 9, 8)
+    with refused("position_bias", "[2, 4, 9, 9]", "[3, 4, 9, 9]"):
+        stock_attention(torch.nn.Module(), q, q, q, None, position_bias=torch.randn(3, 4, 9, 9))
+
+
+def test_a_bias_of_one_process_is_refused_for_a_shared_sequence():
+    q = torch.randn(2, 4, 9, 8)
+    (part,) = requests(q, q, q)
+    part.request.pairs.shared = object()
+    with refused("position_bias"):
+        with_bias(part.request, torch.randn(1, 4, 9, 9))

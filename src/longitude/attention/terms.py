@@ -186,12 +186,13 @@ def multiplied(r: Request) -> Request:
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Lq, Dv] and logsumexp [B, H, Lq] of attention without sinks -> those with them.
+    """Output [B, H, Lq, Dv] and logsumexp [B, H, Lq] of attention without sinks -> those with sinks [H] or [B, H, Lq].
 
     Autograd through it gives a backend's backward exactly the gradients of a softmax with one more column: of its scores
     P_ij sigmoid_i (dout_i . v_j - dout_i . out'_i), and of a logit -sum_i sigmoid(logit - lse_i) dout_i . out_i sigmoid_i.
     """
-    logits = sinks.to(lse.dtype)[:, None]
+    logits = sinks.to(lse.dtype)
+    logits = logits[:, None] if logits.dim() == 1 else logits
     weight = torch.sigmoid(lse.masked_fill(lse == -math.inf, 0.0) - logits)  # no logit is -inf - -inf
     out_ = out.to(lse.dtype) * weight[..., None]
     return out_.to(out.dtype), with_logit(lse, logits)

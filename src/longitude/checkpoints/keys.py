@@ -55,7 +55,13 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
         return ropes
     full = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in WINDOWED}
     if not full:
-        raise UsageError("", "layers of full attention that rotate their keys", ", ".join(ropes))
+        raise UsageError(
+            "rope_parameters",
+            "layers of full attention that rotate their keys",
+            f"rotations of {' and '.join(layer for layer, rope in ropes.items() if rope is not None) or 'none'} alone",
+            "distances within a window do not grow with the text: leave the rotation as it is, and raise "
+            "max_position_embeddings in config.json",
+        )
     if len({rope.scaling for rope in full.values()}) > 1:
         raise UsageError("", "one scheme for the layers of full attention", f"several: {', '.join(full)}")
     return next(iter(full.values()))

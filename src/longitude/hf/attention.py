@@ -6,24 +6,27 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Window
 from longitude.attention.operation import requests, run_parts
+from longitude.attention.patterns import Pairs
+from longitude.attention.request import Request
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError
 from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import StockMask, dense_mask, sliced, with_packed
+from longitude.positions.terms import PairBias
 
 REFUSED = {
-    "position_bias": "it adds to the scores",
-    "sinks": "each query has sinks of its own",
     "head_mask": "it mutes heads",
-    "indices": "it chooses keys",
     "block_indices": "it chooses keys",
     "cache": "the keys are in pages",  # transformers before 5.24
     "read_index": "the keys are in pages",
@@ -31,6 +34,9 @@ REFUSED = {
 }
 """Arguments by which a model changes its attention and that are not supported here. Any other that is not in the signature does
 not concern attention: models pass on all they were called with, such as the labels of a loss."""
+
+ROWS = 128
+"""Rows of a block of `position_bias`."""
 
 
 def stock_attention(
@@ -44,6 +50,9 @@ def stock_attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of transformers' interface.
@@ -59,6 +68,9 @@ def stock_attention(
         sliding_window: number of keys visible to a query, itself included.
         s_aux: learned sinks, a logit for each head of queries [H].
         softcap: cap of the products, as in `lg.attend`.
+        position_bias: added to the scores, [B or 1, H, L, Lk].
+        sinks: a logit for each query, [B, H, L, 1].
+        indices: the keys that an indexer chose for each query, [B, L, n]; the mask hides those that it hides.
         **kwargs: other arguments of the layer's call.
 
     Returns:
@@ -90,12 +102,91 @@ def stock_attention(
         weights = bool(getattr(getattr(module, "config", None), "output_attentions", False))
     if s_aux is not None and s_aux.shape != query.shape[1:2]:
         raise UsageError("s_aux", f"a logit for each head of queries, [{query.shape[1]}]", list(s_aux.shape))
-    if call is None:
-        options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights}
-        out, weights = run_parts(requests(query, key, value, **options, sinks=s_aux, softcap=softcap))
-    else:
+    if indices is not None and indices.shape[-1] < key.shape[2]:
+        mask = AllOf((*mask.parts(), chosen_keys(indices, key.shape[2])))
+    if call is not None:
+        if position_bias is not None or sinks is not None:
+            raise ValueError(
+                f"set_positions: {type(module).__name__} adds numbers of its own to the scores; expected none, or leave its "
+                "positions as they are"
+            )
         out, weights = call.attend(query, key, value, mask, scaling, dropout, weights, s_aux, softcap)
+        return out.transpose(1, 2).contiguous(), weights
+
+    def attend(dropout: float, weights: bool, lse: bool = False) -> tuple[Tensor, Tensor | None]:
+        options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights}
+        (part,) = requests(query, key, value, **options, sinks=s_aux, softcap=softcap)
+        part = replace(part, request=with_bias(part.request, position_bias))
+        return run_parts([part.with_lse() if lse else part])
+
+    if sinks is None:
+        out, weights = attend(dropout, weights)
+    else:
+        out, weights = with_query_sinks(attend, sinks[..., 0], dropout, weights)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def chosen_keys(indices: Tensor, keys: int) -> Mask:
+    """The mask of the keys that an indexer chose, [B, L, n]."""
+    chosen = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)
+    return Pairs(chosen.scatter(-1, indices.long(), True)[:, None], keys - indices.shape[1], 0)
+
+
+def with_bias(r: Request, bias: Tensor | None) -> Request:
+    """The request with a bias [B or 1, H, Lq, Lk or more] added to its scores; the bias has gradients."""
+    if bias is None:
+        return r
+    if (
+        bias.dim() != 4
+        or bias.shape[0] not in (1, len(r.q))
+        or bias.shape[1:3] != r.q.shape[1:3]
+        or bias.shape[3] < r.length
+    ):
+        raise UsageError("position_bias", f"[{len(r.q)}, {r.heads}, {r.rows}, {r.length}]", list(bias.shape))
+
+    if r.pairs.shared is not None:
+        raise ValueError(
+            "position_bias: it covers the pairs of one process; expected a sequence that no processes share"
+        )
+    size = r.rows if torch.compiler.is_compiling() else ROWS
+    blocks = bias.split(size, 2)  # so that backward makes gradients of a few rows, not of all for each part of the call
+
+    def at(rows: Tensor, columns: Tensor) -> Tensor:
+        rows, columns, batch = rows[..., 0], columns[0], None
+        if len(bias) > 1:
+            batch, rows = rows[:, 0] // r.rows, rows[0] % r.rows
+        first, last = (0, 0) if len(blocks) == 1 else (int(rows[0]) // size, int(rows[-1]) // size)
+        found = blocks[first] if first == last else torch.cat(blocks[first : last + 1], 2)
+        found = at_places(at_places(found, 2, rows - first * size), 3, columns)
+        return found[0] if batch is None else found.index_select(0, batch)
+
+    # No other term reads positions here: they number the rows of the bias, of all sequences, and its columns.
+    numbers = torch.arange(len(bias) * r.rows, device=bias.device).view(len(bias), -1)
+    places = {"q_positions": numbers[0] if len(bias) == 1 else numbers, "k_positions": 0}
+    learned = (*r.learned, bias) if torch.is_grad_enabled() and bias.requires_grad else r.learned
+    return replace(r, terms=(*r.terms, PairBias(at, numbers=1)), learned=learned, **places)
+
+
+def at_places(x: Tensor, dim: int, places: Tensor) -> Tensor:
+    """The entries of these places, in ascending order; a view where they follow each other."""
+    if torch.compiler.is_compiling() or int(places[-1] - places[0]) != len(places) - 1:
+        return x.index_select(dim, places)
+    return x.narrow(dim, int(places[0]), len(places))
+
+
+def with_query_sinks(
+    attend: Callable[..., tuple[Tensor, Tensor | None]], sinks: Tensor, dropout: float, weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The output, and the weights if wanted, with a sink for each query [B, H, L], which takes its share of the weights."""
+    if not weights and not dropout:
+        out, lse = attend(0.0, False, lse=True)
+        assert lse is not None
+        return with_sinks(out, lse, sinks)[0], None
+    out, seen = attend(dropout, weights)
+    _, lse = attend(0.0, False, lse=True)
+    assert lse is not None
+    out = with_sinks(out, lse, sinks)[0]
+    return out, None if seen is None else with_sinks(seen, lse, sinks)[0]
 
 
 def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: int, causal: bool | None) -> StockMask:

@@ -18,6 +18,9 @@ from longitude.attention.sequence_slice import SequenceSlice
 from longitude.errors import UsageError
 from longitude.models.streams import Packed, documents_of
 
+INDEXERS = "index_topk", "indexer_budget"
+"""Keys of a config whose model has an indexer: its layers change the tensor of a mask before they attend with it."""
+
 
 class NoTensorError(ValueError, AttributeError):
     """For a model that takes a StockMask for a tensor; an AttributeError, too, so that hasattr() answers."""
@@ -68,12 +71,12 @@ def stock_mask(
     mask_function: Callable[..., Any] = theirs.causal_mask_function,
     attention_mask: Tensor | StockMask | None = None,
     **building: Any,
-) -> StockMask:
+) -> StockMask | Tensor:
     """The mask function of attn_implementation="longitude", as transformers calls it.
 
     attention_mask bool [B, tokens so far]. mask_function decides causality, windows and packed documents; q_offset, kv_offset:
     order of the first query and of the first key that the cache still stores. **building: how to build a tensor, which is not
-    done.
+    done, except for a model with an indexer, whose own code reads the tensor.
     """
     if isinstance(attention_mask, StockMask):  # made ahead by generate()
         return attention_mask
@@ -81,11 +84,16 @@ def stock_mask(
         if kv_length != q_length:
             raise ValueError("attention_mask: a SequenceSlice is a sequence without a past; expected use_cache=False")
         return sliced(AllOf(tuple(parts_of(mask_function, torch.arange(q_length)))), attention_mask)
+    if any(getattr(building.get("config"), name, None) is not None for name in INDEXERS):
+        return theirs.eager_mask(
+            batch_size, q_length, kv_length, int(q_offset), kv_offset, mask_function, attention_mask, **building
+        )
     order = torch.arange(kv_offset, int(q_offset) + q_length, device=building.get("device"))
     parts = parts_of(mask_function, order)
-    if any(isinstance(part, Window) for part in parts) and not any(isinstance(part, Causal) for part in parts):
+    causal = any(isinstance(part, Causal) for part in parts)
+    if any(isinstance(part, Window) for part in parts) and not causal:
         raise ValueError("attn_implementation='longitude' takes a sliding window with causality only")
-    keys = int(q_offset) + q_length - kv_offset
+    keys = int(q_offset) + q_length - kv_offset if causal else kv_length  # cross-attention reads other tokens
     streams = next((part.ids for part in parts if isinstance(part, Documents)), None)
     if attention_mask is not None:
         valid = attention_mask[:, kv_offset : kv_offset + keys]

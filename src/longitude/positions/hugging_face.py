@@ -361,7 +361,14 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
     """(rope_type, rope_theta, scheme of that type)."""
     if rope.proportion != 1:
         if rope.partial_rotary_factor != 1 or not isinstance(rope.scaling, Linear | None):
-            raise UsageError("", "p-RoPE alone or with Linear scaling", rope, "no rope_type exists for this")
+            scheme = type(rope.scaling).__name__ if rope.scaling else "no"
+            share = f" and partial_rotary_factor={rope.partial_rotary_factor}" * (rope.partial_rotary_factor != 1)
+            raise UsageError(
+                "rope_parameters",
+                "p-RoPE alone or with Linear scaling",
+                f"p-RoPE with {scheme} scaling{share}",
+                'rope_type "proportional" has a factor and nothing else: Linear scaling (--method linear) is the one that fits',
+            )
         return "proportional", rope.base, rope.scaling
     match rope.scaling:
         case None:

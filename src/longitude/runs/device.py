@@ -40,13 +40,13 @@ def cores() -> int:
 
 
 @contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """With this many threads of torch; None: as many as it has. Afterwards as many as before."""
+def threads(count: int | None) -> Iterator[int]:
+    """With this many threads of torch; None: as many as it has. Afterwards as many as before. Gives their number."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
-        yield
+        yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)

@@ -67,7 +67,7 @@ class Example:
 
     def __call__(self, seed: int = 0, filled: bool = True, **options: Any) -> Any:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             made = self.factory(**self.resolved(**options))
         if not isinstance(made, self.kind):
             raise ValueError(f"expected a function that returns a new {self.kind.__name__}, got {made!r}")
