@@ -56,7 +56,9 @@ def parameters_of(encoding: nn.Module) -> Named:
 def seeded(seed: int = 0) -> Iterator[None]:
     """Random numbers of this seed; those of the caller stay as they are."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed also walks the stack, for devices that are not here
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed also walks the stack, for devices that are not here
         yield
 
 

@@ -20,25 +20,27 @@ from longitude.positions.base import Drift, OffsetBias, PairBias, Transport
 from longitude.positions.terms import ADDED, Softcap
 
 BLOCK_BYTES = 2**26
-CAPPED_ROWS = 64
-"""Queries of a block under a softcap. Its scores stay in a processor's cache between the passes over them."""
+CACHED_ROWS = 64
+"""Queries of a block under a softcap, or without a softmax. Scores stay in a processor's cache between the passes over them."""
 
 
 def block_rows(r: Request) -> int:
     """Queries of a block: many at a time are multiples of those that torch's function takes at once."""
     rows = max(1, min(r.rows, BLOCK_BYTES // max(1, dense_bytes(r) // r.rows)))
     if caps(r):
-        return min(rows, CAPPED_ROWS)
+        return min(rows, CACHED_ROWS)
     return rows if rows < 32 else rows // 32 * 32
 
 
-def chunked(r: Request, of_block: Callable[[Request], tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
+def chunked(
+    r: Request, of_block: Callable[[Request], tuple[Tensor, Tensor]] | None = None, rows: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Query blocks against the keys in their reach, made again in backward: memory stays at a few blocks of [rows, Lk].
 
     The second result is the logsumexp of the scores where it is requested, and empty otherwise. of_block: another function of
-    a block's queries, with two results.
+    a block's queries, with two results. rows: the most queries of a block.
     """
-    rows = block_rows(r)
+    rows = min(block_rows(r), rows or r.rows)
     outs = []
     for start in range(0, r.rows, rows):
         stop = min(start + rows, r.rows)

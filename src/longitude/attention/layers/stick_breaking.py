@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
-from longitude.attention.backends.chunked import chunked
+from longitude.attention.backends.chunked import CACHED_ROWS, chunked
 from longitude.attention.layers.base import Call, require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
@@ -76,20 +77,22 @@ def _broken(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
     """Output and rest of a request, in float32 or wider."""
     with torch.autocast(r.q.device.type, enabled=False):
         block = partial(_of_block, attend_current=attend_current)
-        return nan_where_attended(BACKENDS["reference"], r, partial(chunked, of_block=block))
+        return nan_where_attended(BACKENDS["reference"], r, partial(chunked, of_block=block, rows=CACHED_ROWS))
 
 
 def _of_block(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(r.q.dtype, torch.float32)
-    k, v = (per_query_head(x.to(dtype), r.heads) for x in (r.k, r.v))
-    z = r.scale * (r.q.to(dtype) @ k.mT)
+    # The last key first, so that sums run forwards: turning keys costs less than turning scores.
+    k, v = (per_query_head(x.flip(2).to(dtype), r.heads) for x in (r.k, r.v))
     allowed = r.allowed()
     if not attend_current:
         allowed = allowed & (r.k_tokens() < r.q_tokens()[:, None])
-    left = F.logsigmoid(-z).masked_fill(~allowed, 0.0)
+    z = ((r.scale * r.q.to(dtype)) @ k.mT).masked_fill(~allowed.flip(-1), -math.inf)
+    left = F.logsigmoid(-z)
     # Sums over the keys after each, without the key itself: in a difference of sums its large logarithm would cancel badly.
-    before = running_sum(F.pad(left[..., 1:], (0, 1)).flip(-1)).flip(-1)
-    weights = (F.logsigmoid(z) + before).exp().masked_fill(~allowed, 0.0)
+    before = F.pad(running_sum(left[..., :-1]), (1, 0))
+    # Nothing smaller than 1e-28: exp and products take ten times as long for denormal numbers.
+    weights = z.sigmoid() * before.clamp(min=0.75 * math.log(torch.finfo(dtype).tiny)).exp()
     weights = F.dropout(weights, r.dropout) if r.dropout else weights
     return weights @ v, left.sum(-1).exp()
 
