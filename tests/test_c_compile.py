@@ -86,6 +86,7 @@ def test_the_limit_is_on_the_processors_time_and_is_called_so(wall: bool, source
     assert "remark" not in str(warned[0].message)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_processes_that_start_together_compile_once(source: Path):
     """As the workers of a study do; on a busy machine each would take the whole time."""

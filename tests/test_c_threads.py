@@ -215,7 +215,9 @@ assert c_threads.why_alone() is None and all(map(torch.equal, ours(), got))
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("runtime", ["torch's", "a runtime that cannot end its threads"])
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("torch's", marks=pytest.mark.slow), "a runtime that cannot end its threads"]
+)
 def test_a_fork_after_use_does_not_hang(runtime: str):
     """Nor do torch's own operators, which hang without us: a child finds no threads, and starts its own."""
     run(FORKED, runtime)

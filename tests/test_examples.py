@@ -123,6 +123,7 @@ def test_a_course_says_what_can_be_known(skills: Any, course: Any) -> None:
     assert answer == " ".join(names) + words.eos_token and len(names) == 5
 
 
+@pytest.mark.slow
 def test_a_course_is_its_seed(skills: Any, course: Any) -> None:
     """Whole windows, lesson after lesson; the same ones again, and others of another seed."""
     batches, again = list(course), list(course)

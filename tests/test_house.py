@@ -51,6 +51,7 @@ print(lg.samplers.__name__, lg.scaling.__name__)
     assert len(at_first_use) <= MODULES
 
 
+@pytest.mark.slow
 def test_attend_layers_every_encoding_and_mixer_work_without_the_optional_packages() -> None:
     """torch and jaxtyping are enough; a module set to None in sys.modules cannot be imported."""
     code = f"""

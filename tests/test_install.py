@@ -52,6 +52,7 @@ ROOMS = {"models": "hf models check checkpoints LongitudeConfig", "study": "exte
 WITHOUT = f"import runpy, sys; sys.modules.update(dict.fromkeys({errors.EXTRAS['study']!r})); "
 
 
+@pytest.mark.slow
 def test_what_needs_an_extra_says_which(tmp_path: Path):
     """At the first touch, in a sentence; attention needs none."""
     rooms = {room: extra for extra, names in ROOMS.items() for room in names.split()}

@@ -121,7 +121,8 @@ def test_how_many_keys():
 
 
 # ---- every backend -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", [pytest.param("alibi", marks=pytest.mark.slow), "fox"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alibi", "fox"])
 def test_random_calls(name):
     """More draws in the quick tier than the law takes there of every encoding, among them many that `split` takes."""
     build = testing.example(name)

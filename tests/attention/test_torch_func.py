@@ -129,7 +129,7 @@ ROPE_AND_ALIBI = [lg.Rotary(8, "half"), lg.ALiBi(4)]
 @pytest.mark.parametrize(
     ("encoding", "masked"),
     [
-        pytest.param(ROPE_AND_ALIBI, lambda seen: seen, id="list-tensor"),
+        pytest.param(ROPE_AND_ALIBI, lambda seen: seen, id="list-tensor", marks=pytest.mark.slow),
         pytest.param("log_n", lambda seen: lg.Causal(), id="name-causal"),
         pytest.param(None, lambda seen: seen, id="none-tensor", marks=pytest.mark.slow),
         pytest.param(None, lambda seen: lg.Causal(), id="none-causal", marks=pytest.mark.slow),
@@ -151,7 +151,7 @@ def test_one_graph_of_free_sizes(encoding, masked, monkeypatch):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("what", ["documents", "positions", "numbers"])
+@pytest.mark.parametrize("what", [pytest.param("documents", marks=pytest.mark.slow), "positions", "numbers"])
 def test_a_map_in_a_graph_is_its_rows(what):
     """Also where an assertion would be in the graph, which torch cannot map."""
     rows, given = GIVEN["documents" if what == "documents" else "positions"]

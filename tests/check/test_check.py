@@ -56,6 +56,7 @@ def the_broken(model: Any, law: str, every: bool, beside: Sequence[str] = (), **
     return broken
 
 
+@pytest.mark.one_in(2)
 @every_law
 @pytest.mark.parametrize(
     ("law", "name"),
@@ -101,7 +102,8 @@ def test_no_cause_is_named_that_another_bug_with_the_same_symptom_has_not(name):
     assert not any(words in broken.reason for words in no_cause), broken.reason
 
 
-@pytest.mark.parametrize("law", ["far_positions", pytest.param("bfloat16_positions", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("law", ["far_positions", "bfloat16_positions"])
 def test_factors_that_a_class_does_not_follow_are_no_rounding(law):
     """Phi-3.5-MoE keeps short_factor in long sequences: the law says which list its tables are of."""
     one = result(law, phimoe())
@@ -121,7 +123,7 @@ NOT_FINITE = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "number", [float("inf"), *(pytest.param(float(x), marks=pytest.mark.slow) for x in ("-inf", "nan"))]
 )
@@ -159,7 +161,7 @@ def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
         assert found["scaling_border"].position == length and str(2 * length) in found["scaling_reset"].reason
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * ("long" in name)) for name in models.HEALTHY]
 )
@@ -282,6 +284,7 @@ def test_lists_of_longrope_that_are_exchanged():
     assert found.status == "broken" and "swapped" in found.reason
 
 
+@pytest.mark.slow
 def test_a_window_longer_than_what_is_tried_is_tried_as_a_short_one():
     """A class that follows it, and one that does not."""
     shape = {"sliding_window": 4096, "max_position_embeddings": 8192}
@@ -593,6 +596,7 @@ def test_families_that_rotate_in_a_way_of_their_own(kind):
     assert {one.status for one in found.values()} == {"holds"}, found
 
 
+@pytest.mark.slow
 def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
     """Beam's layers without rotation multiply queries by a factor of their position, of which its config says nothing."""
     pytest.importorskip("transformers.models.beam", reason="a family of transformers from 5.24 on")
@@ -601,6 +605,7 @@ def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
     assert found.status == "does not apply" and "BeamForCausalLM of transformers itself" in found.reason
 
 
+@pytest.mark.slow
 def test_what_a_class_does_with_its_config_is_no_fault(monkeypatch):
     """A config that is read wrongly here: its own class is the authority, and a model of another class is compared with it."""
     model = of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])

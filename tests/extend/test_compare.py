@@ -183,6 +183,7 @@ def test_plan_says_what_the_command_refuses(checkpoint, fast, command, text, mon
     assert "--cost-minutes" in refusal and "--cost-minutes" in command(*given, "--plan")[1]
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_fit_is_a_row(checkpoint, longer, compared, text) -> None:
     """Phi-3 reads every yarn as longrope; a model that was extended already has its own row alone."""
     found = {each["method"]: each for each in compared(checkpoint("phi3"))["rows"]}

@@ -86,6 +86,7 @@ def test_transformers_rotates_as_we_do(kind, method, checkpoint, longer) -> None
             assert (logits(before, length) - theirs).abs().max() > 0.05 * theirs.std()  # and it is not idle
 
 
+@pytest.mark.slow
 def test_heads_may_be_wider_in_layers_of_full_attention(checkpoint, write, refused, text) -> None:
     """Gemma 4: those layers rotate a part of wider heads; the others stay. p-RoPE has no factors of single pairs."""
     source = checkpoint("gemma4_text")

@@ -88,6 +88,7 @@ def arguments(checkpoint, text):
     return [checkpoint("llama"), "--to", TO, "--method", "longrope2", "--budget", 1e-6, "--text", text]
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_for_plain_transformers(arguments, checkpoint, command, tmp_path) -> None:
     """longrope with short factors of 1: short texts are as they were, long ones rotate by what was found."""
     out, before = tmp_path / "out", loaded(checkpoint("llama"))
@@ -111,6 +112,7 @@ def test_the_checkpoint_is_for_plain_transformers(arguments, checkpoint, command
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_the_notes_and_the_table_name_the_criterion(arguments, command, tmp_path) -> None:
     code, printed, _ = command(*arguments, "--out", tmp_path / "out")
     assert (

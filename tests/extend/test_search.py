@@ -377,6 +377,7 @@ def test_a_damaged_unit_ends_the_command_in_a_line(arguments, command, tmp_path,
     assert command(*arguments, "--out", tmp_path / "out")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_half_written(arguments, command, tmp_path, monkeypatch) -> None:
     """At whatever write it becomes full; the same command goes on where there is space again, and ends as if there always was."""
     writes, most, sync, random = [], [math.inf], os.fsync, Random(0)

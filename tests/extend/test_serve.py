@@ -35,6 +35,7 @@ def after(words: list[str], option: str) -> str:
     return words[words.index(option) + 1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer) -> None:
@@ -84,6 +85,7 @@ def by_llama_cpp(words: list[str], base: float, dim: int, architecture: str) -> 
     return freq_scale * extrapolated * (1 - ramp) + extrapolated * ramp, factor * (1 - 0.1 * math.log(freq_scale))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["linear", "ntk", "ntk-by-parts", "yarn", "base"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
 def test_flags_of_llama_cpp_rotate_as_the_new_folder(kind, method, checkpoint, longer) -> None:

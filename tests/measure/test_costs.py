@@ -25,6 +25,7 @@ def llama3(tmp_path, monkeypatch):
     return str(tmp_path / "llama3")
 
 
+@pytest.mark.slow
 def test_8b_at_128k(llama3) -> None:
     options = {"lengths": (8192, 131072), "documents": 2, "methods": ("non-overlapping",)}
     short, long = costs(MeasureConfig(**options), (llama3,))

@@ -199,6 +199,7 @@ def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> N
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_server_that_stops(folder, measured, tmp_path) -> None:
     """In the middle: one line, exit code 2, and the same command continues with what is missing."""
     given = ["--model", "llama", "--tokenizer", folder, "--concurrency", 1]

@@ -222,7 +222,7 @@ def occurrences(name, asked, text) -> list[int]:
     return [found[each] for each in asked.answers]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("name", TASKS)
 def test_prompts_are_full_and_whole(name, tokenizer):
@@ -253,6 +253,7 @@ CHAT = (
 )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_chat_has_the_question_as_a_message_and_begins_the_answer(name):
     """With the template's tokens counted; without the template, or without a wish for it, the plain text."""
@@ -283,6 +284,7 @@ def test_fine_filler_fills_to_the_last_token():
             assert plan("passkey", [length], None, 1).prompt(tokens, length, 0.3, 0).tokens == length
 
 
+@pytest.mark.slow
 def test_questions_depend_on_the_seed_and_not_on_the_tokenizer():
     for name in TASKS:
 

@@ -55,6 +55,7 @@ def test_two_caches_are_refused(kind, build, ids):
         called(build("rope", kind), ids(), cache=empty(kind), past_key_values=empty(kind))
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", [LongitudeForCausalLM, LongitudeModel])

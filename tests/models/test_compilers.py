@@ -137,11 +137,9 @@ def require_exported(model, ids, lengths=(11,), free=None, strict=False):
         close(exported.module()(x, use_cache=False).logits, model(x, use_cache=False).logits, 1e-10)
 
 
-ENCODINGS = [pytest.param(name, marks=[] if name == "alibi" else pytest.mark.slow) for name in lg.list_encodings()]
-
-
+@pytest.mark.slow
 @pytest.mark.ecosystem
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", lg.list_encodings())
 @torch.no_grad()
 def test_encodings_export_at_every_length(spec, build, ids):
     require_exported(build(spec, max_position_embeddings=PAST), ids, (2, 11, 7, 23, PAST), ANY)

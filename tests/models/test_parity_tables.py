@@ -173,7 +173,7 @@ def test_a_class_that_cannot_be_tried_is_not_read_by_its_keys():
         lg.from_hugging_face(AutoConfig.for_model("moonshine"))
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("family", FAMILIES.split())
 @pytest.mark.filterwarnings("default")  # of code that is not ours
 def test_family(family):

@@ -51,6 +51,7 @@ def test_memory_of_a_model_is_at_least_its_numbers():
     assert 16 * weights < steps[0] < steps[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not memory.can_measure_peak(), reason="reads /proc")
 def test_growth_is_of_the_call_alone():
     """In a process of its own: one that has freed memory takes it again without growing."""

@@ -56,6 +56,7 @@ def test_every_part_has_the_tokens_the_steps_and_the_heads_of_the_first():
         assert part.width // part.heads == first.width // first.heads == 32 and part.parts == [part]
 
 
+@pytest.mark.slow
 def test_rows_say_the_training_length_and_its_tokens_are_equal(finished):
     rows = read_rows(finished / "results.parquet")
     assert {*rows["train_length"]} == {16, 32} and rows["parameters"].nunique() == 2

@@ -165,15 +165,17 @@ WIDE = {
     "random_calls": [{"draws": range(3, 203)}],
     **{law: [{"kinds": None}] for law in ("dropout", "autograd_graph", "nan_and_inf")},
 }
-TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": (), "compiled_transforms": ("alibi",)}
+TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": (), "compiled_transforms": ()}
 """What traces takes seconds: in the quick tier of these encodings only."""
 IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
     "shared_tables random_calls queries_without_keys masks_as_tensors "
-    "nan_in_documents prompt_lookup batch_invariance restarted_positions cache_operations"
+    "nan_in_documents prompt_lookup batch_invariance restarted_positions cache_operations adapters"
 ).split()
 """Laws that take longest: each is quick for every fourth subject, and each subject meets every fourth of them."""
+LONGEST = {"nan_in_documents": 12}
+"""Those that take a second and more: quick for one subject in so many."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
 IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
 """Variants whose caches hold raw keys, rotated values or a stream."""
@@ -181,7 +183,7 @@ IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two
 
 def is_slow(battery, name, law):
     own = list(MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES).index(name)
-    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % 4:
+    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % LONGEST.get(law, 4):
         return True
     if battery is mixers:
         return (name in MIXER_VARIANTS and name != "attention of 2026") or law in TRACED

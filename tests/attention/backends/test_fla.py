@@ -45,6 +45,7 @@ def test_same_answer_and_gradients(names, case, kv_heads):
     compare(fla.run, r, wanted, tolerance=1e-2)
 
 
+@pytest.mark.slow
 def test_the_numbers_of_float16_are_no_reason_to_miss_a_wrong_formula():
     """What another strength of the reflections, or no gate, would change is far above the tolerance."""
     r, _ = problem(100, 100, names="path", heads=2, kv_heads=1, dtype=torch.float16)

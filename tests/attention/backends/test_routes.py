@@ -97,6 +97,7 @@ def test_explain_says_the_row(capsys):
     assert "routes" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("variable", ["LONGITUDE_ROUTES", "LONGITUDE_COMPILE", None])
 def test_one_variable_or_no_compiler_leaves_it_to_torch(variable, monkeypatch):

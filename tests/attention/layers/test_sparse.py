@@ -69,7 +69,7 @@ def by_loops(own, x, rotate):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("rotated", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_it_is_the_equations(rotated):
     """In float64, gradients too; with a rotation that acts on chosen blocks and the window alone."""
     own, x = layer(), random(1, 40, DIM)

@@ -33,6 +33,7 @@ def test_committed_results_are_small():
         assert is_kept(folder) and sum(path.stat().st_size for path in folder.iterdir()) < LARGE
 
 
+@pytest.mark.slow
 def test_another_program_finds_the_same_numbers(monkeypatch):
     """The notebook reads the committed tables with pandas alone; its bootstrap has another seed."""
     notebook = json.loads(Path(claims.__file__).with_name("again.ipynb").read_text(encoding="utf-8"))
@@ -124,6 +125,7 @@ def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbe
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["results.parquet", "documents.parquet"])
 def test_results_that_were_half_copied_are_refused(kept, name):
     path = kept / "text" / name

@@ -72,6 +72,7 @@ def test_a_study_comes_after_the_one_whose_models_it_trains_on(tmp_path, small):
     assert names == ["unread", "second"]
 
 
+@pytest.mark.slow
 def test_every_study_has_a_folder_and_the_verdicts_end_it(tmp_path, capsys):
     assert run() == 0
     found = capsys.readouterr()

@@ -119,6 +119,7 @@ def test_positions_of_documents_and_after_padding(call):
     compare("t5", call, *EXACT)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "transformer_xl", "fox"])
 def test_values_narrower_or_wider_than_keys(name, value_dim, request):

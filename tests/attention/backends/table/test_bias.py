@@ -37,6 +37,7 @@ def steep(kind, queries, keys, times):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize("size", [1, 30], ids=["", "queries and keys 30 times as long"])
 @pytest.mark.parametrize("times", [1, 20, 300])

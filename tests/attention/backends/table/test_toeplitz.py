@@ -52,6 +52,7 @@ def test_equals_every_pair_written_out(kinds, band):
         compare(tensors(kinds, queries, keys, near, **sizes), near=near, low=BANDS[band][0], high=BANDS[band][1])
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("kinds", EACH, **named)
 def test_far_keys_many_tiles_and_the_edges_of_windows(kinds):
@@ -139,6 +140,7 @@ def test_double_backward_raises():
 WIDTHS = [*([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64" else []), ()]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
