@@ -78,3 +78,12 @@ def test_what_cannot_be_counted_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(type(model), "forward", lambda self, **_: torch.empty(1, device="meta").item())
     with refused("LlamaForCausalLM", "FLOPs"):
         forward_flops(model)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_layer_larger_than_memory_is_not_built(training, monkeypatch) -> None:
+    """The experts of one layer may be: nothing is timed, and the plan says why."""
+    model = outline("llama", **TINY)
+    monkeypatch.setattr(costs, "available_memory", lambda device: 10**6)
+    with refused("GiB"):
+        flops_per_second(model, 32, training=training)

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from longitude.checkpoints.load import one_line_of
+from longitude.checkpoints.load import SMALLER, one_line_of
 from longitude.checkpoints.quiet import quiet
 from longitude.models.decoder import LongitudeModel
-from longitude.runs.memory import Memory
+from longitude.runs.memory import Memory, available_memory, forward_memory, require_memory, training_memory
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
@@ -131,7 +131,20 @@ def flops_per_second(
     config = smaller(outline)
     try:
         with quiet(), torch.device("meta"):
-            counted = forward_flops(type(outline)(copy.deepcopy(config)))
+            skeleton = type(outline)(copy.deepcopy(config))
+            counted = forward_flops(skeleton)
+        text = skeleton.config.get_text_config()
+        if training:
+            needed = training_memory(skeleton, text, rows, min(length, WIDEST), False).total
+        else:  # built in float32, whatever it is cast to
+            read = {
+                "width": min(length, WIDEST),
+                "rows": rows,
+                "chunk": WIDEST,
+                "logits": WIDEST * rows * text.vocab_size,
+            }
+            needed = forward_memory(skeleton, 0, torch.float32, **read).total
+        require_memory(needed, min(map(available_memory, {"cpu", device})), "its smallest part takes", SMALLER)
         with quiet():
             model = type(outline)(config).to(device, torch.float32 if training else dtype)
     except Exception as error:
