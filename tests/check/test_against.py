@@ -15,7 +15,7 @@ from longitude.checkpoints.load import load
 from longitude.positions.layouts import convert_layout
 from longitude.positions.scaling import rope_frequencies
 from tests.check.building import LENGTH, YARN, by_layer, llama
-from tests.support import edit_config
+from tests.support import edit_config, refused
 
 gguf = pytest.importorskip("gguf")
 HEADS, KEYS, DIM = 4, 2, 8
@@ -230,6 +230,11 @@ def test_frequencies_are_those_of_the_engines_formula(file, short, long, tmp_pat
     for kind, options in want.items():
         angles = (found[kind].inverse * POSITION).tolist()
         assert angles == pytest.approx(engines_angles(**options), rel=1e-6)
+
+
+def test_factors_of_another_number_of_pairs_are_refused(tmp_path):
+    with refused("rope_freqs.weight", str(len(SOME) + 1)):
+        file_of(tmp_path / "one.gguf", tensors={"rope_freqs": [*SOME, 2.0]}).frequencies()
 
 
 def test_factors_that_are_not_known_to_be_read_are_named_and_not_judged(tmp_path):

@@ -1,7 +1,9 @@
 """What is wrong with a checkpoint is one sentence with the file, exit code 2, nothing written and the source as it was."""
 
 import json
+import math
 import os
+import re
 import resource
 import shutil
 import socket
@@ -10,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from longitude.checkpoints.load import load, require_own_files
+from longitude.checkpoints.load import INDEX, in_one_line, load, require_own_files, require_shards, size_of
 from tests.extend.conftest import files, saved
 from tests.support import refused
 
@@ -171,6 +173,57 @@ def test_one_sentence_and_nothing_written(damage, whole, sharded, text, tmp_path
         assert (verb, code) == (verb, 2) and words in last and str(folder) in last, (verb, line)
         assert sorted(tmp_path.iterdir()) == there, verb
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def without_numbers(folder: Path, **sizes: int) -> None:
+    """Weights of these sizes in files of zeros, one for each tensor, which take no room on a disk."""
+    config = AutoConfig.from_pretrained(folder, **sizes)
+    config.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with torch.device("meta"):
+        tensors = AutoModelForCausalLM.from_config(config).state_dict()
+    named = {name: f"model-{n:05}.safetensors" for n, name in enumerate(tensors)}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    for name, tensor in tensors.items():
+        end = 4 * tensor.numel()
+        header = json.dumps({name: {"dtype": "F32", "shape": [*tensor.shape], "data_offsets": [0, end]}}).encode()
+        with (folder / named[name]).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+
+
+def test_a_model_larger_than_memory(whole, text, tmp_path, command):
+    """What it needs and what there is are said before anything is read."""
+    folder, out = Path(shutil.copytree(whole, tmp_path / "model")), tmp_path / "out"
+    without_numbers(folder, intermediate_size=2**24, num_hidden_layers=64)
+    there = sorted(tmp_path.iterdir())
+    for verb, arguments in verbs(folder, text, out).items():
+        if verb != "extend":  # which copies the files as they are
+            code, _, line = command(*arguments)
+            last = line.splitlines()[-1]
+            assert (verb, code) == (verb, 2) and str(folder) in last, (verb, line)
+            needed, *_, free = (float(number) for number in re.findall(r"([\d.]+) Gi?B", last))
+            assert needed > 700 > free, (verb, line)
+            assert sorted(tmp_path.iterdir()) == there, verb
+
+
+def test_size_of_weights(whole, sharded, tmp_path):
+    """A number of the model is 4 bytes as saved here, and what no index names is not counted."""
+    numbers = sum(math.prod(shape) for shape in require_shards(whole).values())
+    shutil.copy(whole / "model.safetensors", sharded / "consolidated.safetensors")
+    for folder in (whole, sharded):
+        assert 4 * numbers < size_of(folder, "auto") < 4 * numbers + 2**15
+        assert size_of(folder, "auto") - size_of(folder, torch.bfloat16) == 2 * numbers
+    (sharded / "consolidated.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(12, os.strerror(12)), torch.OutOfMemoryError("CUDA out of memory")]
+)
+def test_files_are_not_blamed_where_memory_ends(error):
+    with pytest.raises(ValueError) as found, in_one_line("here: copy the weights again"):
+        raise error
+    assert "copy" not in str(found.value) and "memory" in str(found.value)
 
 
 def test_links_of_the_hubs_cache_are_followed(whole, tmp_path, monkeypatch, command):

@@ -78,3 +78,29 @@ def test_what_cannot_be_counted_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(type(model), "forward", lambda self, **_: torch.empty(1, device="meta").item())
     with refused("LlamaForCausalLM", "FLOPs"):
         forward_flops(model)
+
+
+def test_flops_of_experts() -> None:
+    """Mixtral's: of 8 experts the two that are chosen for each token; how they run outside of counting stays."""
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "dtype": torch.bfloat16}
+    model = outline("mixtral", **TINY | experts)
+    before = model.config._experts_implementation
+    matrices = [(name, p.numel()) for name, p in model.named_parameters() if p.dim() >= 2 and "embed" not in name]
+    used = sum(count * (2 / 8 if ".experts." in name else 1) for name, count in matrices)
+    assert forward_flops(model).per_token == pytest.approx(2 * used, rel=1e-2)
+    assert model.config._experts_implementation == before
+
+
+def test_no_window_is_timed_beyond_a_table_of_positions() -> None:
+    sizes = {"vocab_size": 100, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 40}
+    model = outline("gpt2", **sizes, bos_token_id=1, eos_token_id=2)
+    assert flops_per_second(model, 64) > 0
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_layer_larger_than_memory_is_not_built(training, monkeypatch) -> None:
+    """The experts of one layer may be: nothing is timed, and the plan says why."""
+    model = outline("llama", **TINY)
+    monkeypatch.setattr(costs, "available_memory", lambda device: 10**6)
+    with refused("GiB"):
+        flops_per_second(model, 32, training=training)

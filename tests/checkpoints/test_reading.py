@@ -214,6 +214,25 @@ def test_a_class_has_a_base_of_its_own_and_that_of_all_classes_is_none():
         lg.from_hugging_face({"model_type": "llama", **small})
 
 
+@pytest.mark.parametrize("bases", [[1e6, 0, 1e6, 0], [1e4, 0, 1e6, 1e6]])
+def test_bases_of_layers_are_the_bases_of_a_file(bases):
+    """Granite's class rotates by them alone, and a file without rope_theta has lost nothing; Llama's reads no such key."""
+    raw = {"model_type": "granite_swa", **SMALL, "num_key_value_heads": 2, "layer_rope_theta": bases}
+    raw["layer_types"] = ["full_attention" if base == 1e6 else "sliding_attention" for base in bases]
+    assert [*contradictions(raw, AutoConfig.for_model(**raw))] == []
+    layers = lg.checkpoints.layers_from_hugging_face(raw, "half")
+    assert [one.encoding[0].get("base", 0) for one in layers] == bases
+    with refused("rope_theta"):
+        lg.from_hugging_face({"model_type": "llama", **SMALL, "layer_rope_theta": bases})
+
+
+def test_parameters_of_a_rotation_that_are_not_there_are_not_remarked():
+    """MPT's class has none, and a file that has some is told that they do nothing."""
+    config = AutoConfig.for_model(**MPT_16)
+    assert remarks(MPT_16, config) == []
+    assert len(remarks(MPT_16 | {"rope_theta": 1e4}, config)) == 2  # and that nothing reads the key
+
+
 # ---- what is said of a config ----------------------------------------------------------------------------------------
 def said(rope: dict[str, Any], **top: Any) -> tuple[list[str], list[str]]:
     """(contradictions, remarks) of a Llama with these rope parameters."""

@@ -2,6 +2,7 @@
 
 import io
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -22,6 +23,16 @@ def test_free_memory_is_at_most_that_of_the_group(tmp_path, monkeypatch):
     assert memory.available_memory() == 2000
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available_memory() > 2000
+
+
+def test_free_memory_is_at_most_that_of_ulimit():
+    resource, process = pytest.importorskip("resource"), psutil.Process()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (process.memory_info().vms + 2**28, before[1]))
+        assert memory.available_memory() <= 2**28
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize(

@@ -414,7 +414,7 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     if unread(config):
         return found
     if (reason := not_rotary(config)) is not None:
-        idle_ones = names_any(raw, BASES) or any(rope_dicts(raw))
+        idle_ones = names_any(raw, BASES) or any(one for _, one in rope_dicts(raw))
         return [*found, f"{reason}: its rotary parameters have no effect"] if idle_ones else found
     declared: Any = raw.get(LENGTH_KEYS[0])
     for name, given in rope_dicts(raw):

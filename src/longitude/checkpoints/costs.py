@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -18,10 +19,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from longitude.checkpoints.load import one_line_of
+from longitude.checkpoints.load import SMALLER, one_line_of
+from longitude.checkpoints.positions import last_position
 from longitude.checkpoints.quiet import quiet
 from longitude.models.decoder import LongitudeModel
-from longitude.runs.memory import Memory
+from longitude.runs.memory import Memory, available_memory, forward_memory, require_memory, training_memory
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
@@ -101,7 +103,7 @@ def forward_flops(outline: Any) -> Flops:
         return Flops(2 * none, 2 * (one - none))
 
     def count(length: int) -> int:
-        with FlopCounterMode(display=False) as counter, torch.no_grad(), quiet():
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), quiet(), countable_experts(outline):
             outline(input_ids=torch.zeros(1, length, dtype=torch.long, device="meta"))
         return counter.get_total_flops()
 
@@ -113,6 +115,20 @@ def forward_flops(outline: Any) -> Flops:
         raise ValueError(f"{name}: its FLOPs cannot be counted without weights ({one_line_of(error)})") from error
     per_pair = (b / far - a / near) / (far - near)
     return Flops(a / near - per_pair * near, per_pair)
+
+
+@contextmanager
+def countable_experts(outline: Any) -> Iterator[None]:
+    """Context in which experts of a mixture run on the meta device, as products of the tokens that each is chosen for."""
+    before = getattr(outline.config, "_experts_implementation", None)
+    if before is None:
+        yield
+        return
+    outline.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        outline.set_experts_implementation(before)
 
 
 def flops_per_second(
@@ -128,16 +144,28 @@ def flops_per_second(
     A large model is built with as many layers as LARGEST allows. ValueError if its class cannot be built with fewer layers.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = smaller(outline)
+    config, width = smaller(outline), min(length, WIDEST, last_position(outline) or WIDEST)
     try:
         with quiet(), torch.device("meta"):
-            counted = forward_flops(type(outline)(copy.deepcopy(config)))
+            skeleton = type(outline)(copy.deepcopy(config))
+            counted = forward_flops(skeleton)
+        text = skeleton.config.get_text_config()
+        if training:
+            needed = training_memory(skeleton, text, rows, width, False).total
+        else:  # built in float32, whatever it is cast to
+            read = {
+                "width": min(length, WIDEST),
+                "rows": rows,
+                "chunk": WIDEST,
+                "logits": WIDEST * rows * text.vocab_size,
+            }
+            needed = forward_memory(skeleton, 0, torch.float32, **read).total
+        require_memory(needed, min(map(available_memory, {"cpu", device})), "its smallest part takes", SMALLER)
         with quiet():
             model = type(outline)(config).to(device, torch.float32 if training else dtype)
     except Exception as error:
         name = type(outline).__name__
         raise ValueError(f"{name}: no part of it can be run to time it ({one_line_of(error)})") from error
-    width = min(length, WIDEST)
     ids = torch.randint(0, config.get_text_config().vocab_size, (rows, width), device=device)
     step = _training_step(model, ids) if training else _forward(model, ids)
     passes = TRAINING if training else 1

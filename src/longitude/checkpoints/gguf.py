@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from longitude.checkpoints.load import in_one_line
+from longitude.errors import UsageError
 from longitude.positions.scaling import YaRN, rope_frequencies
 
 NEIGHBOURS = """
@@ -164,10 +165,13 @@ class GGUF:
 
     def factors(self, name: str) -> list[float]:
         """Factors by which the frequency of each pair is divided; 1 where the file has no tensor of this name."""
-        facts = self.facts()
-        if name in self._tensors:
-            return _numbers(self._tensors[name]).tolist()
-        return [1.0] * (facts["rotated dimensions"] // 2)
+        pairs = self.facts()["rotated dimensions"] // 2
+        if name not in self._tensors:
+            return [1.0] * pairs
+        found = _numbers(self._tensors[name]).tolist()
+        if len(found) != pairs:
+            raise UsageError(str(self.path), f"{name} to have a factor for each of {pairs} pairs", len(found))
+        return found
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ from longitude.hf.stock import KEY, class_of
 from longitude.positions.config_keys import BASES, SCHEMAS
 from longitude.positions.hugging_face import lost_type, names_rotation
 from longitude.runs.files import read_json
+from longitude.runs.memory import available_memory, require_memory
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 INDEX = "model.safetensors.index.json"
@@ -45,13 +47,16 @@ PARTS = ("*.incomplete", "*.part", "*.crdownload")
 """Patterns of the names of incomplete downloads."""
 DEEPEST = 32
 """Lists and dicts inside one another in a config.json, at most."""
-FLOATS = {"F64", "F32", "F16", "BF16"}
-"""Dtypes of weights that are not quantized, in the notation of safetensors."""
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Dtypes of weights that are not quantized, in the notation of safetensors, with the bytes of a number."""
 PACKED = (
     "aqlm", "auto-round", "awq", "bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "gptq", "higgs", "hqq",
     "mxfp4", "quanto", "spqr", "vptq",
 )  # fmt: skip
 """Methods whose files always have packed tensors. BitNet, compressed-tensors and others may have plain ones."""
+NO_MEMORY = re.compile("(cannot|can't) allocate memory", re.IGNORECASE)
+"""What torch and the operating system say where memory ends, in a RuntimeError."""
+SMALLER = "take a machine with more memory, or a smaller --dtype"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -104,8 +109,8 @@ def load(
 
     Raises:
         ValueError: In one line, for: no such folder or name, no or unknown configuration, weights that are missing,
-            truncated, incomplete or pickled only, plain weights that config.json says are quantized, a tokenizer that is
-            missing, a dtype or device that is not there.
+            truncated, incomplete, pickled only, not finite or larger than the free memory, plain weights that config.json says
+            are quantized, a tokenizer that is missing, a dtype or device that is not there.
     """
     path = str(name_or_path)
     where = local_folder(path)
@@ -115,6 +120,8 @@ def load(
     if where is not None:
         require_weights(where, allow_pickle)
         require_shards(where)
+        for each in dict.fromkeys(("cpu", place.type)):  # read on the CPU, then moved
+            require_memory(size_of(where, kind), available_memory(each), f"{path}: its weights take", SMALLER)
     require_causal(path, config, images)
     kinds, make = auto_class_of(config), auto_class_of(config).from_config
     if getattr(config, KEY, None) is not None:
@@ -357,7 +364,7 @@ def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig]
     _, info = loaded_on_meta(str(folder), skeleton)
     method, missing = quantization_of(config), sorted(info["missing_keys"])
     kinds = {kind for shard in folder.glob("*.safetensors") for kind in kinds_of(shard).values()}
-    if method in PACKED and not missing and not info["mismatched_keys"] and kinds <= FLOATS:
+    if method in PACKED and not missing and not info["mismatched_keys"] and kinds <= FLOATS.keys():
         raise ValueError(
             f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files have "
             f"every tensor of the model plain ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized "
@@ -524,6 +531,26 @@ def require_shards(folder: Path) -> dict[str, list[int]]:
     return held
 
 
+def size_of(folder: Path, dtype: torch.dtype | str) -> int:
+    """Bytes of a folder's safetensors in memory, in a dtype or as they are saved ("auto"), from their headers.
+
+    Quantized numbers stay as they are saved. Files that the index does not name are not read.
+    """
+    named = {*(read_json(folder / INDEX) or {}).get("weight_map", {}).values()}
+    one = folder / "model.safetensors"
+    shards = [folder / name for name in named] or ([one] if one.is_file() else [*folder.glob("*.safetensors")])
+    total = sum(shard.stat().st_size for shard in shards)
+    if isinstance(dtype, torch.dtype):
+        for shard in shards:
+            kinds = kinds_of(shard)
+            total += sum(
+                math.prod(shape) * (dtype.itemsize - FLOATS[kinds[name]])
+                for name, shape in shapes_of(shard).items()
+                if kinds[name] in FLOATS
+            )
+    return total
+
+
 def _downloading(folder: Path) -> str:
     """The first file of a download that has not ended, for a message; empty where there is none."""
     parts = sorted(path for part in PARTS for path in folder.rglob(part))
@@ -559,7 +586,7 @@ def _of_header(shard: Path, fact: Callable[[Any], Any]) -> dict[str, Any]:
     if not os.access(shard, os.R_OK):
         raise ValueError(f"{shard} cannot be read; you need the permission to")
     try:
-        with safe_open(shard, framework="pt") as file:
+        with safe_open(shard, framework="np") as file:  # "pt" reserves memory for the whole file
             return {name: fact(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118  it is no dict
     except Exception as error:
         raise ValueError(
@@ -598,6 +625,8 @@ def in_one_line(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
+            problem = f"{problem.partition(': ')[0]}: there is not enough memory; {SMALLER}"  # the files may be right
         raise ValueError(f"{problem} ({one_line_of(error)})") from error
 
 

@@ -225,10 +225,14 @@ def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
 
 
 def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict[str, Any]:
-    """A config's keys, with the default base of its class if they have none and the class has a special one (Gemma 3)."""
+    """A config's keys, with the base of its class if they have none and need none.
+
+    The class has a special default (Gemma 3), or the keys contain the base of each layer, and the class follows them (Granite).
+    """
     from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 
-    if names_any(written, BASES) or type(theirs).default_theta == RotaryEmbeddingConfigMixin.default_theta:
+    special = type(theirs).default_theta != RotaryEmbeddingConfigMixin.default_theta
+    if names_any(written, BASES) or not (special or follows_bases_of_layers(written, theirs)):
         return dict(written)
     if isinstance(declared, RopeConfig):
         return dict(written) | {BASES[0]: declared.base}
@@ -237,6 +241,16 @@ def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> d
     return (
         dict(written) | own | ({} if local is None or local.base == own.get(BASES[0]) else {LOCAL_BASES[0]: local.base})
     )
+
+
+def follows_bases_of_layers(written: Mapping[str, Any], theirs: Any) -> bool:
+    """Whether the keys contain a base for each layer, and its class rotates by these."""
+    if not written.get("layer_rope_theta"):
+        return False
+    try:
+        return bool(read(theirs).layers)
+    except ValueError:
+        return False
 
 
 def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:

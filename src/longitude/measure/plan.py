@@ -255,15 +255,15 @@ def _subject(
     config = checkpoints.config_of(model)
     tokenizer = checkpoints.tokenizer_of(model, config)
     outline = outline_of(model, config)
-    plain = all(getattr(config, key, None) is None for key in (KEY, "quantization_config"))
-    if plain and checkpoints.require_shards(folder := Path(model).expanduser()):
-        checkpoints.held_against(model, *checkpoints.loaded_on_meta(str(folder), outline))
     needs, free = memory_of(options, outline), available_memory(device)
     if needs.total > free:
         raise ValueError(
             f"{model}: --lengths {options.lengths[-1]} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take "
             f"shorter --lengths, a smaller --chunk or --batch, or --dtype bfloat16"
         )
+    plain = all(getattr(config, key, None) is None for key in (KEY, "quantization_config"))
+    if plain and checkpoints.require_shards(folder := Path(model).expanduser()):
+        checkpoints.held_against(model, *checkpoints.loaded_on_meta(str(folder), outline))
     last = last_position(outline)
     try:
         bos = bos_of(tokenizer, options.bos)

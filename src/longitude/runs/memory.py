@@ -18,13 +18,17 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 # ---- what there is ---------------------------------------------------------------------------------------------------
 def available_memory(device: str = "cpu") -> int:
-    """Bytes that can be allocated now: on the device, the machine, or in the group that this process is confined to."""
+    """Bytes that can be allocated now: on the device, or on the machine within the limits of this process and its group."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0]
     free = [psutil.virtual_memory().available]
     with suppress(OSError, ValueError):  # not Linux, or no limit ("max")
         free.append(int((GROUP / "memory.max").read_text()) - int((GROUP / "memory.current").read_text()))
-    return min(free)
+    with suppress(AttributeError):  # not Linux
+        process = psutil.Process()
+        if (limit := process.rlimit(psutil.RLIMIT_AS)[0]) != psutil.RLIM_INFINITY:  # ulimit -v
+            free.append(limit - process.memory_info().vms)
+    return max(0, min(free))
 
 
 def total_memory(device: str = "cpu") -> int:
