@@ -68,6 +68,8 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     measured = {name: options[name] for name in MEASURING} | {"training": training.key, "text": data["sha256"]}
     if "yarn" in config.methods:  # its ramp was 32 rotations before, which the other options do not tell
         measured["yarn"] = ramp_start(config.train_length)
+    if getattr(task_of(config.task), "whole", False):  # its shares by distance were of symbols before, not of answers
+        measured["whole"] = True
     measured["plugins"] = [record["sha256"] for record in plugins.records(config.task, *config.methods)]
     return TrialUnits(trial, training, Unit("measure", trial.name, plain(measured)))
 

@@ -12,7 +12,7 @@ from longitude.measure import from_frame, read_rows
 from longitude.study.plan import checked
 from longitude.study.tasks import languages
 from longitude.study.tasks.base import TASKS, of_task, task_of
-from longitude.study.tasks.questions import NOT_ASKED, Drawn, Questions
+from longitude.study.tasks.questions import NOT_ASKED, Drawn, Questions, by_distance
 from longitude.study.train import build_model
 from tests.study.conftest import SHAPE, run, units_in
 from tests.support import refused
@@ -192,6 +192,14 @@ def test_a_study_refuses_them_before_anything_is_trained(option):
     given = {"train_length": 12, "test_lengths": (12, 24)} | {option: 13 if option == "train_length" else (12, 13)}
     with refused(f"--{option.replace('_', '-')}", "flip-flop", "13"):
         checked(of_task("flip-flop", **given))
+
+
+def test_a_whole_answer_with_one_wrong_symbol_is_wrong_at_its_distance():
+    asked, distances = torch.ones(2, 3, dtype=torch.bool), torch.tensor([[4, 5, 6], [8, 9, 10]])
+    right = torch.tensor([[True, True, False], [True, True, True]])
+    shares = by_distance(right, asked, distances, whole=False)
+    assert shares["distance"].tolist() == [4, 8] and shares["exact"].tolist() == pytest.approx([2 / 3, 1])
+    assert by_distance(right, asked, distances, whole=True)["exact"].tolist() == [0, 1]
 
 
 def test_a_study_of_questions(tmp_path, numbers):

@@ -115,7 +115,7 @@ class Questions(Generated):
                 exact = scores[self.metric].numpy()
                 tables.append(of.per_document(method, length, exact=exact, right=right.sum(1), symbols=asked.sum(1)))
                 if method == of.config.methods[0]:
-                    tables.append(of.per_document(BY_DISTANCE, length, **by_distance(right, asked, distances)))
+                    tables.append(of.per_document(BY_DISTANCE, length, **by_distance(right, asked, distances, self.whole)))
                 done += length
                 of.on_progress(done, total)
         return rows, tables
@@ -128,8 +128,8 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
         return torch.cat([model(some.to(model.device)).logits.argmax(-1).cpu() for some in tokens.split(at_once)])
 
 
-def by_distance(right: Tensor, asked: Tensor, distances: Tensor) -> dict[str, np.ndarray]:
-    """Share of right answers of each example [B, T], at distances from each power of two to the next."""
+def by_distance(right: Tensor, asked: Tensor, distances: Tensor, whole: bool) -> dict[str, np.ndarray]:
+    """Share of right answers of each example [B, T], at distances from each power of two to the next; whole: 1 if all are."""
     low = 2 ** distances.clamp(min=1).log2().floor().long()
     found = []
     for distance in low[asked].unique():
@@ -137,6 +137,7 @@ def by_distance(right: Tensor, asked: Tensor, distances: Tensor) -> dict[str, np
         asks = here.sum(1)
         for document in asks.nonzero()[:, 0]:
             share = (right & here)[document].sum() / asks[document]
+            share = share.floor() if whole else share
             found.append((int(document), int(distance), float(share), int(asks[document])))
     return dict(zip(("document", "distance", "exact", "symbols"), map(np.array, zip(*found, strict=True)), strict=True))
 
