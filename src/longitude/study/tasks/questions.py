@@ -115,7 +115,9 @@ class Questions(Generated):
                 exact = scores[self.metric].numpy()
                 tables.append(of.per_document(method, length, exact=exact, right=right.sum(1), symbols=asked.sum(1)))
                 if method == of.config.methods[0]:
-                    tables.append(of.per_document(BY_DISTANCE, length, **by_distance(right, asked, distances, self.whole)))
+                    tables.append(
+                        of.per_document(BY_DISTANCE, length, **by_distance(right, asked, distances, self.whole))
+                    )
                 done += length
                 of.on_progress(done, total)
         return rows, tables
