@@ -394,8 +394,9 @@ def test_what_it_cannot_honour_is_refused(kind, more, inputs, reason, stock, ids
         stock(kind, "longitude", **more)(ids, **inputs)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSED | dict.fromkeys(("position_bias", "sinks", "indices"))))
 def test_what_would_change_the_attention_is_refused(name):
+    """Or has another shape than this attention supports."""
     q = k = v = torch.randn(1, 2, 9, 4)
     with refused(name):
         stock_attention(torch.nn.Module(), q, k, v, None, **{name: torch.ones(2)})

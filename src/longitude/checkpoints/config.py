@@ -61,8 +61,8 @@ WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 names with ROTARY."""
 LONGEST = 2**20
 """Tokens of the longest sequence in which visible keys are compared."""
-REACHED = 0.99
-"""Share of the declared length that factor times original length must reach; factors in files are rounded."""
+COVERAGE = 0.99
+"""Share of the declared length that factor times original length must cover; factors in files are rounded."""
 FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 """Options of a RopeConfig that its frequencies depend on."""
 
@@ -612,7 +612,7 @@ def lengths(raw: Mapping[str, Any], rope: RopeConfig, head_dim: int, given: Mapp
         yield f"{ORIGINAL} = {original} is longer than max_position_embeddings = {declared}"
     elif isinstance(scaling, Llama3):
         return  # its own factor reaches half of what it declares
-    elif (longest := (given.get("factor") or declared) * original) < REACHED * declared:
+    elif (longest := (given.get("factor") or declared) * original) < COVERAGE * declared:
         factor = f"factor {given['factor']} times {ORIGINAL} = {original}"
         yield f"{factor} is {longest:g}, less than max_position_embeddings = {declared}"
 

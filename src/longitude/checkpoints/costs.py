@@ -153,13 +153,8 @@ def flops_per_second(
         if training:
             needed = training_memory(skeleton, text, rows, width, False).total
         else:  # built in float32, whatever it is cast to
-            read = {
-                "width": min(length, WIDEST),
-                "rows": rows,
-                "chunk": WIDEST,
-                "logits": WIDEST * rows * text.vocab_size,
-            }
-            needed = forward_memory(skeleton, 0, torch.float32, **read).total
+            logits = width * rows * text.vocab_size
+            needed = forward_memory(skeleton, 0, torch.float32, width, rows, chunk=width, logits=logits).total
         require_memory(needed, min(map(available_memory, {"cpu", device})), "its smallest part takes", SMALLER)
         with quiet():
             model = type(outline)(config).to(device, torch.float32 if training else dtype)

@@ -1,6 +1,5 @@
 """`longitude check`."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, print_json
+from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, keep_threads_from_spinning, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 STATUSES = {
@@ -64,8 +63,7 @@ def check(
         seed: Seed for the random input tokens.
         json: Print JSON instead of the table.
     """
-    # Read when torch loads. Threads that spin took 4 to 9 times the processor time while other programs used the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_threads_from_spinning()
     from longitude.runs.progress import Progress
 
     model_or_part = checkpoint_of(model_or_part)

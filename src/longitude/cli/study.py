@@ -1,6 +1,5 @@
 """`longitude study`."""
 
-import os
 import re
 import shlex
 import sys
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from longitude.cli.report import show
-from longitude.cli.shared import FAILURES, waiting
+from longitude.cli.shared import FAILURES, keep_threads_from_spinning, waiting
 from longitude.errors import UsageError
 from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
@@ -92,8 +91,7 @@ def study(
         plan: Run nothing; print parameters, steps, FLOPs and memory of every model, and about how long the study takes on this
             machine, from a few steps of each model.
     """
-    # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_threads_from_spinning()
     if launched():
         raise ValueError(
             "a study trains each model in one process: expected the command without torchrun or accelerate launch, got a "

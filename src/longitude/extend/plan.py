@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from longitude.checkpoints.config import FULL, REACHED, head_dim_of, unknown_keys, unread_keys
+from longitude.checkpoints.config import COVERAGE, FULL, head_dim_of, unknown_keys, unread_keys
 from longitude.checkpoints.keys import Ropes, difference, of_full_attention, ropes_of, with_ropes
 from longitude.checkpoints.load import differences, in_one_line, require_shards, shapes_of
 from longitude.checkpoints.positions import Kind, table_of
@@ -252,7 +252,7 @@ def _require_no_slip(source: Source) -> None:
 def _require_reach(plan: ExtendPlan, scheme: Scaling) -> None:
     """UsageError for a --factor of YaRN with which the new length is not reached: `check` finds such a config broken."""
     reach = plan.factor * plan.original
-    if isinstance(scheme, YaRN) and reach < REACHED * plan.length:
+    if isinstance(scheme, YaRN) and reach < COVERAGE * plan.length:
         least = f"{plan.length / plan.original:g} or more for --to {plan.length}"
         raise UsageError("--factor", least, plan.factor, f"{plan.target.method} reaches {reach:g} tokens; raise it")
 

@@ -100,8 +100,7 @@ def stock_attention(
     weights = kwargs.get("output_attentions")
     if weights is None:
         weights = bool(getattr(getattr(module, "config", None), "output_attentions", False))
-    if s_aux is not None and s_aux.shape != query.shape[1:2]:
-        raise UsageError("s_aux", f"a logit for each head of queries, [{query.shape[1]}]", list(s_aux.shape))
+    require_shapes(query, s_aux, sinks, indices)
     if indices is not None and indices.shape[-1] < key.shape[2]:
         mask = AllOf((*mask.parts(), chosen_keys(indices, key.shape[2])))
     if call is not None:
@@ -124,6 +123,17 @@ def stock_attention(
     else:
         out, weights = with_query_sinks(attend, sinks[..., 0], dropout, weights)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def require_shapes(query: Tensor, s_aux: Tensor | None, sinks: Tensor | None, indices: Tensor | None) -> None:
+    """UsageError for sinks [H] or [B, H, L, 1] and chosen keys [B, L, n] of another shape: others mean something else by them."""
+    batch, heads, length = query.shape[:3]
+    if s_aux is not None and s_aux.shape != (heads,):
+        raise UsageError("s_aux", f"a logit for each head of queries, [{heads}]", list(s_aux.shape))
+    if sinks is not None and sinks.shape != (batch, heads, length, 1):
+        raise UsageError("sinks", f"a logit for each query, [{batch}, {heads}, {length}, 1]", list(sinks.shape))
+    if indices is not None and (indices.dim() != 3 or indices.shape[:2] != (batch, length)):
+        raise UsageError("indices", f"keys of each query, [{batch}, {length}, n]", list(indices.shape))
 
 
 def chosen_keys(indices: Tensor, keys: int) -> Mask:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -47,6 +48,15 @@ FORMS = {"mode": MODES, "route": ("expanded", "absorbed")}
 """Options of these names choose between ways to the same numbers."""
 
 
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random numbers of this seed on the CPU; those of the caller stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed also walks the stack, for devices that are not here: a millisecond inside pytest.
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
 @dataclass(frozen=True)
 class Example:
     """Makes one kind of encoding at toy size: fresh, in float64, learned parameters filled with random numbers.
@@ -66,8 +76,7 @@ class Example:
     std: ClassVar[float] = 0.5
 
     def __call__(self, seed: int = 0, filled: bool = True, **options: Any) -> Any:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             made = self.factory(**self.resolved(**options))
         if not isinstance(made, self.kind):
             raise ValueError(f"expected a function that returns a new {self.kind.__name__}, got {made!r}")

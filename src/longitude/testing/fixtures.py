@@ -52,16 +52,6 @@ def parameters_of(encoding: nn.Module) -> Named:
     return {f"encoding.{name}": p for name, p in learned_of(encoding).items()}
 
 
-@contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Random numbers of this seed; those of the caller stay as they are."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed also walks the stack, for devices that are not here
-        yield
-
-
 def differentiable(**tensors: Tensor) -> Named:
     """Copies that take a gradient."""
     return {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}

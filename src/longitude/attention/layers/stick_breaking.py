@@ -22,6 +22,7 @@ from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.request import Request, require_heads, validate
 from longitude.attention.scores import per_query_head
+from longitude.c_compile import in_memory
 from longitude.errors import UsageError, check_flags
 from longitude.positions.contextual import running_sum
 
@@ -77,7 +78,8 @@ def _broken(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
     """Output and rest of a request, in float32 or wider."""
     with torch.autocast(r.q.device.type, enabled=False):
         block = partial(_of_block, attend_current=attend_current)
-        return nan_where_attended(BACKENDS["reference"], r, partial(chunked, of_block=block, rows=CACHED_ROWS))
+        rows = CACHED_ROWS if in_memory(r.q) else None  # a GPU and a graph take large blocks
+        return nan_where_attended(BACKENDS["reference"], r, partial(chunked, of_block=block, rows=rows))
 
 
 def _of_block(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from longitude.measure.rows import Row
 from longitude.report.figure import PAPER, Figure, themed
-from longitude.report.wording import papers
+from longitude.report.wording import capital, papers
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
 from longitude.study.results import Run
@@ -84,12 +84,12 @@ def _cells(run: Run, place_of: Callable[[Row], tuple[int, int] | None]) -> Any:
 
 
 def _finding(run: Run, cells: Any, words: str) -> str:
-    """The best and the worst label at the longest length: "right symbols at 1,024 bytes: ALiBi 93%, RoPE 12%"."""
+    """The best and the worst label at the longest length: "Right symbols at 1,024 bytes: ALiBi 93%, RoPE 12%"."""
     longest = cells[cells["length"] == cells["length"].max()]
     totals = longest.assign(right=longest["value"] * longest["count"]).groupby("label")[["right", "count"]].sum()
     shares = (totals["right"] / totals["count"]).sort_values(ascending=False)
     names, ends = papers(run.labels), dict.fromkeys((shares.index[0], shares.index[-1]))
-    at = f"{words[0].upper()}{words[1:]} at {longest['length'].iloc[0]:,} {run.task.unit}"
+    at = f"{capital(words)} at {longest['length'].iloc[0]:,} {run.task.unit}"
     return f"{at}: {', '.join(f'{names[label]} {shares[label]:.0%}' for label in ends)}"
 
 

@@ -11,7 +11,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.positions.base import OffsetVectors
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.engine import DoesNotApply, LawBroken
-from longitude.testing.examples import DIM, SHAPES, Example, MixerExample
+from longitude.testing.examples import DIM, SHAPES, Example, MixerExample, seeded
 from longitude.testing.fixtures import (
     LayerStack,
     close,
@@ -20,7 +20,6 @@ from longitude.testing.fixtures import (
     heads_and_tokens,
     numbers,
     parameters_of,
-    seeded,
     small_blocks,
     with_gradients,
 )

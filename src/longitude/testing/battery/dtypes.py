@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from longitude.testing.engine import LawBroken
-from longitude.testing.examples import DIM, Example, MixerExample
-from longitude.testing.fixtures import LayerStack, close, learned_of, numbers, seeded
+from longitude.testing.examples import DIM, Example, MixerExample, seeded
+from longitude.testing.fixtures import LayerStack, close, learned_of, numbers
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 from longitude.training import parameter_groups
 
