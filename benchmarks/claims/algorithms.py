@@ -3,7 +3,7 @@
 from functools import partial
 
 from claims.base import Claim, register
-from claims.costs import time_below
+from claims.benches import time_below
 from claims.evidence import Measured
 from claims.statements import accuracy_above, accuracy_below, more_accurate, token_time
 from longitude.study.answers import SOLVED

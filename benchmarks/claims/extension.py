@@ -3,6 +3,7 @@
 from functools import partial
 
 from claims.base import Claim, register
+from claims.benches import answers_differ, lowest_loss_answers_less
 from claims.evidence import Measured
 from claims.statements import loss_below, loss_within
 
@@ -140,3 +141,17 @@ for name, number, title, wrong, right, mistake in (
             ),
         )
     )
+register(
+    Claim(
+        name="perplexity-retrieval",
+        title="Perplexity and retrieval across RoPE-scaling methods",
+        number="17",
+        claimed="Perplexity does not predict retrieval across schemes.",
+        source="Peng et al. 2024, YaRN, section B.2; Gelberg et al. 2025, figure 5",
+        link="https://arxiv.org/abs/2309.00071",
+        protocol="There: models of 0.4 to 7 billion parameters. Here: one Llama of a million parameters that was trained at 512 "
+        "tokens until it answers eight kinds of questions, extended four times by six schemes, and by two after 200 steps "
+        "(benchmarks/retrieval.py). A single model can show that the two come apart; it cannot show how often they do.",
+        statements=(answers_differ(2048, 0.01, 0.1), lowest_loss_answers_less(2048)),
+    )
+)

@@ -40,16 +40,3 @@ register(
         "study measures yet. The models of the study `text` would do, in minutes.",
     )
 )
-register(
-    Claim(
-        name="perplexity-retrieval",
-        title="Perplexity and retrieval across RoPE-scaling methods",
-        number="17",
-        claimed="Perplexity does not predict retrieval across schemes.",
-        source="Peng et al. 2024, YaRN, section B.2; Gelberg et al. 2025, figure 5",
-        link="https://arxiv.org/abs/2309.00071",
-        protocol="It takes models that solve a passkey at the training length and predict text, and scaling methods "
-        "compared by both. The task `passkey` trains for 3 minutes a model, 12 models, and needs the methods of the task "
-        "`text`.",
-    )
-)

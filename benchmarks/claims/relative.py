@@ -3,7 +3,7 @@
 from functools import partial
 
 from claims.base import Claim, register
-from claims.costs import time_below
+from claims.benches import time_below
 from claims.evidence import Measured
 from claims.extrapolation import HERE, text
 from claims.statements import loss_at_most, loss_below, more_accurate, token_time

@@ -12,15 +12,15 @@ def mean(scores: Sequence[float]) -> tuple[float, float, float]:
     return wilson(math.fsum(scores) / len(scores), len(scores))
 
 
-def wilson(value: float, count: int) -> tuple[float, float, float]:
-    """(value, low, high) of a mean of `count` scores from 0 to 1, with Wilson's 95% interval (Wilson 1927).
+def wilson(value: float, count: int, quantile: float = QUANTILE) -> tuple[float, float, float]:
+    """(value, low, high) of a mean of `count` scores from 0 to 1, with Wilson's interval (Wilson 1927), of 95% by default.
 
     Wilson's interval is for right or wrong answers and has a width for ten of ten, too, where a bootstrap has none. Scores
     in between spread less than right-or-wrong ones of the same mean, so that for them it is on the wide side.
     """
-    shrink = 1 + QUANTILE**2 / count
-    middle = (value + QUANTILE**2 / (2 * count)) / shrink
-    half = QUANTILE / shrink * math.sqrt(value * (1 - value) / count + (QUANTILE / (2 * count)) ** 2)
+    shrink = 1 + quantile**2 / count
+    middle = (value + quantile**2 / (2 * count)) / shrink
+    half = quantile / shrink * math.sqrt(value * (1 - value) / count + (quantile / (2 * count)) ** 2)
     return value, min(value, max(0.0, middle - half)), max(value, min(1.0, middle + half))
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy import stats
 
 from claims import statements
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
+from claims.benches import _more, answers_differ, lowest_loss_answers_less
 from claims.evidence import Evidence, Measured
 from claims.verdicts import seeds_to_decide, verdict_of, what_decides
 from longitude.statistics.documents import Interval
@@ -207,3 +209,40 @@ def test_claims_have_names():
     assert [claim.name for claim in claims_of(["alibi-holds"])] == ["alibi-holds"]
     with pytest.raises(ValueError, match="unknown claim 'alibi-hold': did you mean 'alibi-holds'"):
         claims_of(["alibi-hold"])
+
+
+class Bench(NamedTuple):
+    rows: list
+
+    def bench(self, name):
+        return {"rows": self.rows}
+
+
+def answered(method, bits, share, questions=160):
+    scores = [{"length": 2048, "count": questions}]
+    return {"method": method, "steps": 0, "bits": {"2048": bits}, "means": {"2048": {"value": share}}, "scores": scores}
+
+
+ALIKE, LESS = answers_differ(2048, 0.01, 0.1), lowest_loss_answers_less(2048)
+
+
+@pytest.mark.parametrize(
+    ("statement", "rows", "verdict"),
+    [
+        (ALIKE, [answered("a", 1.45, 0.5), answered("b", 1.455, 0.9)], HOLDS),
+        (ALIKE, [answered("a", 1.45, 0.5), answered("b", 1.60, 0.9)], None),  # no pair of one loss
+        (ALIKE, [answered("a", 1.45, 0.5, 10), answered("b", 1.455, 0.9, 10)], UNCLEAR),
+        (ALIKE, [answered("a", 1.45, 0.8, 10**4), answered("b", 1.455, 0.82, 10**4)], LOST),
+        (LESS, [answered("a", 1.3, 0.5), answered("b", 1.5, 0.9)], HOLDS),
+        (LESS, [answered("a", 1.3, 0.9), answered("b", 1.5, 0.5)], LOST),
+        (LESS, [answered("a", 1.3, 0.85), answered("b", 1.5, 0.9)], UNCLEAR),
+    ],
+)
+def test_answers_of_extended_models(statement, rows, verdict):
+    assert statement.outcome(Bench(rows)).verdict == verdict
+
+
+def test_the_interval_of_a_difference_is_that_of_newcombe():
+    """Newcombe 1998, Statistics in Medicine 17, table II, example (a), method 10: 56/70 less 48/80."""
+    few, many = answered("a", 1.0, 48 / 80, 80), answered("b", 1.0, 56 / 70, 70)
+    assert _more(few, many, "2048", 1) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)

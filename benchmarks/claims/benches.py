@@ -1,0 +1,144 @@
+"""Statements on rows of a bench that this repository commits, which no study measures again: of times, and of answers."""
+
+import math
+from itertools import combinations
+from typing import Any
+
+from scipy import stats
+
+from claims.base import Outcome, Statement
+from claims.evidence import Evidence, NotRun
+from claims.statements import points
+from longitude.report.wording import paper
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate
+from longitude.statistics.proportions import wilson
+
+Row = dict[str, Any]
+
+
+TURNS = 5
+"""Turns of a bench that a spread is judged from; two turns that differ by a factor of five are no measurement."""
+
+
+def time_below(bench: str, a: Row, b: Row, **both: Any) -> Statement:
+    """The row a takes less time than b, with all that lies between the quartiles over turns.
+
+    Each is judged by its ratio to one way that was timed in the same turns where it has such a ratio: two groups of a bench run
+    one after the other, and the machine is faster in one than in the other. By its seconds only where neither has a ratio.
+
+    Args:
+        bench: The bench of `make bench-NAME`; "" for `make bench`.
+        a: Fields of its row.
+        b: Likewise.
+        **both: Fields that both rows have.
+    """
+
+    def judge(evidence: Evidence) -> Outcome:
+        found = evidence.bench(bench)
+        rows = [[row for row in found["rows"] if (where | both).items() <= row.items()] for where in (a, b)]
+        if any(len(each) != 1 for each in rows):
+            raise NotRun(f"the newest result of `make bench{bench and '-'}{bench}` has not both rows")
+        [x], [y] = rows
+        if x["against"] == y.get("name"):  # x was timed in turns with y itself
+            y = y | {"against": x["against"], "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
+        same = "name" in x and x["against"] == y["against"]  # ratios of a token are to another context of its own label
+        of = "ratio" if same and x["ratio"] is not None else "seconds"
+        number = f"{_value(x, of)} against {_value(y, of)}" + f" (time over {x['against']} in the same turns)" * (
+            of == "ratio"
+        )
+        remark = (
+            f"median and quartiles over turns, {found['machine']['cpu']}, {found['made'][:10]}; one machine: not tested"
+        )
+        if (turns := min(x["turns"], y["turns"])) < TURNS:
+            return Outcome(UNCLEAR, number, remark=f"{turns} turns: expected at least {TURNS} for a spread; {remark}")
+        holds, lost = x[f"{of}_high"] < y[f"{of}_low"], x[f"{of}_low"] > y[f"{of}_high"]
+        return Outcome(HOLDS if holds else LOST if lost else UNCLEAR, number, remark=remark)
+
+    return Statement(f"{_words(a)} takes less time than {_words(b)}", (), judge)
+
+
+def answers_differ(length: int, margin: float, by: float) -> Statement:
+    """Among the extended models of `benchmarks/retrieval.py` are two of one loss, of which one answers more.
+
+    All pairs of one loss are compared, so each interval has the confidence that keeps the chance of any error at 5%.
+
+    Args:
+        length: Tokens that both are measured at.
+        margin: Bits per byte whose ratio is 1 within this are one loss.
+        by: Share of the questions, 0 to 1, that one must answer more.
+    """
+
+    def judge(evidence: Evidence) -> Outcome:
+        found, at = evidence.bench("retrieval"), str(length)
+        pairs = [
+            sorted(pair, key=lambda row: row["means"][at]["value"])
+            for pair in combinations(found["rows"], 2)
+            if abs(math.log(pair[0]["bits"][at] / pair[1]["bits"][at])) < math.log1p(margin)
+        ]
+        if not pairs:
+            raise NotRun(f"no two methods of benchmarks/retrieval.py have one loss at {length}")
+        few, many = max(pairs, key=lambda pair: _more(*pair, at, len(pairs))[1])
+        value, low, high = _more(few, many, at, len(pairs))
+        losses = " and ".join(f"{_method(row)} {row['bits'][at]:.3f}" for row in (many, few))
+        return Outcome(
+            HOLDS if low > by else LOST if high < by else UNCLEAR,
+            f"{points(value)} [{points(low)}, {points(high)}] at {losses} bits per byte",
+            Estimate(value, low, high),
+            f"the best of {len(pairs)} pairs, all compared; one model, {_questions(few, at)} questions",
+        )
+
+    words = f"two extended models have losses within {margin:.0%} at {length:,} tokens, and one answers {100 * by:g} points more"
+    return Statement(words, (), judge)
+
+
+def lowest_loss_answers_less(length: int) -> Statement:
+    """Of the extended models of `benchmarks/retrieval.py`, another answers more than the one of the lowest loss."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        rows, at = evidence.bench("retrieval")["rows"], str(length)
+        lowest = min(rows, key=lambda row: row["bits"][at])
+        best = max((row for row in rows if row is not lowest), key=lambda row: row["means"][at]["value"])
+        value, low, high = _more(lowest, best, at, len(rows) - 1)
+        return Outcome(
+            HOLDS if low > 0 else LOST if high < 0 else UNCLEAR,
+            f"{points(value)} [{points(low)}, {points(high)}]: {_method(best)} for {_method(lowest)}",
+            Estimate(value, low, high),
+            f"{len(rows)} models, the lowest loss compared with each; {_questions(best, at)} questions",
+        )
+
+    return Statement(f"another model answers more than the one of the lowest loss at {length:,} tokens", (), judge)
+
+
+def _more(few: Row, many: Row, at: str, comparisons: int) -> tuple[float, float, float]:
+    """(difference, low, high) of the answers, from both intervals (Newcombe 1998, method 10), as one of several comparisons.
+
+    The questions are the same for both, which would make it narrower; the answers to each are not kept.
+    """
+    quantile = float(stats.norm.isf(0.025 / comparisons))
+    (p, p_low, p_high), (q, q_low, q_high) = (
+        wilson(row["means"][at]["value"], _questions(row, at), quantile) for row in (many, few)
+    )
+    return p - q, p - q - math.hypot(p - p_low, q_high - q), p - q + math.hypot(p_high - p, q - q_low)
+
+
+def _questions(row: Row, at: str) -> int:
+    return sum(score["count"] for score in row["scores"] if str(score["length"]) == at)
+
+
+def _method(row: Row) -> str:
+    return row["method"] + f" after {row['steps']} steps" * bool(row["steps"])
+
+
+def _value(row: Row, of: str) -> str:
+    """4.3 ms [4.1, 4.5]; 0.80 [0.72, 0.83]."""
+    middle, low, high = (row[of + end] for end in ("", "_low", "_high"))
+    if of == "ratio":
+        return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{1000 * middle:,.1f} ms [{1000 * low:,.1f}, {1000 * high:,.1f}]"
+
+
+def _words(row: Row) -> str:
+    """A token of Mamba at context length 32,768; T5 bias over 2,048 tokens."""
+    if "label" in row:
+        return f"a token of {paper(row['label'])} at context length {row['context']:,}"
+    return f"{paper(row['name'])} over {row['length']:,} tokens"
