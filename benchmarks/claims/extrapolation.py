@@ -233,6 +233,36 @@ register(
         varied=tuple(holds(longer("fire", length), at=128) for length in (256, 512)),
     )
 )
+temperature = partial(Measured, "temperature")
+register(
+    Claim(
+        name="temperature",
+        title="NoPE with a temperature for each head",
+        number="9b",
+        claimed="With a temperature found for each head, a decoder without an encoding carries over to longer texts "
+        "than with one.",
+        source="Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding",
+        link="https://arxiv.org/abs/2404.12224",
+        protocol="There: temperatures found by a training on longer text; perplexity, passkeys and long tasks, against RoPE under "
+        "scaling methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, rates "
+        "chosen from three; temperatures found for both at each length, on text that is not measured.",
+        statements=(
+            *(
+                loss_below(temperature("nope", length, "temperatures"), temperature("nope", length, "non-overlapping"))
+                for length in LENGTHS
+            ),
+            *(
+                lead_grows(
+                    temperature("nope", length, "temperatures"),
+                    temperature("rope:base=72", length, "temperatures"),
+                    at=128,
+                )
+                for length in LENGTHS
+            ),
+            holds(temperature("nope", 2048, "temperatures"), at=128),
+        ),
+    )
+)
 register(
     Claim(
         name="fox-holds",

@@ -4,19 +4,6 @@ from claims.base import Claim, register
 
 register(
     Claim(
-        name="temperature",
-        title="NoPE with a temperature for each head",
-        number="9b",
-        claimed="With a temperature found for each head, a decoder without an encoding carries over to longer texts "
-        "than with one.",
-        source="Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding",
-        link="https://arxiv.org/abs/2404.12224",
-        protocol="It takes temperatures of heads that are tuned after training, which no encoding here has; then a study "
-        "like `text` with none, before and after tuning: 3 models, 5 minutes.",
-    )
-)
-register(
-    Claim(
         name="path-a5",
         title="PaTH and RoPE on the group A5",
         number="10d",

@@ -10,10 +10,10 @@ import torch
 from longitude.extend.plan import stretched
 from longitude.measure import losses_by_length, read_rows
 from longitude.positions.absolute import Sinusoidal
-from longitude.study import schemes, tasks
+from longitude.study import schemes
 from longitude.study.plan import plan
 from longitude.study.results import read_run
-from longitude.study.schemes import SCHEMES, extended, extends, searched, windows_of
+from longitude.study.schemes import SCHEMES, extended, extends, searched, windows_of, with_temperatures
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, OneTrial, run
@@ -106,16 +106,18 @@ def test_each_layer_that_rotates_is_scaled():
     [
         ("rope", SCHEMES),
         ("rope+alibi", SCHEMES),
-        ("sinusoidal", ("linear",)),
+        ("sinusoidal", ("linear", "temperatures")),
         ("learned", ("linear",)),
-        ("sinusoidal+rope", ("linear",)),
-        ("alibi", ()),
+        ("sinusoidal+rope", ("linear", "temperatures")),
+        ("alibi", ("temperatures",)),
         ("mamba", ()),
-        ("xpos", ()),
-        ("sinusoidal:factor=2", ()),
-        ("rope:scaling=linear,factor=2", ()),
+        ("rope+attention+mamba", SCHEMES),
+        ("xpos", ("temperatures",)),
+        ("sinusoidal:factor=2", ("temperatures",)),
+        ("rope:scaling=linear,factor=2", ("temperatures",)),
         ("learned:beyond=clamp", ()),
         ("learned:max_length=32", ()),
+        ("nope+attention:qk_norm=true", ()),  # a factor before a norm does nothing
     ],
 )
 def test_what_is_extended_by_which(label, by):
@@ -148,6 +150,41 @@ def test_the_search_reads_selection_text_alone(data, monkeypatch):
     assert read and all(bytes(window[:-1].tolist()) in selection for window in read)
 
 
+# ---- temperatures ----------------------------------------------------------------------------------------------------
+
+
+def nats_at(model, data, length=48):
+    [of] = losses_by_length(model, windows_of(data.apart, length), lengths=[length], methods=["non-overlapping"])
+    return of.nats.sum()
+
+
+@pytest.mark.parametrize("label", ["nope", "rope", "alibi", "rope+attention:num_kv_heads=1"])
+def test_temperatures_multiply_the_scores_of_heads_and_nothing_else(data, label):
+    model = build_model(TINY, label, 0)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    other = with_temperatures(model, data.apart, 16, 48)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    for name, weight in other.state_dict().items():
+        if "q_proj" not in name:
+            assert torch.equal(weight, before[name]), name
+            continue
+        by_head = (weight / before[name]).unflatten(0, (TINY.heads, -1)).flatten(1)
+        torch.testing.assert_close(by_head, by_head[:, :1].expand_as(by_head), rtol=1e-4, atol=0)
+        assert (by_head > 0).all() and (by_head[:, 0] - 1).abs().max() > 1e-3
+
+
+def test_temperatures_undo_a_change_of_sharpness(data):
+    """Of a model whose heads were made too blunt or too sharp, by less than the search can reach, nothing is lost."""
+    model = build_model(TINY, "nope", 0)
+    best = nats_at(with_temperatures(model, data.apart, 16, 48), data)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("q_proj.weight"):
+                weight.unflatten(0, (TINY.heads, -1)).mul_(torch.tensor([0.5, 2.0])[:, None, None])
+    assert nats_at(with_temperatures(model, data.apart, 16, 48), data) == pytest.approx(best, rel=1e-4)
+    assert best <= nats_at(build_model(TINY, "nope", 0), data)
+
+
 # ---- in a study ------------------------------------------------------------------------------------------------------
 
 
@@ -171,9 +208,9 @@ def test_rows_of_a_study_that_was_given_schemes(study):
     measured = {label: {*of["method"]} for label, of in rows.groupby("label")}
     assert measured == {
         "rope": {"non-overlapping", *SCHEMES},
-        "sinusoidal": {"non-overlapping", "linear"},
+        "sinusoidal": {"non-overlapping", "linear", "temperatures"},
         "learned": {"non-overlapping", "linear"},
-        "alibi": {"non-overlapping"},
+        "alibi": {"non-overlapping", "temperatures"},
     }
     assert len({*rows["count"]}) == len({*rows["tokens"]}) == 1  # the same tokens everywhere
     at = rows.set_index(["label", "method", "length"])["value"]
@@ -200,7 +237,7 @@ def test_a_value_is_that_of_the_extended_model(study, data):
 
 def test_a_search_is_given_the_selection_text(data, tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(tasks.text, "searched", lambda model, documents, *_: given.append(documents) or "linear")
+    monkeypatch.setattr(schemes, "searched", lambda model, documents, *_: given.append(documents) or "linear")
     config = replace(TINY, encodings=("rope",), methods=("longrope",))
     OneTrial(tmp_path, "rope", 0, config, data).run()
     assert len(given) == 2 and all(each is data.apart for each in given)
@@ -211,7 +248,7 @@ def test_what_a_label_was_not_measured_by_is_in_its_status(study):
     assert reasons == {
         "rope": None,
         "sinusoidal": "sinusoidal is not extended by ntk, yarn and longrope",
-        "learned": "learned is not extended by ntk, yarn and longrope; learned has no positions from 16 on, so it "
+        "learned": "learned is not extended by ntk, yarn, longrope and temperatures; learned has no positions from 16 on, so it "
         "was not measured at 32, 48 but by linear",
         "alibi": "alibi is not extended by linear, ntk, yarn and longrope",
     }

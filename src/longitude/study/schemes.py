@@ -1,8 +1,8 @@
-"""Trained models at more positions than they were trained on, without training: their positions scaled.
+"""Trained models at more positions than they were trained on: positions scaled, or attention sharpened; weights stay.
 
 `linear` interpolates positions: of rotary encodings and sinusoids they are divided by the factor, a learned table is
-stretched. The other schemes change the frequencies of rotary pairs; the factors of `longrope` are searched for on text that no
-model is measured on.
+stretched. `ntk`, `yarn` and `longrope` change the frequencies of rotary pairs. `temperatures` multiplies the scores of each head.
+The numbers of the last two are searched for at each length, on text that no model is measured on.
 """
 
 import copy
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import UsageError
 from longitude.extend.evolution import evolve
 from longitude.extend.factors import Candidate, RotaryPairs
@@ -22,23 +23,27 @@ from longitude.extend.methods import scheme_of
 from longitude.extend.spaces import longrope
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Reader
+from longitude.models.configuration import mixer_class
 from longitude.positions.base import ENCODINGS
 from longitude.positions.scaling import NTK, Linear, Scaling, YaRN
 from longitude.registry import Registry, options_of
 
 PLAIN = ("non-overlapping", "sliding", "per-position")
 """Methods that read models as they are."""
-SCHEMES = ("linear", "ntk", "yarn", "longrope")
-"""Methods that extend models by a scheme of lg.scaling."""
+TEMPERATURES = "temperatures"
+SCHEMES = ("linear", "ntk", "yarn", "longrope", TEMPERATURES)
+"""Methods that extend models: by a scheme of lg.scaling, or by a temperature for each head."""
 METHODS = Registry("method of --methods", "`longitude study --help`", ())
 """Methods of plugins that extend models: name -> a function that makes its `Method`."""
 CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
 WINDOWS, TOKENS = 4, 8192
 """Text on which each list is tried: minimum number of windows, and total tokens."""
-SEARCH = CANDIDATES * TOKENS
-"""Tokens that a search reads at each length."""
+ITERATIONS = 20
+"""Steps of L-BFGS that find temperatures; of models of 0.1 million parameters the loss then falls no more."""
 Spec = Mapping[str, Any]
+OnProgress = Callable[[int, int], None]
+Search = Callable[[Any, Sequence[Tensor], int, int, OnProgress], Any]
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,20 @@ class Method:
     """How a method extends a trained model.
 
     Attributes:
-        like: "linear" or "ntk": it extends the encodings that this scheme extends.
+        like: "linear" or "ntk": it extends the encodings that this scheme extends. "temperatures": any without a last
+            position, in layers whose queries are a projection.
         scheme: (encoding, factor, training length) -> the scheme; None: the model stays as it is.
         positions: (positions, training length, length) -> those that the model reads its tokens at; None: 0, 1, 2, ...
+        search: (model, selection text, training length, length, on_progress) -> the extended model, found on this text; None:
+            nothing is searched for.
+        search_tokens: Tokens that it reads at a length; one that is read for a gradient counts three times.
     """
 
     like: str
     scheme: Callable[[Spec, float, int], Scaling] | None = None
     positions: Callable[[Tensor, int, int], Tensor] | None = None
+    search: Search | None = None
+    search_tokens: int = 0
 
 
 def method_of(name: str) -> Method:
@@ -62,6 +73,10 @@ def method_of(name: str) -> Method:
         return METHODS[name]()
     if name == "yarn":
         return Method("ntk", lambda spec, factor, original: YaRN(factor, original, beta_fast=ramp_start(original)))
+    if name == "longrope":
+        return Method("ntk", search=with_searched_factors, search_tokens=CANDIDATES * TOKENS)
+    if name == TEMPERATURES:
+        return Method(TEMPERATURES, search=with_temperatures, search_tokens=3 * ITERATIONS * TOKENS)
     like = "linear" if name == "linear" else "ntk"
     return Method(like, lambda spec, factor, original: scheme_of(name, factor, original))
 
@@ -81,6 +96,10 @@ def extends(config: Any, scheme: str, original: int) -> bool:
 
     It must extend all of its encodings with a maximum length, and there must be one.
     """
+    if method_of(scheme).like == TEMPERATURES:
+        bounded = any(spec.get("max_length") for specs in config.layer_specs() for spec in specs)
+        projected = [spec for spec in config.layer_mixers() if issubclass(mixer_class(spec), MultiHeadAttention)]
+        return bool(projected) and not bounded and not any(spec["qk_norm"] for spec in projected)
     probe = Linear(2.0) if method_of(scheme).like == "linear" else NTK(2.0)
     specs = [spec for specs in config.layer_specs() for spec in specs]
     longer = [_extended(spec, probe, original, 2 * original) for spec in specs]
@@ -97,6 +116,8 @@ def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec |
 
 def extended_by(scheme: str) -> list[str]:
     """The names of the encodings that a scheme extends."""
+    if method_of(scheme).like == TEMPERATURES:
+        return ["nope"]
     if method_of(scheme).like != "linear":
         return [name for name in ENCODINGS if "scaling" in options_of(ENCODINGS[name])]
     return [name for name in ENCODINGS if hasattr(ENCODINGS[name], "extended")]
@@ -133,6 +154,16 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
     return other.train(model.training)
 
 
+def extended_on(
+    model: Any, method: str, documents: Sequence[Tensor], original: int, length: int, on_progress: OnProgress
+) -> Any:
+    """As `extended`, by a method that may search for its numbers on text of its own."""
+    search = method_of(method).search
+    if search is None or length <= original:
+        return extended(model, method, original, length)
+    return search(model, documents, original, length, on_progress)
+
+
 def rotary_dim(spec: Spec) -> int:
     """The dimensions of a head that an encoding rotates."""
     return spec["rotary_dim"] or spec["head_dim"]
@@ -150,12 +181,19 @@ def reader_of(model: Any, scheme: str, original: int, length: int) -> Reader:
     return Reader(model if place is None or length <= original else placed)
 
 
+def with_searched_factors(
+    model: Any, documents: Sequence[Tensor], original: int, length: int, on_progress: OnProgress
+) -> Any:
+    """A model with the LongRoPE factors that `searched` finds."""
+    return extended(model, searched(model, documents, original, length, on_progress), original, length)
+
+
 def searched(
     model: Any,
     documents: Sequence[Tensor],
     original: int,
     length: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Scaling:
     """LongRoPE's factors for `length`, by the evolution of `longitude extend --method longrope`, of `CANDIDATES` in all.
 
@@ -188,12 +226,63 @@ def searched(
     return pairs.longrope(min(losses, key=losses.__getitem__))
 
 
+def with_temperatures(
+    model: Any,
+    documents: Sequence[Tensor],
+    original: int,
+    length: int,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Any:
+    """A model whose scores are multiplied by a number for each head, that of the lowest loss in windows of `length` tokens.
+
+    All other weights stay. A temperature is a factor of the rows of the query projection, so a bias on the scores is not
+    multiplied. The same arguments give the same temperatures.
+
+    Source: Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding, arXiv:2404.12224,
+        section 4, which finds them for heads by gradients on text of the longer length.
+    """
+    other = copy.deepcopy(model).requires_grad_(False)
+    layers = [(name, each) for name, each in other.named_modules() if isinstance(each, MultiHeadAttention)]
+    device = next(other.parameters()).device
+    logs = torch.zeros(sum(layer.num_heads for _, layer in layers), device=device, requires_grad=True)
+    windows = torch.stack(windows_of(documents, length)).to(device)
+    optimizer = torch.optim.LBFGS([logs], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+    tried = 0
+
+    def scaled() -> dict[str, Tensor]:
+        parts = logs.exp().split([layer.num_heads for _, layer in layers])
+        return {
+            f"{name}.q_proj.{of}": weight * part.repeat_interleave(layer.head_dim).view(-1, *[1] * (weight.ndim - 1))
+            for (name, layer), part in zip(layers, parts, strict=True)
+            for of, weight in layer.q_proj.named_parameters()
+        }
+
+    def closure() -> Tensor:
+        nonlocal tried
+        optimizer.zero_grad()
+        total = torch.zeros((), device=device)
+        for window in windows:  # one by one: the gradient of a window keeps all of its activations
+            named = {"input_ids": window[None, :-1]}
+            out = torch.func.functional_call(other, scaled(), (), named).logits[0]
+            loss = torch.nn.functional.cross_entropy(out, window[1:]) / len(windows)
+            loss.backward()
+            total += loss.detach()
+        tried += 1
+        on_progress(min(tried, ITERATIONS), ITERATIONS)
+        return total
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        other.load_state_dict(scaled(), strict=False)
+    return other
+
+
 def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
     """[length + 1] each, as far from each other as they can be. ValueError where no document has one."""
     each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     if not each:
         expected, longest = f"selection text of {length + 1} tokens in a document", max(map(len, documents), default=0)
-        raise UsageError("--methods longrope", expected, longest, "leave it out, or give a longer text")
+        raise UsageError("--methods longrope or temperatures", expected, longest, "leave it out, or give a longer text")
     count = min(len(each), max(WINDOWS, TOKENS // length))
     places = [each[i * len(each) // count] for i in range(count)]
     return [document[i * length : (i + 1) * length + 1] for document, i in places]

@@ -11,7 +11,6 @@ import pandas as pd
 from longitude.measure import DocumentLosses, Row, default_bins, losses_by_length
 from longitude.measure.documents import typical
 from longitude.measure.windows import Reader, nats_of
-from longitude.positions.scaling import Scaling
 from longitude.report.wording import and_
 from longitude.study.config import BYTE, StudyConfig, listed
 from longitude.study.copies import COPIES, foretold
@@ -21,12 +20,11 @@ from longitude.study.schemes import (
     METHODS,
     PLAIN,
     SCHEMES,
-    SEARCH,
-    extended,
     extended_by,
+    extended_on,
     extends,
+    method_of,
     reader_of,
-    searched,
     windows_of,
 )
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
@@ -62,7 +60,7 @@ class Text(Task):
                 none = f"none of --encodings is such, got {listed(config.encodings)}"
                 raise ValueError(f"{extends_those}, and {none}; add rope, or leave the method out")
         data = super().prepare(config)
-        if "longrope" in schemes:
+        if any(method_of(scheme).search for scheme in schemes):
             for length in beyond(config):
                 windows_of(data.apart, length)  # refuses a selection text that is too short
         return data
@@ -115,7 +113,8 @@ class Text(Task):
         plain = [method for method in config.methods if method in PLAIN]
         copies = foretold(of.data.validation, trained, config.longest) if COPIES in config.methods else None
         schemes = [scheme for scheme in schemes_of(config) if extends(of.model.config, scheme, trained)]
-        parts = 1 + len(schemes) * len(config.test_lengths) + len(beyond(config)) * ("longrope" in schemes)
+        searching = [scheme for scheme in schemes if method_of(scheme).search]
+        parts = 1 + len(schemes) * len(config.test_lengths) + len(searching) * len(beyond(config))
         part = count()
 
         def progress() -> OnProgress:
@@ -137,10 +136,8 @@ class Text(Task):
             found += [each for each in every if not each.selected]
             found += copied([each for each in every if each.selected])
         for scheme, length in product(schemes, config.test_lengths):
-            how: str | Scaling = scheme
-            if scheme == "longrope" and length > trained:
-                how = searched(of.model, of.data.apart, trained, length, progress())
-            model = extended(of.model, how, trained, length)
+            on_progress = progress() if scheme in searching and length > trained else of.on_progress
+            model = extended_on(of.model, scheme, of.data.apart, trained, length, on_progress)
             [windows] = losses_by_length(
                 model,
                 methods=["non-overlapping"],
@@ -159,7 +156,7 @@ class Text(Task):
 
     def measured_tokens(self, config: StudyConfig) -> int:
         schemes = len(schemes_of(config)) * config.documents * config.longest * len(config.test_lengths)
-        searched = SEARCH * len(beyond(config)) * ("longrope" in config.methods)
+        searched = len(beyond(config)) * sum(method_of(scheme).search_tokens for scheme in schemes_of(config))
         return WINDOWS * (super().measured_tokens(config) + schemes) + searched
 
 
