@@ -243,8 +243,8 @@ register(
         "than with one.",
         source="Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding",
         link="https://arxiv.org/abs/2404.12224",
-        protocol="There: temperatures found by a training on longer text; perplexity, passkeys and long tasks, against RoPE under "
-        "scaling methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, rates "
+        protocol="There: temperatures found by a training on longer text; perplexity, passkeys and long tasks, with RoPE under "
+        "other methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, rates "
         "chosen from three; temperatures found for both at each length, on text that is not measured.",
         statements=(
             *(
