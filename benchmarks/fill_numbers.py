@@ -14,6 +14,7 @@ bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
 extending       schemes of extension over three seeds: results/DATE-extending.json (benchmarks/extending.py)
+attention       where trained models look, by length and distance: results/DATE-attention.json (benchmarks/attention.py)
 retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
 real-*          a real model, whole: results/DATE-real.json (examples/real_checkpoint.py --out)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
@@ -30,6 +31,7 @@ import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from statistics import fmean
 from textwrap import fill
 from typing import Any
 
@@ -271,6 +273,50 @@ def retrieval(found: dict[str, Any]) -> str:
     return f"{markdown(headings, lines)}\n\n{by_task}\n\n{words} {dated(found)}"
 
 
+REACH = {"distance": "{:.0f}", "beyond": "{:.0%}", "entropy": "{:.1f}", "first": "{:.1%}"}
+"""What a row of attention has of a length -> its form."""
+
+
+def attention(found: dict[str, Any]) -> str:
+    """Of every label: distance, entropy and sink by length; then scores by distance, as they are and shuffled."""
+    rows, trained = found["rows"], found["protocol"]["trained"]
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    by_length = [row for row in rows if row["of"] == "reach"]
+    lengths = sorted({row["length"] for row in by_length})
+
+    def mean(rows: list[dict[str, Any]], name: str, form: str) -> str:
+        return form.format(fmean(row[name] for row in rows)) if rows else ""
+
+    def at(label: str, length: int) -> list[dict[str, Any]]:
+        return [row for row in by_length if (row["label"], row["length"]) == (label, length)]
+
+    heads = ["model spec", *(f"{name}, {length}" for name in REACH for length in (trained, lengths[-1]))]
+    lines = [
+        [
+            f"`{label}`",
+            *(mean(at(label, length), name, REACH[name]) for name in REACH for length in (trained, lengths[-1])),
+        ]
+        for label in labels
+    ]
+    columns = len(next(row for row in rows if row["of"] == "scores")["octaves"][0])
+    ends = ["0", "1", *(f"{2**i} to {2 ** (i + 1) - 1}" for i in range(1, columns - 1))]
+    falls = []
+    for label in labels:
+        for shuffled in (False, True):
+            of_label = [row for row in rows if (row["label"], row.get("shuffled")) == (label, shuffled)]
+            own = [octaves for row in of_label for octaves in row["octaves"]]
+            means = [f"{fmean(each):.2f}" for each in zip(*own, strict=True)]
+            falls.append([f"`{label}`", "shuffled" if shuffled else "as it is", *means])
+    seeds = len({row["seed"] for row in rows})
+    words = (
+        f"Means over {count(seeds, 'seed')}, layers, heads and {found['protocol']['texts']} held-out windows; trained at "
+        f"{trained}. "
+        "Beyond: share of the weights beyond the training length. First: weight of the first token. Entropy in bits."
+    )
+    tables = f"{markdown(heads, lines)}\n\n{markdown(['model spec', 'text', *ends], falls)}"
+    return f"{tables}\n\n{fill(words, PROSE)} {dated(found)}"
+
+
 def named(model: dict[str, Any]) -> str:
     """The method of an extended model, with its training."""
     return f"`{model['method']}`" + (f", {model['steps']} steps" if model["steps"] else "")
@@ -438,6 +484,7 @@ KINDS: dict[str, Callable[[Any], str]] = {
     "real-methods": real_methods, "real-answers": real_answers, "real-training": real_training, "real-times": real_times,
     "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
     "properties": properties, **dict.fromkeys(("study-glance", "study", "study-mixers", "study-carriers"), at_a_glance),
+    "attention": attention,
     "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
     "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
 }  # fmt: skip

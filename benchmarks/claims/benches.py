@@ -1,16 +1,18 @@
-"""Statements on rows of a bench that this repository commits, which no study measures again: of times, and of answers."""
+"""Statements on rows of a bench that this repository commits, which no study measures again: of times, answers and scores."""
 
 import math
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, NotRun
 from claims.statements import points
+from claims.verdicts import in_words, verdict_of
 from longitude.report.wording import paper
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, difference
 from longitude.statistics.proportions import wilson
 
 Row = dict[str, Any]
@@ -107,6 +109,41 @@ def lowest_loss_answers_less(length: int) -> Statement:
         )
 
     return Statement(f"another model answers more than the one of the lowest loss at {length:,} tokens", (), judge)
+
+
+def scores_fall(label: str, shuffled: bool, more_than: str | None = None) -> Statement:
+    """In `benchmarks/attention.py` the mean score of the farthest keys within training is below that of the key before the query.
+
+    Args:
+        label: Of the study that it read.
+        shuffled: Of queries and keys that were shuffled among the positions.
+        more_than: A label whose scores fall less.
+    """
+
+    def fall(evidence: Evidence, of: str) -> Sums:
+        rows = [
+            row for row in evidence.bench("attention")["rows"] if (row["label"], row.get("shuffled")) == (of, shuffled)
+        ]
+        seeds = sorted({row["seed"] for row in rows})
+        layers = [[row["octaves"] for row in rows if row["seed"] == seed] for seed in seeds]
+        if not layers:
+            raise NotRun(f"the newest result of benchmarks/attention.py has no {of}")
+        octaves = np.mean(layers, 1)  # [seeds, texts, octaves]
+        return Sums(tuple(seeds), octaves[..., -1] - octaves[..., 1], np.ones(octaves.shape[:2]))
+
+    def judge(evidence: Evidence) -> Outcome:
+        own = fall(evidence, label)
+        against = fall(evidence, more_than) if more_than else own._replace(of=np.zeros_like(own.of))
+        found = difference(own, against, "mean")
+        if found is None:
+            raise NotRun(f"{label} and {more_than} have no seed in common")
+        form = "{:+.2f}".format
+        return Outcome(verdict_of(found, (-math.inf, 0.0)), in_words(found, form), found)
+
+    how = "of shuffled queries and keys" if shuffled else "of queries and keys as they are"
+    than = f", by more than with {paper(more_than)}" if more_than else ""
+    words = f"with {paper(label)} the mean score {how} is lower at the farthest distances of training than at 1{than}"
+    return Statement(words, (), judge)
 
 
 def _more(few: Row, many: Row, at: str, comparisons: int) -> tuple[float, float, float]:

@@ -3,7 +3,7 @@
 from functools import partial
 
 from claims.base import Claim, register
-from claims.benches import time_below
+from claims.benches import scores_fall, time_below
 from claims.evidence import Measured
 from claims.extrapolation import HERE, text
 from claims.statements import loss_at_most, loss_below, more_accurate, token_time
@@ -142,6 +142,29 @@ register(
         statements=(
             loss_at_most(heads(GROUPED, 128), heads("rope", 128)),
             loss_below(heads(GROUPED, 128), heads(ONE_HEAD, 128)),
+        ),
+    )
+)
+register(
+    Claim(
+        name="rope-decay",
+        title="RoPE's scores by distance",
+        number="16",
+        claimed="With RoPE, attention decays with distance.",
+        source="Su et al. 2021, RoFormer, section 3.4; denied by Barbero et al. 2025, Round and Round We Go",
+        link="https://arxiv.org/abs/2410.06205",
+        protocol="There: a bound that falls with the distance; the others show queries and keys for which no score falls. Here: "
+        "mean scores before the softmax of trained models of 0.1 million parameters, by distance. Attention may fall since near "
+        "text says more. So queries and keys are shuffled among the positions as well, each by itself: what then falls is the "
+        "encoding's own. Without an encoding nothing is left of it.",
+        statements=tuple(
+            statement
+            for label in ("rope:base=72", "rope")
+            for statement in (
+                scores_fall(label, shuffled=False),
+                scores_fall(label, shuffled=True),
+                scores_fall(label, shuffled=True, more_than="nope"),
+            )
         ),
     )
 )

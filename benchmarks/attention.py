@@ -1,0 +1,144 @@
+"""Where trained models look, by length, and what decides it: rows for every model of a study of text.
+
+    python benchmarks/attention.py RUN [--labels nope rope:base=72] [--texts 8] [--out FILE.json]
+
+reach       At each length the study measured, means over layers, heads, the queries of the second half and --texts held-out
+            windows: the mean distance of what is attended to, the share of the weights beyond the training length, the entropy
+            of the weights in bits, and the weight of the first token (a sink).
+scores      At the training length, the mean score (before the softmax) of keys at a distance, by octaves of the distance: of
+            queries and keys as they are; and with both shuffled among the positions before the encoding acts, each by itself.
+            What is left of a fall with distance then is due to the encoding, not to what stands where. Without biases.
+
+Prints a table and writes rows with their protocol, by default as benchmarks/results/DATE-attention.json. `make numbers` puts them
+into docs/showing.md, and claim 16 reads them.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from fill_numbers import RESULTS, attention
+from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.runs.files import write_json
+from longitude.runs.progress import Progress
+from longitude.runs.provenance import provenance
+from longitude.show.attention import Layer, read
+from longitude.study.results import Run, read_run
+from longitude.study.tasks.base import task_for
+
+SHUFFLES = 16
+"""Permutations of the queries and keys of a window."""
+
+
+def windows(documents: list[Tensor], length: int, texts: int) -> Tensor:
+    """Windows [texts, length] of so many documents, from the middle of each; fewer where fewer are as long."""
+    long = [document for document in documents if len(document) >= length][:texts]
+    middles = [(len(document) - length) // 2 for document in long]
+    return torch.stack([document[at : at + length] for document, at in zip(long, middles, strict=True)])
+
+
+def reach(layers: dict[str, Layer], trained: int) -> dict[str, float]:
+    """Means over layers and heads."""
+    of = {
+        "distance": [layer.distance for layer in layers.values()],
+        "beyond": [abs(1 - layer.within[:, min(trained, layer.within.shape[1]) - 1]) for layer in layers.values()],
+        "entropy": [layer.late(layer.entropy) for layer in layers.values()],
+        "first": [layer.late(layer.first) for layer in layers.values()],
+    }
+    return {name: float(sum(each.mean() for each in values) / len(values)) for name, values in of.items()}
+
+
+@torch.no_grad()
+def scores(model: Any, ids: Tensor) -> Iterator[dict[str, Any]]:
+    """Mean score over heads, of each layer: for windows [B, L] a list [B, octaves], as they are and shuffled."""
+    layers = [each for each in model.modules() if isinstance(each, MultiHeadAttention)]
+    kept: dict[tuple[int, str], Tensor] = {}
+
+    def keep(place: int, name: str) -> Any:
+        return lambda module, inputs, output: kept.__setitem__((place, name), output)
+
+    hooks = [
+        getattr(layer, name).register_forward_hook(keep(place, name))
+        for place, layer in enumerate(layers)
+        for name in ("q_proj", "k_proj")
+    ]
+    model(input_ids=ids)
+    for hook in hooks:
+        hook.remove()
+    generator = torch.Generator().manual_seed(0)
+    for place, layer in enumerate(layers):
+        q, k = (
+            kept[place, name].double().unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+            for name in ("q_proj", "k_proj")
+        )
+        k = k.repeat_interleave(layer.num_heads // layer.num_kv_heads, 1)
+        yield {"layer": place + 1, "shuffled": False, "octaves": octaves(placed(layer, q, k))}
+        orders = [[torch.randperm(ids.shape[1], generator=generator) for _ in range(2)] for _ in range(SHUFFLES)]
+        mean = torch.stack([placed(layer, q[:, :, one], k[:, :, other]) for one, other in orders]).mean(0)
+        yield {"layer": place + 1, "shuffled": True, "octaves": octaves(mean)}
+
+
+def placed(layer: MultiHeadAttention, q: Tensor, k: Tensor) -> Tensor:
+    """Products of queries and keys as the layer's encoding turns them, a mean over heads [B, L, L]; without biases."""
+    encoding, length = layer.encoding, q.shape[2]
+    if encoding.transforms:
+        tables = encoding.prepare(torch.arange(length)[None], None, q.dtype)
+        q, k = encoding.queries_and_keys(q, k, tables)
+    return (q @ k.transpose(-1, -2) * layer.head_dim**-0.5).mean(1)
+
+
+def octaves(scores: Tensor) -> list[list[float]]:
+    """Means [B, octaves] of scores [B, L, L] at distances 0, 1, 2 to 3, 4 to 7, ... before the query."""
+    length, ends = scores.shape[-1], [0, 1]
+    while ends[-1] < length:
+        ends.append(2 * ends[-1])
+    by_distance = torch.stack([scores.diagonal(-distance, -2, -1).mean(-1) for distance in range(length)], 1)
+    return torch.stack([by_distance[:, low:high].mean(1) for low, high in pairwise(ends)], 1).tolist()
+
+
+def rows(run: Run, labels: list[str], texts: int) -> Iterator[dict[str, Any]]:
+    task = task_for(run.config)
+    documents = task.prepare(run.config).validation
+    for label in labels:
+        for trial in run.of(label):
+            model = task.model.from_pretrained(trial.folder).eval()
+            own = {"label": label, "seed": trial.seed}
+            for length in run.lengths:
+                layers, _ = read(model, {"input_ids": windows(documents, length, texts)})
+                if layers:
+                    yield own | {"of": "reach", "length": length, **reach(layers, run.train_length)}
+            for each in scores(model, windows(documents, run.train_length, texts)):
+                yield own | {"of": "scores", "length": run.train_length, **each}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a study of text, with its models")
+    parser.add_argument("--labels", nargs="*", help="some of its labels; by default all")
+    parser.add_argument("--texts", type=int, default=8, help="held-out windows, each of another document")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-attention.json")
+    options = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    run = read_run(options.run)
+    found = []
+    with Progress() as bar:
+        for row in rows(run, options.labels or run.labels, options.texts):
+            found.append(row)
+            bar.update(f"{row['label']} seed {row['seed']}", len(found), None)
+    protocol = {"trained": run.train_length, "texts": options.texts, "shuffles": SHUFFLES, "steps": run.config.steps}
+    whole = {"schema": 1, "made": str(date.today()), **provenance(), "protocol": protocol, "rows": found}
+    write_json(options.out, whole)
+    print(attention(whole))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
