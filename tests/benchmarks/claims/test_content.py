@@ -96,6 +96,13 @@ SHARES = (
     | {Measured("recall", label, length): 0.9 for label in ("alibi", "alibi+hierarchical:window=16") for length in (64, 128)}
     | {Measured("lookback", "rope", 64): 0.99, Measured("lookback", "alibi", 64): 0.4}
 )  # fmt: skip
+TEMPERATURE = {
+    Measured("temperature", label, length, method): loss
+    for (label, method), losses in {
+        ("nope", "non-overlapping"): RISING, ("nope", "temperatures"): BELOW, ("rope:base=72", "temperatures"): RISING,
+    }.items()
+    for length, loss in zip(LENGTHS, losses, strict=True)
+}  # fmt: skip
 BASES = ("rope:base=500", "rope:base=2000", "rope:base=100000", "rope:base=500000")
 BASE = {
     Measured("base", label, length): loss for label in (*BASES, "rope") for length, loss in ((128, 0.0), (512, 0.08))
@@ -105,7 +112,7 @@ HEADS = {
     Measured("heads", "rope+attention:num_kv_heads=2", 128): 0.005,
     Measured("heads", "rope+attention:num_kv_heads=1", 128): 0.06,
 }
-LOSSES = TEXT | EARLY | EXTENSION | TABLES | SMALL | TUNED | BASE | HEADS
+LOSSES = TEXT | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""
@@ -136,6 +143,10 @@ class World(Evidence):
 
     def bench(self, name: str) -> dict[str, Any]:
         """Full attention and Shaw's vectors take 100 times as long as others, and grow; or the other way round."""
+        if name == "retrieval":
+            return {"rows": self.answers()}
+        if name == "attention":
+            return {"rows": self.scores()}
 
         def row(name: str, context: int, **where: Any) -> dict[str, Any]:
             slow = (name in ("rope+attention", "attention", "shaw")) == (self.turn > 0)
@@ -164,6 +175,34 @@ class World(Evidence):
         )
         rows = steps if name == "decode" else passes
         return {"rows": rows, "machine": {"cpu": ""}, "made": ""}
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Of three models the one of the lowest loss answers least, or most, of many or few questions."""
+        losses = {"yarn": 1.0, "ntk": 1.2, "dynamic": 1.201}
+        shares = (
+            {"yarn": 0.5, "ntk": 0.5, "dynamic": 0.9} if self.turn > 0 else {"yarn": 0.9, "ntk": 0.5, "dynamic": 0.5}
+        )
+        scores = [{"length": 2048, "count": 4 if self.noise else 1000}]
+        return [
+            {
+                "method": each,
+                "steps": 0,
+                "bits": {"2048": bits},
+                "means": {"2048": {"value": shares[each]}},
+                "scores": scores,
+            }
+            for each, bits in losses.items()
+        ]
+
+    def scores(self) -> list[dict[str, Any]]:
+        """Scores fall by one from the first to the last octave of the distance with RoPE, and by nothing without; or rise."""
+        return [
+            {"label": label, "seed": seed, "shuffled": shuffled, "octaves": [[0.0, 1.0, 0.5, fall]] * 8}
+            for label in ("rope", "rope:base=72", "nope")
+            for shuffled in (False, True)
+            for seed in range(3)
+            for fall in [1.0 - (label != "nope") * self.turn + self.noise * (seed - 1) * (2 + len(label))]
+        ]
 
     def sums(self, of: Measured) -> Sums:
         key = of if of in KEYS else of._replace(method=FIRST.get(of.study))
