@@ -102,7 +102,3 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys):
     written = fill_numbers.rendered("properties").splitlines()
     assert written[0].count("|") == 6
     assert [row.split("`")[1] for row in written[2:5]] == names
-    monkeypatch.setenv("COLUMNS", "80")  # as it was, afterwards
-    fill_numbers.keep("study-tiny", tmp_path / "run")
-    printed = fill_numbers.rendered("study-tiny")
-    assert "learned" in printed and "one by one would take 0 min" in printed

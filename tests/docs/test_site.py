@@ -178,7 +178,7 @@ def test_every_encoding_and_mixer_has_its_page(site: Path) -> None:
             assert all(
                 f'id="{part}"' in page for part in ("what-it-is", "loss-and-runtime", "claims-of-papers", "tests")
             )
-            assert page.count('class="only-dark') == page.count('class="only-light') >= (name != "none")
+            assert page.count('class="only-dark') == page.count('class="only-light') >= (name != "nope")
 
 
 @pytest.mark.slow
@@ -215,14 +215,9 @@ def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
 def test_names_lead_to_their_docstrings(site: Path) -> None:
     assert '<a class="reference internal" href="api/attention.html#longitude.attend"' in html(site, "performance")
     reference = html(site, "api/attention")
-    assert (
-        'id="longitude.attend"' in reference
-        and "Float[Tensor" in reference
-        and "~"
-        not in re.sub(
-            r"<script.*?</script>", "", reference.partition("<main")[2].partition("</main>")[0], flags=re.DOTALL
-        )
-    )
+    main = re.sub(r"<script.*?</script>", "", reference.partition("<main")[2].partition("</main>")[0], flags=re.DOTALL)
+    words = re.sub(r"<[^>]+>", "", main)
+    assert 'id="longitude.attend"' in main and "Float[Tensor" in words and "~" not in words
     assert "https://arxiv.org/abs/2108.12409" in html(site, "api/positions")
 
 
@@ -230,7 +225,7 @@ def test_names_lead_to_their_docstrings(site: Path) -> None:
 @pytest.mark.timeout(900)
 def test_links_of_pictures_lead_somewhere(site: Path) -> None:
     """Sphinx does not read these."""
-    for page in ("claims", "README", "choose", "concepts/where-position-enters", "gallery"):
+    for page in ("claims", "choose", "concepts/where-position-enters", "gallery"):
         text = html(site, page)
         parts = re.findall(r'<svg[^>]*class="themed".*?</svg>|<table class="sortable">.*?</table>', text, re.DOTALL)
         links = [link for part in parts for link in re.findall(r'<a [^>]*href="([^"]+)"', part)]
@@ -317,7 +312,7 @@ def test_the_page_to_play_with_is_a_click_away(site: Path, browser) -> None:
     page = opened(browser, site / "exploring.html", 1280, "light")
     page.click("text=Open the page")
     page.wait_for_load_state()
-    assert page.url.endswith("/explore.html") and page.locator("h1").count() >= 1
+    assert page.url.partition("#")[0].endswith("/explore.html") and page.locator("h1").count() >= 1
 
 
 @pytest.mark.slow

@@ -100,6 +100,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
             DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=60, **sizes, **heads)).save_pretrained("models/deepseek")
         for name in {*re.findall(r"(?:models/)?\w+\.gguf", text)} & {"model.gguf", "models/llama.gguf"}:
             write_gguf(tmp_path / name)
+        if "notes.txt" in text:
+            (tmp_path / "notes.txt").write_text("The wind turned at noon, and the ferry left an hour late. " * 200)
         if "notes/" in text:
             (tmp_path / "notes").mkdir()
             (tmp_path / "notes" / "day.txt").write_text("".join(f"Day {n}: wind {n * n % 97}.\n" for n in range(2000)))
