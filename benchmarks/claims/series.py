@@ -150,7 +150,9 @@ def time_of(member: Member, fresh: bool, on_progress: Callable[[str, float, floa
     if config.start and not is_there(config.start, member.run):  # it is trained before this one
         config = replace(config, start=None)
     planned, store = plan(config, member.run), Store(member.run)
-    waiting = [units.trial.label for units in planned.trials if fresh or not store.holds(units.measuring)]
+    every = {(units.trial.seed, units.trial.label) for units in planned.trials}
+    done = {(units.trial.seed, units.trial.label) for units in planned.trials if store.holds(units.measuring)}
+    waiting = [label for _, label in (every if fresh else every - done)]
     if not waiting:
         return Time(member.name, 0, 0.0, "done")
     seconds, source = _committed(member), "as committed"

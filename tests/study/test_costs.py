@@ -89,8 +89,8 @@ def test_trials_side_by_side():
     each = [Cost(model="", part=part, length=1, tokens=1, flops=1, seconds=took) for part, took in seconds]
     assert wall_seconds(each, seeds=2, workers=1) == 12
     assert wall_seconds(each, seeds=2, workers=2) == 6
-    assert wall_seconds(each, seeds=2, workers=1, rates=3) == 2 * (3 * 4 + 2)
-    assert wall_seconds(each, seeds=2, workers=4, rates=2) == 5 + 1  # all are trained before any is measured
+    assert wall_seconds(each, seeds=2, workers=1, rates=3) == (3 * 4 + 2) + (4 + 2)
+    assert wall_seconds(each, seeds=2, workers=4, rates=2) == 3 + 4  # the first seed is trained before any is measured
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_plan_counts_the_parameters_of_the_run_and_writes_nothing(tmp_path):
 
 def test_a_search_is_not_run_to_plan_it(tmp_path, monkeypatch):
     """Its tokens take what those of a training step take without the backward pass."""
-    monkeypatch.setattr("longitude.study.tasks.text.searched", lambda *_: 1 / 0)
+    monkeypatch.setattr("longitude.study.schemes.searched", lambda *_: 1 / 0)
     found = costs(plan(replace(TINY, encodings=("rope",), methods=("non-overlapping", "longrope")), tmp_path))
     training, searched = (cost.seconds for cost in found)
     tokens = 2 * 64 * 8192 / 3

@@ -118,10 +118,11 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     from longitude.report.wording import count
     from longitude.runs.progress import Progress
     from longitude.study.costs import costs, wall_seconds
+    from longitude.study.rates import models_trained
 
     with Progress() as bar:
         each = [costs(part, lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])) for part in planned.parts]
-    config, trials = planned.config, sum(len(part.trials) for part in planned.parts)
+    config, trials = planned.config, sum(models_trained(part.config) for part in planned.parts)
     on_ray = execution.executor == "ray"
     workers = 1 if on_ray else getattr(execution.of(config, trials), "workers", 1)
     minutes = sum(wall_seconds(part, len(config.seeds), workers, len(config.learning_rates)) for part in each) / 60

@@ -63,8 +63,8 @@ class StudyConfig:
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
             measuring.
         learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label has its own:
-            that of the lowest mean loss over the seeds at the training length, on text held out for this choice alone. Only
-            its models are measured.
+            that of the lowest loss of the first seed at the training length, on text held out for this choice alone. The other
+            seeds are trained at that rate.
         warmup: Share of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size.
         layers: Transformer blocks; an encoder-decoder has this many of each. Several numbers train every model with each of them.

@@ -103,13 +103,15 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
 def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1) -> float:
     """Wall time of all trials in seconds, `workers` at a time, each started as soon as another ends.
 
-    With several learning rates all trials are trained before one of each label is measured.
+    With several learning rates the first seed is trained at each before anything is measured.
     """
-    of = lambda part: [cost.seconds or 0.0 for cost in costs if cost.part == part] * seeds  # noqa: E731
-    training, measuring = of("training"), of("measuring")
+    training, measuring = (
+        [cost.seconds or 0.0 for cost in costs if cost.part == part] for part in ("training", "measuring")
+    )
+    whole = list(map(sum, zip(training, measuring, strict=True)))
     if rates == 1:
-        return _side_by_side(list(map(sum, zip(training, measuring, strict=True))), workers)
-    return _side_by_side(training * rates, workers) + _side_by_side(measuring, workers)
+        return _side_by_side(whole * seeds, workers)
+    return _side_by_side(training * rates, workers) + _side_by_side(measuring + whole * (seeds - 1), workers)
 
 
 def _side_by_side(seconds: Sequence[float], workers: int) -> float:

@@ -1,36 +1,31 @@
 """One learning rate for each label, chosen by a fixed rule.
 
-Candidates are the rates at which every label was trained with every seed. A label gets the rate with the lowest loss at the
-training length on the selection text, averaged over seeds; ties go to the lowest rate. The selection text is used neither for
-training nor for measuring. A rate at which a seed diverged is never chosen. The tested lengths are not considered.
+Every label is trained at every rate with the first seed; it gets the rate with the lowest loss at the training length on the
+selection text, ties go to the lowest rate. The other seeds are trained at that rate alone. The selection text is used neither for
+training nor for measuring. A rate at which the model diverged is never chosen. The tested lengths are not considered.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from longitude.report.wording import named
+from longitude.study.config import StudyConfig
 from longitude.study.trial import Status, Trial
 
-Losses = dict[float, dict[int, float | None]]
-"""Rate -> seed -> loss on the selection text in nats per target; None where the model diverged."""
+Losses = dict[float, float | None]
+"""Rate -> loss on the selection text in nats per target; None where the model diverged."""
 
 
 class Choice(NamedTuple):
     """The learning rate of a label.
 
     Attributes:
-        rate: None: at every one a seed diverged.
+        rate: None: at every one the model diverged.
         losses: Loss of every candidate.
     """
 
     rate: float | None
     losses: Losses
-
-    @property
-    def means(self) -> dict[float, float | None]:
-        """Rate -> mean over the seeds; None where one diverged."""
-        return {rate: mean(each.values()) for rate, each in self.losses.items()}
 
     @property
     def edge(self) -> str | None:
@@ -41,21 +36,13 @@ class Choice(NamedTuple):
     @property
     def as_json(self) -> dict[str, Any]:
         """The choice for question.json, with text as keys."""
-        losses = {str(rate): {str(seed): loss for seed, loss in each.items()} for rate, each in self.losses.items()}
-        return {"rate": self.rate, "losses": losses, "means": {str(rate): value for rate, value in self.means.items()}}
-
-
-def mean(losses: Iterable[float | None]) -> float | None:
-    """None where one is missing."""
-    each = [*losses]
-    return None if None in each else math.fsum(filter(None, each)) / len(each)
+        return {"rate": self.rate, "losses": {str(rate): loss for rate, loss in self.losses.items()}}
 
 
 def choose(losses: Losses) -> Choice:
     """The rule."""
-    chosen = Choice(None, losses)
-    means = [(value, rate) for rate, value in chosen.means.items() if value is not None]
-    return chosen._replace(rate=min(means)[1]) if means else chosen
+    ended = [(loss, rate) for rate, loss in losses.items() if loss is not None]
+    return Choice(min(ended)[1] if ended else None, losses)
 
 
 def is_candidate(status: Status) -> bool:
@@ -67,8 +54,7 @@ def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
     """The choices of a question."""
     found = {}
     for label, saved in study["choices"].items():
-        losses = {float(rate): {int(seed): loss for seed, loss in of.items()} for rate, of in saved["losses"].items()}
-        found[label] = Choice(saved["rate"], losses)
+        found[label] = Choice(saved["rate"], {float(rate): loss for rate, loss in saved["losses"].items()})
     return found
 
 
@@ -80,22 +66,32 @@ def chosen_rates(found: Mapping[str, Choice]) -> list[str]:
 
 def edges(found: Mapping[str, Choice]) -> list[str]:
     """Lines on labels without a chosen rate, and on labels with a rate at an end of the sweep."""
-    groups = {"a seed diverged at every learning rate": [label for label, each in found.items() if each.rate is None]}
+    groups = {"diverged at every learning rate": [label for label, each in found.items() if each.rate is None]}
     for end in ("lowest", "highest"):
         at_end = [label for label, each in found.items() if each.edge == end]
         groups[f"widen the sweep, the {end} learning rate is the best"] = at_end
     return [f"{words}: {', '.join(map(named, labels))}" for words, labels in groups.items() if labels]
 
 
+def models_trained(config: StudyConfig) -> int:
+    """How many models a study trains."""
+    return len(config.encodings) * (len(config.learning_rates) + len(config.seeds) - 1)
+
+
+def candidates(trials: Sequence[Trial]) -> list[Trial]:
+    """Those of the first seed, among whose rates is chosen; trials: of a study, in its order."""
+    return [trial for trial in trials if trial.seed == trials[0].seed]
+
+
 def choices(statuses: Mapping[Trial, Status]) -> dict[str, Choice]:
     """Choice of every label with only candidate trials; empty for a study with one rate."""
     if len({trial.rate for trial in statuses}) < 2:
         return {}
-    losses: dict[str, Losses] = {}
-    for trial, status in statuses.items():
-        if is_candidate(status):
-            losses.setdefault(trial.label, {}).setdefault(trial.rate, {})[trial.seed] = status.selection
-    missing = {trial.label for trial, status in statuses.items() if not is_candidate(status)}
+    losses, swept = dict[str, Losses](), candidates([*statuses])
+    for trial in swept:
+        if is_candidate(statuses[trial]):
+            losses.setdefault(trial.label, {})[trial.rate] = statuses[trial].selection
+    missing = {trial.label for trial in swept if not is_candidate(statuses[trial])}
     return {label: choose(each) for label, each in losses.items() if label not in missing}
 
 
@@ -108,6 +104,6 @@ def chosen(trials: Sequence[Trial], found: Mapping[str, Choice]) -> list[Trial]:
 def shown(statuses: Mapping[Trial, Status], found: Mapping[str, Choice]) -> list[Trial]:
     """One trial for each label and seed: the chosen ones, and where none is chosen those of the lowest rate that is why."""
     rates = {trial.label: trial.rate for trial in chosen([*statuses], found)}
-    for trial in sorted(statuses, key=lambda trial: (statuses[trial].selection is not None, trial.rate)):
+    for trial in sorted(candidates([*statuses]), key=lambda trial: (statuses[trial].selection is not None, trial.rate)):
         rates.setdefault(trial.label, trial.rate)
     return [trial for trial in statuses if rates.get(trial.label) == trial.rate]

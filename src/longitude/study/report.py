@@ -333,8 +333,8 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _chosen(run: Run, choice: Choice) -> str:
-    """The learning rate of a label, and the mean loss of each candidate over the seeds."""
-    each = [f"{rate:g}: " + ("diverged" if loss is None else f"{loss:.3f}") for rate, loss in choice.means.items()]
+    """The learning rate of a label, and the loss of each candidate."""
+    each = [f"{rate:g}: " + ("diverged" if loss is None else f"{loss:.3f}") for rate, loss in choice.losses.items()]
     rate = "none" if choice.rate is None else f"{choice.rate:g}"
     return f"{rate} ({', '.join(each)}; nats per {run.task.loss_unit} at {run.train_length} on the selection text)"
 

@@ -19,7 +19,7 @@ from longitude.study.config import listed
 from longitude.study.data import BLOCKS
 from longitude.study.executors import Executor, InProcess
 from longitude.study.ngrams import ngrams_of
-from longitude.study.rates import choices, chosen, is_candidate
+from longitude.study.rates import candidates, choices, chosen, is_candidate, models_trained
 from longitude.study.results import FAILURE, NGRAMS, ROWS, VERB, Run, run_of, status_of
 from longitude.study.run_trial import Note, TrialRunner, ignore
 from longitude.study.tasks.base import task_for
@@ -112,8 +112,9 @@ class Trials:
         self.commit = commit_of_code()
         self.statuses = {units.trial: status_of(store, units.keys) for units in planned.trials}
         config = planned.config
-        self.sweeps = len(config.learning_rates) > 1
-        self.total = len(config.encodings) * len(config.seeds) + self.sweeps * len(planned.trials)
+        sweeps = len(config.learning_rates) > 1
+        self.swept = {*candidates([*self.statuses])} if sweeps else set[Trial]()
+        self.total = len(config.encodings) * len(config.seeds) + len(self.swept)
         self.done = self.ended = 0
         self.begun = monotonic()
         self.running: dict[Trial, tuple[float, str]] = {}
@@ -121,8 +122,7 @@ class Trials:
     def run(self) -> dict[Trial, Status]:
         """Train every candidate where there are several learning rates, choose, and run what is chosen to its end."""
         every = self.planned.trials
-        if self.sweeps:
-            self.complete(every, is_candidate, train_only=True)
+        self.complete([units for units in every if units.trial in self.swept], is_candidate, train_only=True)
         found = choices(self.statuses)
         for words in (*rates.chosen_rates(found), *rates.edges(found)):
             self.note(words)
@@ -223,7 +223,7 @@ def _introduction(planned: StudyPlan) -> str:
     trained += f" from {config.start}" if config.start else ""
     several = len(config.learning_rates)
     measured = f"measured on {measured}" + (f" at the best of {several} learning rates" if several > 1 else "")
-    models = f"{len(planned.trials)} models ({config.size}), each trained at {config.train_length}"
+    models = f"{models_trained(config)} models ({config.size}), each trained at {config.train_length}"
     return f"{models} on {trained} and {measured}; {planned.run}"
 
 
