@@ -535,7 +535,7 @@ def keep_claims(name: str, run: Path) -> list[Path]:
     ValueError for one that was run with other options than its preset has.
     """
     from claims.evidence import KEPT
-    from claims.protocol import SERIES, differs, preset_of
+    from claims.protocol import SERIES, differs, preset_name, preset_of
     from claims.series import list_studies
     from longitude.study.results import keep as keep_study, read_run
 
@@ -547,7 +547,7 @@ def keep_claims(name: str, run: Path) -> list[Path]:
     runs = {each: read_run(path) for each, path in found.items()}
     for each, read in runs.items():
         if why := differs(presets[each], read.study):
-            raise ValueError(f"--keep {name}: {read.path} was run with {why} as --preset {SERIES}/{each} has it")
+            raise ValueError(f"--keep {name}: {read.path} was run with {why} as --preset {preset_name(each)} has it")
     return [keep_study(read, KEPT / each) for each, read in runs.items()]
 
 

@@ -4,7 +4,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from claims.protocol import SERIES, differs, given_options, preset_of
+from claims.protocol import differs, given_options, preset_name, preset_of
 from longitude.runs.files import read_json
 from longitude.statistics.estimates import Sums
 from longitude.study.analysis import CRITERIA
@@ -74,7 +74,7 @@ class Evidence:
             raise NotRun(f"study {study} was not run")
         if why := differs(config, saved):
             raise ValueError(
-                f"{path} holds results of another protocol: they were run with {why}, as --preset {SERIES}/{study} has it; "
+                f"{path} holds results of another protocol: they were run with {why}, as --preset {preset_name(study)} has it; "
                 f"run it again, or leave this study out of {self.root}"
             )
         if not is_kept(path) and not (path / ROWS).exists():

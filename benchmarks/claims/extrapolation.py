@@ -6,6 +6,7 @@ from claims.base import Claim, register
 from claims.evidence import Measured
 from claims.statements import any_of, breaks, holds, lead_grows, loss_below, loss_within, reaches_further
 
+first, second = partial(Measured, "ladder-a"), partial(Measured, "ladder-b")
 text, early, longer, base = (partial(Measured, study) for study in ("text", "early", "text-longer", "base"))
 tables, small, extension = (partial(Measured, study) for study in ("tables", "small-base", "extension"))
 wider = partial(Measured, "tables-interpolated")
@@ -16,6 +17,9 @@ FLAT = 0.01
 GAIN = 0.002
 """And they improve by less than this."""
 HERE = "Here: bytes of Python, models of 0.1 million parameters, 2 million bytes of training at 128."
+RUNG = "Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, the best of three rates."
+NEXT = (512, 1024, 4096)
+"""Of the next rung, which is trained at 256: 2, 4 and 16 times."""
 LONGER = "Varied: twice the steps."
 
 PRESS = "Press, Smith and Lewis 2022, Train Short, Test Long"
@@ -46,9 +50,9 @@ register(
         source=PRESS + ", sections 2 and B",
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103; trained at 512, the perplexity of sinusoids rises "
-        f"from 18 to 204 at 1,024, in sliding windows. {HERE} The study refuses a learned table at lengths that it "
+        f"from 18 to 204 at 1,024, in sliding windows. {RUNG} The study refuses a learned table at lengths that it "
         "has no rows for.",
-        statements=tuple(breaks(text("sinusoidal", length), at=128) for length in LENGTHS),
+        statements=tuple(breaks(first("sinusoidal", length), at=128) for length in LENGTHS),
         larger=tuple(breaks(wider("sinusoidal", length), at=128) for length in (256, 512)),
     )
 )
@@ -61,8 +65,9 @@ register(
         source=PRESS,
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 10,000 tokens, about 20 "
-        f"times as many; windows that do not overlap. {HERE} To 16 times.",
-        statements=tuple(holds(text("alibi", length), at=128) for length in LENGTHS),
+        f"times as many; windows that do not overlap. {RUNG} To 16 times.",
+        statements=tuple(holds(first("alibi", length), at=128) for length in LENGTHS),
+        larger=tuple(holds(second("alibi", length), at=256) for length in NEXT),
     )
 )
 register(
@@ -97,9 +102,11 @@ register(
         + PRESS,
         link="https://arxiv.org/abs/2306.15595",
         protocol="There: LLaMA of 7 billion parameters, trained at 2,048, perplexity 7.2 there and more than 1,000 "
-        f"at 4,096 (PG-19, sliding windows). {HERE}",
-        statements=tuple(breaks(text("rope", length), at=128) for length in LENGTHS),
-        larger=tuple(breaks(extension("rope", length), at=128) for length in (256, 512, 1024)),
+        f"at 4,096 (PG-19, sliding windows). {RUNG} The base follows from the training length, as in published models. Varied: "
+        "base 10,000.",
+        statements=tuple(breaks(first("rope:base=72", length), at=128) for length in LENGTHS),
+        varied=tuple(breaks(first("rope", length), at=128) for length in LENGTHS),
+        larger=tuple(breaks(second("rope:base=194", length), at=256) for length in NEXT),
     )
 )
 LIU, LIU_LINK = "Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation", "https://arxiv.org/abs/2310.05209"
@@ -161,9 +168,17 @@ register(
         ),
     )
 )
-for name, number, clip, where, how in (
-    ("clip-within", "7a", 16, "far below the training length", "Training shows every distance up to 8 times the clip."),
-    ("clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip."),
+for name, number, clip, where, how, study, here in (
+    (
+        "clip-within",
+        "7a",
+        16,
+        "far below the training length",
+        "Training shows distances up to 8 times the clip.",
+        text,
+        HERE,
+    ),
+    ("clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip.", first, RUNG),
 ):
     register(
         Claim(
@@ -173,8 +188,8 @@ for name, number, clip, where, how in (
             claimed=f"A bias that is clipped at a distance {where} does not carry over to texts much longer than the clip.",
             source="A chapter of a book on relative positions; Shaw et al. 2018, section 3.2, hoped for the opposite",
             link="https://arxiv.org/abs/1803.02155",
-            protocol=f"There: no measurement. {HERE} One learned number per head and distance, clipped at {clip}. {how}",
-            statements=(breaks(text(f"clipped:max_distance={clip}", 2048), at=128),),
+            protocol=f"There: no measurement. {here} One learned number per head and distance, clipped at {clip}. {how}",
+            statements=(breaks(study(f"clipped:max_distance={clip}", 2048), at=128),),
         )
     )
 CHI = "Chi, Fan, Ramadge and Rudnicky 2022, KERPLE"
@@ -187,12 +202,17 @@ register(
         source=CHI,
         link="https://arxiv.org/abs/2205.09921",
         protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 16,384 "
-        f"tokens. {HERE} Better past the training length than at it: the lead must grow from there. Corrected on 2026-11-26: "
+        f"tokens. {RUNG} Better past the training length than at it: the lead must grow from there. Corrected on 2026-11-26: "
         "this page had not asked that, and the whole lead is there at the training length.",
         statements=(
-            *(loss_below(text("kerple_log", length), text("alibi", length)) for length in LENGTHS),
-            *(lead_grows(text("kerple_log", length), text("alibi", length), at=128) for length in LENGTHS),
-            holds(text("kerple_log", 2048), at=128),
+            *(loss_below(first("kerple_log", length), first("alibi", length)) for length in LENGTHS),
+            *(lead_grows(first("kerple_log", length), first("alibi", length), at=128) for length in LENGTHS),
+            holds(first("kerple_log", 2048), at=128),
+        ),
+        larger=(
+            *(loss_below(second("kerple_log", length), second("alibi", length)) for length in NEXT),
+            *(lead_grows(second("kerple_log", length), second("alibi", length), at=256) for length in NEXT),
+            holds(second("kerple_log", 4096), at=256),
         ),
     )
 )
@@ -205,12 +225,12 @@ register(
         source="Chi, Fan, Rudnicky and Ramadge 2023, Dissecting Transformer Length Extrapolation",
         link="https://arxiv.org/abs/2212.10356",
         protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 8,192 "
-        f"tokens. {HERE} Better at the longest texts than at the training length: the lead must grow from there. Corrected on "
+        f"tokens. {RUNG} Better at the longest texts than at the training length: the lead must grow from there. Corrected on "
         "2026-11-26 as 8a.",
         statements=(
-            loss_below(text("sandwich", 2048), text("alibi", 2048)),
-            lead_grows(text("sandwich", 2048), text("alibi", 2048), at=128),
-            holds(text("sandwich", 2048), at=128),
+            loss_below(first("sandwich", 2048), first("alibi", 2048)),
+            lead_grows(first("sandwich", 2048), first("alibi", 2048), at=128),
+            holds(first("sandwich", 2048), at=128),
         ),
     )
 )
@@ -223,12 +243,12 @@ register(
         source="Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers",
         link="https://arxiv.org/abs/2310.04418",
         protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
-        f"perplexity than the best other encoding. {HERE} {LONGER} With one seed, a threshold starts at a "
+        f"perplexity than the best other encoding. {RUNG} {LONGER} With one seed, a threshold starts at a "
         "quarter of the training length, as there (32 in place of 512). The loss at 4 times is then 4.9% above that at the "
         "training length, in place of 4.5%.",
         statements=(
-            *(loss_below(text("fire", length), text("alibi", length)) for length in (256, 512)),
-            *(holds(text("fire", length), at=128) for length in (256, 512)),
+            *(loss_below(first("fire", length), first("alibi", length)) for length in (256, 512)),
+            *(holds(first("fire", length), at=128) for length in (256, 512)),
         ),
         varied=tuple(holds(longer("fire", length), at=128) for length in (256, 512)),
     )
@@ -272,7 +292,8 @@ register(
         source="Lin et al. 2025, Forgetting Transformer",
         link="https://arxiv.org/abs/2503.02130",
         protocol="There: 760 million parameters, trained at 16,384 tokens of LongCrawl64, tested to 65,536, 4 times "
-        f"as many. {HERE}",
-        statements=tuple(holds(text("fox", length), at=128) for length in (256, 512)),
+        f"as many. {RUNG}",
+        statements=tuple(holds(first("fox", length), at=128) for length in (256, 512)),
+        larger=tuple(holds(second("fox", length), at=256) for length in (512, 1024)),
     )
 )

@@ -10,7 +10,7 @@ import altair as alt
 
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, Judged, Outcome, Statement
 from claims.evidence import Evidence, NotRun
-from claims.protocol import SERIES
+from claims.protocol import preset_name
 from claims.series import list_studies
 from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
@@ -245,11 +245,11 @@ def _chart(name: str, chart: Chart) -> str:
 
 # ---- a study ---------------------------------------------------------------------------------------------------------
 def _study(name: str, evidence: Evidence) -> str:
-    head = f"### Study {name}\n\n{about(f'{SERIES}/{name}')}"
+    head = f"### Study {name}\n\n{about(preset_name(name))}"
     try:
         run = evidence.run(name)
     except NotRun:
-        return f"{head}\n\nNot run: `longitude study --preset {SERIES}/{name}`, with `--plan` how long it takes."
+        return f"{head}\n\nNot run: `longitude study --preset {preset_name(name)}`, with `--plan` how long it takes."
     options = legible({key: value for key, value in asdict(run.config).items() if key in SHOWN and value is not None})
     facts = as_markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
     return f"{head}\n\n{_when(run)}\n\n{facts}"

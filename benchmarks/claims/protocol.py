@@ -15,6 +15,8 @@ from longitude.study.train import recipe
 
 SERIES = "claims"
 """The folder of the presets of the studies."""
+LADDER = "ladder-"
+"""Studies whose names begin so are rungs of the ladder of sizes, presets of their own."""
 FILE = "series.json"
 """In the folder of a series: the options that were given for all of its studies."""
 MISTAKES = Path(__file__).parents[1] / "mistakes.py"
@@ -33,9 +35,14 @@ MAY_BE_MORE = ("encodings", "seeds", "test_lengths", "methods")
 """Of which a study may have more than its preset."""
 
 
+def preset_name(study: str) -> str:
+    """The preset of a study: one of the series, or a rung of the ladder of sizes."""
+    return study if study.startswith(LADDER) else f"{SERIES}/{study}"
+
+
 def preset_of(name: str, options: Mapping[str, Any]) -> StudyConfig:
     """What a study of the series asks today, checked; with the methods of plugins that claims read."""
-    config = of_preset(f"{SERIES}/{name}")
+    config = of_preset(preset_name(name))
     if name in MISTAKEN:
         plugins.load(MISTAKES)
         config = replace(config, methods=(*config.methods, *MISTAKEN[name]))

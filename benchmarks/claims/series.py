@@ -15,12 +15,14 @@ from claims.evidence import KEPT
 from claims.protocol import (
     ELSEWHERE,
     FILE,
+    LADDER,
     OPTIONS,
     SCHEMA,
     SERIES,
     differs,
     given_options,
     in_words,
+    preset_name,
     preset_of,
 )
 from longitude.runs.device import Device, device_of
@@ -50,9 +52,12 @@ class Member:
 
 def list_studies() -> list[str]:
     """The names of the studies, in the order of the claims that read them; then those that no claim reads."""
-    there = [name.removeprefix(f"{SERIES}/") for name in list_presets() if name.startswith(f"{SERIES}/")]
+    there = [name.removeprefix(f"{SERIES}/") for name in list_presets() if name.startswith((f"{SERIES}/", LADDER))]
     read = dict.fromkeys(study for claim in list_claims() for study in claim.studies)
-    return [*(name for name in read if name in there), *(name for name in there if name not in read)]
+    return [
+        *(name for name in read if name in there),
+        *(name for name in there if name not in read and not name.startswith(LADDER)),
+    ]
 
 
 def members(root: Path, claims: Sequence[str], options: Mapping[str, Any], fresh: bool = False) -> list[Member]:
@@ -90,7 +95,7 @@ def _after_their_starts(names: Sequence[str]) -> list[str]:
     there, found = list_studies(), dict[str, None]()
 
     def add(name: str) -> None:
-        start = (of_preset(f"{SERIES}/{name}").start or "").partition(":")[0]
+        start = (of_preset(preset_name(name)).start or "").partition(":")[0]
         if start in there and start not in found:
             add(start)
         found[name] = None

@@ -42,6 +42,9 @@ TEXT = by_length(
         "alibi+hierarchical:window=32": BELOW, "alibi+window:size=32": HOLDING,
     }
 )  # fmt: skip
+RUNG = {key._replace(study="ladder-a"): loss for key, loss in TEXT.items()} | {
+    Measured("ladder-a", "rope:base=72", length): loss for length, loss in zip(LENGTHS, RISING, strict=True)
+}
 EARLY = by_length({"alibi": (0.0, -0.02, -0.04)}, "non-overlapping") | by_length(
     {"alibi": (0.0, 0.003, 0.004)}, "sliding"
 )
@@ -112,7 +115,7 @@ HEADS = {
     Measured("heads", "rope+attention:num_kv_heads=2", 128): 0.005,
     Measured("heads", "rope+attention:num_kv_heads=1", 128): 0.06,
 }
-LOSSES = TEXT | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
+LOSSES = TEXT | RUNG | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""
