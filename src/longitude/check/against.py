@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,6 @@ class Fact:
     here: Any
     there: Any
     differs: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False) -> list[Fact]:

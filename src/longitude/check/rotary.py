@@ -259,7 +259,7 @@ def given_positions(subject: Subject) -> Measurement:
             same = torch.equal(subject.logits(tokens, position_ids=at, **mask), subject.logits(tokens, **mask))
         ignored += [way] if same else []
     cause = f"position_ids {' and '.join(ignored)} change nothing: "
-    if all(torch.equal(table.sin, table.sin[:1].expand_as(table.sin)) for table in own.values()) if own else False:
+    if own and all(torch.equal(table.sin, table.sin[:1].expand_as(table.sin)) for table in own.values()):
         cause += "its tables are the same at every position"
     elif unseen:
         cause += (
@@ -380,12 +380,8 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
         seen.append(out.detach().reshape(-1, out.shape[-1]))
         raise Seen
 
-    hook = table.register_forward_hook(look)
-    try:
-        with suppress(Seen):
-            subject.logits(subject.tokens(end))
-    finally:
-        hook.remove()
+    with table.register_forward_hook(look), suppress(Seen):
+        subject.logits(subject.tokens(end))
     if not seen or len(seen[0]) != end:
         raise NotShown("its table of positions does not show")
     rows, weight = seen[0], table.weight.detach()
