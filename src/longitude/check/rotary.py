@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from longitude.check.family import by_its_class
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
+from longitude.checkpoints.agreement import frequencies_of
 from longitude.checkpoints.config import (
     contradictions,
     declared_length,
@@ -66,10 +67,9 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
 
 def expected(config: Any, layer: str | None, rope: RopeConfig, length: int) -> Frequencies:
     """Frequencies and factors of a type of layers for a sequence of `length` tokens."""
-    options = rope.options(head_dim := head_dim_of(config, layer))
-    if "sections" in options:
+    if rope.sections is not None:
         raise NotShown("its positions have several axes (mrope)")
-    return rope_frequencies(head_dim, **options, length=length)
+    return frequencies_of(rope, head_dim_of(config, layer), length)
 
 
 # ---- what the model does ------------------------------------------------------------------------------------------------
