@@ -352,17 +352,12 @@ def build_members(
     specs: list[dict[str, Any]], given: list[Encoding] | None, layers: int
 ) -> tuple[list[Composed], list[Encoding]]:
     """The encoding of each layer, and the modules that it takes: one for all layers where it is shared."""
-    members: list[Encoding] = []
-    of_layer: list[list[Encoding]] = [[] for _ in range(layers)]
-    for i, spec in enumerate(specs):
-        first = given[i] if given is not None else build(**spec)
-        own = [first] * layers
-        if not first.shared:
-            own = [first, *(deepcopy(first) if given is not None else build(**spec) for _ in range(layers - 1))]
-        members += [first] if first.shared else own
-        for composed, member in zip(of_layer, own, strict=True):
-            composed.append(member)
-    return [Composed(own) for own in of_layer], members
+    if given is None:
+        built = built_by_layer([specs] * layers)
+    else:
+        built = [[deepcopy(one) if layer and not one.shared else one for one in given] for layer in range(layers)]
+    members = [one for same in zip(*built, strict=True) for one in dict.fromkeys(same)]  # a shared one is there once
+    return [Composed(own) for own in built], members
 
 
 # ---- saved and loaded ------------------------------------------------------------------------------------------------
