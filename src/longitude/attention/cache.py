@@ -84,14 +84,12 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.ids = None
         self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
-    @property
-    def held(self) -> int:
-        """Number of cached keys: one per token, unless this kind of layer drops some."""
+    def get_seq_length(self) -> int:
         keys = self.keys
         return 0 if keys is None or keys.dim() < 4 else keys.shape[2]
 
-    def get_seq_length(self) -> int:
-        return self.held
+    held = property(get_seq_length)
+    """Number of cached keys: one per token, unless this kind of layer drops some."""
 
     def next_positions(self) -> Positions:
         """Default positions of the tokens after the cached ones: an int, or [..., 1] + 1, 2, ..."""
@@ -252,10 +250,12 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
     """
     if not hasattr(cache, "layers"):  # tuples of tensors, as older models return; a cache of source and target
         raise UsageError("cache", "a LongitudeCache or a DynamicCache", type(cache).__name__)
-    if len(cache.layers) == len(make) and all(hasattr(layer, "last_positions") for layer in cache.layers):
-        if getattr(cache.layers[0], "peers", None) is not cache.layers:  # those of the step before are
+    if len(cache.layers) == len(make):
+        if getattr(cache.layers[0], "peers", None) is cache.layers:  # those of the step before
+            return cache
+        if all(hasattr(layer, "last_positions") for layer in cache.layers):
             together(cache.layers)
-        return cache
+            return cache
     if cache.layers and cache.get_seq_length():
         raise UsageError("cache", "an empty cache or a LongitudeCache", f"a filled {type(cache).__name__}")
     if any(type(layer) is not DynamicLayer for layer in cache.layers):

@@ -134,13 +134,14 @@ class Mixer(FullPrecision):
         Raises:
             ValueError: For arguments of wrong type or shape, and for options that this mixer does not support.
         """
-        if inputs is not None:
-            require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
-            return without_padding(self.mix_tokens(x, inputs), inputs)
-        composed = None if encoding is None else compose(encoding)
-        with unchanged_if_refused(cache):
-            inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
-            return without_padding(self.mix_tokens(x, inputs), inputs)
+        if inputs is None:
+            composed = None if encoding is None else compose(encoding)
+            with unchanged_if_refused(cache):
+                inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
+                return Mixer.forward(self, x, inputs)
+        require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
+        mixed = self.mix_tokens(x, inputs)
+        return mixed if inputs.documents is None else without_padding(mixed, inputs.documents, inputs)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Mix the tokens of a call: `forward`, with all arguments except x in one object. Subclasses implement it."""
@@ -209,18 +210,18 @@ class Mixer(FullPrecision):
 
 def require_alone(layer: nn.Module, mask: Mask, *given: Any) -> None:
     """ValueError for arguments beside `inputs`, which nothing would read; given: None for each that was not passed."""
-    if type(mask) is not Causal or mask.order is not None or any(each is not None for each in given):
+    alone = type(mask) is Causal and mask.order is None
+    for each in given:
+        alone = alone and each is None
+    if not alone:
         raise ValueError(
             f"{type(layer).__name__}: expected inputs, or arguments one by one, got both; put them into inputs by "
             "dataclasses.replace"
         )
 
 
-def without_padding(mixed: Any, inputs: MixerInputs) -> Any:
+def without_padding(mixed: Any, documents: Tensor, inputs: MixerInputs) -> Any:
     """Return a mixer's output with zeros at padding, so that no gradient from padding reaches other tokens."""
-    documents = inputs.documents
-    if documents is None:
-        return mixed
     out, *weights = mixed if isinstance(mixed, tuple) else (mixed,)
     padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(documents, out.shape[1]))
     out = out if padding is None else torch.where(padding, 0.0, out)

@@ -49,7 +49,7 @@ class AllowedPairs:
         self.mask, self.batch, self.rows, self.keys = mask, batch, rows, keys
         self.q_order, self.k_order = q_order, k_order
         parts = mask.parts()
-        self.beyond_band = tuple(m for m in parts if not is_band(m))
+        self.beyond_band = tuple([m for m in parts if not is_band(m)])
         self.shared = None  # of a slice of a sequence on several processes
         for part in self.beyond_band:
             if isinstance(part, SequenceSlice):

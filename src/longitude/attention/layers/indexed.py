@@ -109,8 +109,8 @@ class Indexer(AttentionLayer):
     def products(self, keys: float) -> float:
         return super().products(min(keys, self.k_top)) + keys * self.index_heads * self.index_dim
 
-    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
-        columns, carry = super().columns_of(x, call, encoding, carry)
+    def columns_of(self, x: Tensor, call: Call, encoding: Composed, cache: Any) -> tuple[Columns, Any]:
+        columns, carry = super().columns_of(x, call, encoding, cache)
         keys = self.index_keys(x.detach(), call).detach()  # first of x: torch compiles no tangents of a LayerNorm
         return {**columns, "index_keys": keys}, carry
 

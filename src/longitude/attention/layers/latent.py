@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.terms import behind_zeros
@@ -158,7 +157,7 @@ class LatentAttention(AttentionLayer):
             q = torch.cat([content, encoding.queries(positional, tables)], -1)
             rotary = encoding.keys(rotary, tables)
         key = torch.cat([latent, rotary], -1)
-        columns, carry = self.columns_of(x, call, encoding, None if cache is None else of_this_mode(cache.carry))
+        columns, carry = self.columns_of(x, call, encoding, cache)
         for name in encoding.passing_columns:
             if columns[name].shape[1] != 1:
                 raise ValueError(
