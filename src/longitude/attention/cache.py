@@ -1,4 +1,4 @@
-"""The one cache layer for all encodings. It needs transformers (the `models` extra); nothing else in this folder does."""
+"""The cache layer for all encodings, and those of other forms of attention. They need transformers (the `models` extra)."""
 
 from __future__ import annotations
 
@@ -216,6 +216,41 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.columns = {name: column[:, :, :keep] for name, column in self.columns.items()}
         if isinstance(self.positions, Tensor):
             self.positions = self.positions[:keep] if self.positions.dim() == 1 else self.positions[:, :keep]
+
+
+class LatentCacheLayer(LongitudeCacheLayer):
+    """Latent attention: keys [B, 1, L, kv_rank + rope_dim] are each token's latent, then its shared rotary key.
+
+    values [B, 1, L, 0] are a view of them, because values are made of latents. Everything else is LongitudeCacheLayer's.
+    """
+
+    kind = "latent"
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys, _ = super().update(key_states, value_states, *args, **kwargs)
+        self.values = self.keys[..., :0]
+        return self.keys, self.values
+
+
+class SparseCacheLayer(LongitudeCacheLayer):
+    """keys, values [B, 3 Hkv, L, head_dim]: those of blocks, which are not rotated, of chosen blocks, and of the window.
+
+    columns "block_keys" and "block_values" [B, Hkv, L, head_dim]: at the last token of each block its summary, zeros elsewhere.
+    """
+
+    kind = "sparse"
+
+
+class IndexedCacheLayer(LongitudeCacheLayer):
+    """Keys and values as in LongitudeCacheLayer; the column "index_keys" [B, 1, L, index_dim] has the indexer's keys."""
+
+    kind = "indexed"
+
+
+class IndexedLatentCacheLayer(LatentCacheLayer):
+    """Latents as in LatentCacheLayer; the column "index_keys" [B, 1, L, index_dim] has the indexer's keys."""
+
+    kind = "indexed_latent"
 
 
 def appended(before: Tensor, after: Tensor, batch: int) -> Tensor:

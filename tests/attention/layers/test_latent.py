@@ -8,7 +8,7 @@ from torch import nn
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.latent_cache import LatentCacheLayer
+from longitude.attention.cache import LatentCacheLayer
 from longitude.attention.layers.latent import LatentAttention
 from longitude.positions.base import resolved
 from longitude.testing import mixers

@@ -29,7 +29,7 @@ from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 if TYPE_CHECKING:
-    from longitude.attention.indexed_cache import IndexedCacheLayer, IndexedLatentCacheLayer
+    from longitude.attention.cache import IndexedCacheLayer, IndexedLatentCacheLayer
 
 ROWS = 256
 """Queries in a block, for which the index scores of all heads are held in memory at a time."""
@@ -307,7 +307,7 @@ class IndexedAttention(Indexer, MultiHeadAttention):
         )
 
     def cache_layer(self) -> IndexedCacheLayer:
-        from longitude.attention.indexed_cache import IndexedCacheLayer
+        from longitude.attention.cache import IndexedCacheLayer
 
         return IndexedCacheLayer()
 
@@ -371,6 +371,6 @@ class IndexedLatentAttention(Indexer, LatentAttention):
         )
 
     def cache_layer(self) -> IndexedLatentCacheLayer:
-        from longitude.attention.indexed_cache import IndexedLatentCacheLayer
+        from longitude.attention.cache import IndexedLatentCacheLayer
 
         return IndexedLatentCacheLayer()

@@ -20,7 +20,7 @@ from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
-    from longitude.attention.latent_cache import LatentCacheLayer
+    from longitude.attention.cache import LatentCacheLayer
 
 ROUTES = ("auto", "expanded", "absorbed")
 
@@ -117,7 +117,7 @@ class LatentAttention(AttentionLayer):
         return keys * self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def cache_layer(self) -> LatentCacheLayer:
-        from longitude.attention.latent_cache import LatentCacheLayer
+        from longitude.attention.cache import LatentCacheLayer
 
         return LatentCacheLayer()
 
@@ -258,7 +258,7 @@ class LatentAttention(AttentionLayer):
     def require_cache(self, cache: LatentCacheLayer | None) -> None:
         if cache is None:
             return
-        from longitude.attention.latent_cache import LatentCacheLayer
+        from longitude.attention.cache import LatentCacheLayer
 
         width = self.kv_rank + self.rope_dim
         ours = isinstance(cache, LatentCacheLayer) and cache.kind == self.cache_layer().kind

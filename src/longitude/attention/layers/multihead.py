@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind
 from longitude.attention.heads import head_sizes
-from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, require_cache
 from longitude.attention.mixer import MixerInputs, register_mixer
-from longitude.errors import UsageError, check_flags, check_positive
+from longitude.errors import check_flags, check_positive
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
@@ -107,20 +107,11 @@ class MultiHeadAttention(AttentionLayer):
 
         return LongitudeCacheLayer()
 
-    def require_cache(self, cache: Any) -> None:
-        """ValueError unless it is None or of a kind that this mixer reads."""
-        if cache is not None and getattr(cache, "kind", None) not in self.cache_kinds:
-            raise UsageError(
-                f"cache: {type(self).__name__}",
-                f"the {type(self.cache_layer()).__name__} that its cache_layer() makes",
-                getattr(cache, "owner", None) or type(cache).__name__,
-            )
-
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Project, rotate, cache, attend, project."""
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
-        self.require_cache(cache)
+        require_cache(self, cache, self.cache_kinds)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         one = call.kept and call.length == 1  # the heads of a single token are rows without a transpose
         heads = (x.shape[0], -1, 1, self.head_dim) if one else (x.shape[0], call.length, -1, self.head_dim)
