@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude import c_compile
-from longitude.recurrent.ops.once import needs_formula, once
+from longitude.recurrent.ops.scan import needs_formula, once
 
 REPLAYED = 32
 """Tokens of which delta.c keeps all states in backward."""
