@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
-from longitude.attention.masks import Causal, Mask
+from longitude.attention.masks import Causal, Mask, require_mask
+from longitude.errors import UsageError
 from longitude.linear import FullPrecision
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -264,6 +265,24 @@ def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[
     Each is from `options`, from what is `known` of the model, or its default.
     """
     return resolve_options(name, MIXERS[name], options, known, "lg.mixer", without=("encoding",))
+
+
+def require_cache(layer: Mixer, cache: Any, kinds: Collection[str]) -> None:
+    """ValueError unless it is None or of a kind that the mixer reads."""
+    if cache is not None and getattr(cache, "kind", None) not in kinds:
+        raise UsageError(
+            f"cache: {type(layer).__name__}",
+            f"the {type(layer.cache_layer()).__name__} that its cache_layer() makes",
+            getattr(cache, "owner", None) or type(cache).__name__,
+        )
+
+
+def require_plain(layer: Mixer, mask: Mask, what: str) -> None:
+    """ValueError unless the mask is Causal() in plain order. what: what the mixer does with the tokens before each."""
+    require_mask(mask)
+    if not (isinstance(mask, Causal) and mask.order is None):
+        expected = "lg.Causal(), with documents and padding as documents="
+        raise UsageError(f"mask: {type(layer).__name__} {what}", expected, repr(mask))
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -199,16 +199,6 @@ class AttentionLayer(Mixer):
             out = out * self.gate_proj(x[:, call.remembered :]).sigmoid()
         out = self.o_proj(out)
         return self.convolve("output", out, call, inputs) if self.short_conv else out
-
-
-def require_cache(layer: Mixer, cache: Any, kinds: Collection[str]) -> None:
-    """ValueError unless it is None or of a kind that the layer reads."""
-    if cache is not None and getattr(cache, "kind", None) not in kinds:
-        raise UsageError(
-            f"cache: {type(layer).__name__}",
-            f"the {type(layer.cache_layer()).__name__} that its cache_layer() makes",
-            getattr(cache, "owner", None) or type(cache).__name__,
-        )
 
 
 def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:

@@ -333,6 +333,8 @@ class IndexedLatentAttention(Indexer, LatentAttention):
         DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
     """
 
+    cache_kinds = ("indexed_latent",)
+
     def __init__(
         self,
         dim: int,

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
-from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.attention.terms import behind_zeros
 from longitude.errors import UsageError, check_sizes, unknown
 from longitude.linear import is_plain
@@ -63,6 +63,8 @@ class LatentAttention(AttentionLayer):
     Source:
         DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.
     """
+
+    cache_kinds = ("latent",)
 
     def __init__(
         self,
@@ -139,7 +141,8 @@ class LatentAttention(AttentionLayer):
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
         self.require_sizes(encoding)
-        self.require_cache(cache)
+        require_cache(self, cache, self.cache_kinds)
+        self.require_width(cache)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         absorbed = self.absorbs(call, encoding)
         x = self.convolve("input", x, call, inputs)
@@ -255,21 +258,11 @@ class LatentAttention(AttentionLayer):
                         got,
                     )
 
-    def require_cache(self, cache: LatentCacheLayer | None) -> None:
-        if cache is None:
-            return
-        from longitude.attention.cache import LatentCacheLayer
-
+    def require_width(self, cache: Any) -> None:
+        """ValueError for a cache of latents of another width."""
         width = self.kv_rank + self.rope_dim
-        ours = isinstance(cache, LatentCacheLayer) and cache.kind == self.cache_layer().kind
-        held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width
-        if not ours or held != width:
-            got = f"one of width {held}" if ours else f"one of {getattr(cache, 'owner', None) or type(cache).__name__}"
-            raise UsageError(
-                "cache",
-                f"the {type(self.cache_layer()).__name__} of width {width} that this LatentAttention.cache_layer() makes",
-                got,
-            )
+        if cache is not None and cache.get_seq_length() and (held := cache.keys.shape[-1]) != width:
+            raise UsageError("cache", f"one of width {width}, as this LatentAttention.cache_layer() makes", held)
 
 
 def adds(encoding: Composed) -> bool:

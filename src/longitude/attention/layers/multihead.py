@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind
 from longitude.attention.heads import head_sizes
-from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, require_cache
-from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
+from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.errors import check_flags, check_positive
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose

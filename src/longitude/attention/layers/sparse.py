@@ -14,10 +14,17 @@ from torch import Tensor, nn
 
 from longitude.attention.documents import begins_of, runs_of
 from longitude.attention.heads import head_sizes, join_heads, split_heads
-from longitude.attention.layers.base import attended, checked_call, require_cache
+from longitude.attention.layers.base import attended, checked_call
 from longitude.attention.layers.hierarchical.blocks import weighted
-from longitude.attention.masks import Causal, Mask, Window, require_mask
-from longitude.attention.mixer import Mixer, MixerInputs, register_mixer, require_no_weights
+from longitude.attention.masks import Mask, Window
+from longitude.attention.mixer import (
+    Mixer,
+    MixerInputs,
+    register_mixer,
+    require_cache,
+    require_no_weights,
+    require_plain,
+)
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.derivatives import with_zero_gradients
@@ -327,13 +334,7 @@ class NativeSparseAttention(Mixer):
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
         """Mask of the window branch: the mask of the call and the window."""
-        require_mask(inputs.mask)
-        if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
-            raise UsageError(
-                f"mask: {type(self).__name__} chooses among all tokens before each in its document",
-                "lg.Causal(), with documents and padding as documents=",
-                repr(inputs.mask),
-            )
+        require_plain(self, inputs.mask, "chooses among all tokens before each in its document")
         return inputs.once(("window", self.window, 1), lambda: inputs.mask & Window(self.window))
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:

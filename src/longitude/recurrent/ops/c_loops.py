@@ -36,11 +36,13 @@ def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | Non
     run[direction]((c_int64 * len(sizes))(*sizes), *(c_void_p(None if x is None else x.data_ptr()) for x in data))
 
 
-def _forward(ctx: Any, name: str, sizes: tuple[int, ...], like: Tensor, *data: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs of the shape of `like`, and the state after; what backward needs is kept. data: tokens, flags, the state before."""
-    given = [x if x is None else x.contiguous() for x in data]
+def _forward(
+    ctx: Any, name: str, sizes: tuple[int, ...], like: Tensor, first: Tensor, *data: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Outputs of the shape of `like`, and the state after; what backward needs is kept. first: the state before."""
+    given = [x if x is None else x.contiguous() for x in (*data, first)]
     ctx.sizes = (*sizes, torch.get_num_threads())
-    out, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (like, data[-1]))
+    out, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (like, first))
     _call(name, 0, ctx.sizes, *given, out, last)
     ctx.save_for_backward(*given)
     return out, last
@@ -57,7 +59,7 @@ class ScanLoop(torch.autograd.Function):
         ctx: Any, dt: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, keep: Any, h: Tensor, chunk: int
     ) -> Any:
         sizes = *dt.shape, A.shape[1], min(chunk, dt.shape[1])
-        return _forward(ctx, "scan.c", sizes, dt, dt, x, A, B, C, keep, h)
+        return _forward(ctx, "scan.c", sizes, dt, h, dt, x, A, B, C, keep)
 
     @staticmethod
     @once
@@ -77,7 +79,7 @@ class WkvLoop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, u: Tensor, k: Tensor, v: Tensor, flags: Tensor | None, state: Tensor) -> Any:
-        return _forward(ctx, "wkv.c", tuple(k.shape), k, w, u, k, v, flags, state)
+        return _forward(ctx, "wkv.c", tuple(k.shape), k, state, w, u, k, v, flags)
 
     @staticmethod
     @once
@@ -96,7 +98,7 @@ class DiagonalLoop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, r: Tensor, B: Tensor, C: Tensor, flags: Any, h: Tensor, chunk: int) -> Any:
         sizes = *u.shape, r.shape[1], min(chunk, u.shape[1])
-        return _forward(ctx, "diagonal.c", sizes, u, u, r, B, C, flags, h)
+        return _forward(ctx, "diagonal.c", sizes, u, h, u, r, B, C, flags)
 
     @staticmethod
     @once
@@ -121,7 +123,7 @@ class DeltaLoop(torch.autograd.Function):
     ) -> Any:
         (batch, groups, length, keys), (_, heads, _, values) = q.shape, v.shape
         sizes = batch, groups, length, keys, heads, values, log_w.shape[-1], b is not None, min(REPLAYED, length)
-        return _forward(ctx, "delta.c", sizes, v, q, r, k, b, v, log_w, keep, state)
+        return _forward(ctx, "delta.c", sizes, v, state, q, r, k, b, v, log_w, keep)
 
     @staticmethod
     @once
