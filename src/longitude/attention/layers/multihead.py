@@ -168,6 +168,7 @@ class MultiHeadAttention(AttentionLayer):
         return q, k
 
     over_keys = attended
+    """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
 
 
 def rotated_back(out: Tensor, encoding: Composed, tables: Any, call: Call) -> Tensor:
