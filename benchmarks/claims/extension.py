@@ -149,9 +149,9 @@ register(
         claimed="Perplexity does not predict retrieval across schemes.",
         source="Peng et al. 2024, YaRN, section B.2; Gelberg et al. 2025, figure 5",
         link="https://arxiv.org/abs/2309.00071",
-        protocol="There: models of 0.4 to 7 billion parameters. Here: one Llama of a million parameters that was trained at 512 "
-        "tokens until it answers eight kinds of questions, extended four times by six schemes, and by two after 200 steps "
-        "(benchmarks/retrieval.py). A single model can show that the two come apart; it cannot show how often they do.",
+        protocol="There: models of 0.4 to 7 billion parameters. Here: one Llama of a million parameters, trained at 512 tokens "
+        "until it answers eight kinds of questions (benchmarks/retrieval.py). It is extended four times by six schemes, and by "
+        "two of them after 200 steps. A single model can show that the two come apart; it cannot show how often they do.",
         statements=(answers_differ(2048, 0.01, 0.1), lowest_loss_answers_less(2048)),
     )
 )

@@ -264,8 +264,8 @@ register(
         source="Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding",
         link="https://arxiv.org/abs/2404.12224",
         protocol="There: temperatures found by a training on longer text; perplexity, passkeys and long tasks, with RoPE under "
-        "other methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, rates "
-        "chosen from three; temperatures found for both at each length, on text that is not measured.",
+        "other methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, the best of "
+        "three rates. Temperatures are found for both, at each length, on text that is not measured.",
         statements=(
             *(
                 loss_below(temperature("nope", length, "temperatures"), temperature("nope", length, "non-overlapping"))

@@ -334,9 +334,9 @@ def needs_operator(*tensors: Tensor | None) -> bool:
     """Whether a graph, a mode, a trace, a transform or a subclass of tensors need an operator: they have no plain memory."""
     if torch.compiler.is_compiling():
         return True
-    modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
-    modes = modes or torch._C._get_tracing_state() is not None
-    if modes:
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+        return True
+    if torch._C._get_tracing_state() is not None:
         return True
     for x in tensors:  # noqa: SIM110 (every layer of a decoding step asks)
         if x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()):

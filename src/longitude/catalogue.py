@@ -8,7 +8,7 @@ import copy
 import inspect
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -27,7 +27,7 @@ from longitude.positions.base import (
     Temperature,
     list_encodings,
 )
-from longitude.positions.composed import Composed, compose
+from longitude.positions.composed import compose
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
 from longitude.registry import options_of
@@ -101,7 +101,7 @@ def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
     dim: width of the tokens that it reads, if it does.
     """
     where = []
-    for member in _members(encoding):
+    for member in compose(encoding):
         kind = type(member)
         where += ["input"] * member.at_input
         where += ["rotation"] * (kind.keys is not Encoding.keys)
@@ -130,10 +130,6 @@ def takers(encoding: Encoding, training: bool, length: int = 64, sizes: Mapping[
     with torch.set_grad_enabled(training), redirect_stdout(io.StringIO()):
         verdicts = explain(q, k, k, encoding=encoding, context=_columns(encoding, sizes["dim"], length))
     return {v.backend: round(v.price, 2) for v in sorted(verdicts, key=lambda v: v.price) if v.refusal is None}
-
-
-def _members(encoding: Encoding) -> Iterator[Encoding]:
-    return iter(encoding) if isinstance(encoding, Composed) else iter([encoding])
 
 
 def _columns(encoding: Encoding, dim: int, length: int = 3) -> dict[str, torch.Tensor]:

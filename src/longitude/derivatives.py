@@ -55,17 +55,17 @@ def in_transform() -> bool:
 
     It has no rules for gradients that an operator brings itself, nor for what is made again in backward.
     """
-    if not transforms_active():
-        return False
-    return any(each.key() == TransformType.Grad for each in retrieve_all_functorch_interpreters())
+    return _takes_part(TransformType.Grad)
 
 
 @constant_in_graphs
 def in_map() -> bool:
     """Whether torch.func.vmap makes several calls one, in a graph, too."""
-    return transforms_active() and any(
-        each.key() == TransformType.Vmap for each in retrieve_all_functorch_interpreters()
-    )
+    return _takes_part(TransformType.Vmap)
+
+
+def _takes_part(kind: TransformType) -> bool:
+    return transforms_active() and any(each.key() == kind for each in retrieve_all_functorch_interpreters())
 
 
 def assert_later(valid: Tensor, message: str) -> None:

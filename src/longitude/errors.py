@@ -11,19 +11,7 @@ OLDEST_TORCH = "2.11"  # pyproject.toml has these, too
 MODELS = ("transformers", "accelerate", "safetensors", "psutil")
 EXTRAS = {
     "models": MODELS,
-    "study": (
-        *MODELS,
-        "tyro",
-        "msgspec",
-        "rich",
-        "altair",
-        "plotille",
-        "vl_convert",
-        "pandas",
-        "pyarrow",
-        "scipy",
-        "jinja2",
-    ),
+    "study": (*MODELS, *"tyro msgspec rich altair plotille vl_convert pandas pyarrow scipy jinja2".split()),
 }
 """The optional packages of an extra, as they are imported."""
 
@@ -109,10 +97,7 @@ def check_positive(who: str, **numbers: float) -> None:
     """UsageError unless every number is finite and above zero."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
-            finite = not isinstance(number, float) or math.isfinite(number)
-            raise UsageError(
-                who, f"{name} above 0" if finite else f"{name} to be a finite number above 0", repr(number)
-            )
+            raise UsageError(who, f"{name} to be a finite number above 0", repr(number))
 
 
 def check_flags(who: str, **flags: bool) -> None:

@@ -88,8 +88,8 @@ def test_weights_that_are_not_the_models(llama):
     ("rope", "words"),
     [
         ({"rope_type": "yarm", "factor": 4.0}, "did you mean 'yarn'"),
-        ({"rope_type": "yarn", "factor": "4"}, "expected factor above 0, got '4'"),
-        ({"rope_type": "default", "rope_theta": "10000"}, "rope_theta above 0, got '10000'"),
+        ({"rope_type": "yarn", "factor": "4"}, "factor to be a finite number above 0, got '4'"),
+        ({"rope_type": "default", "rope_theta": "10000"}, "rope_theta to be a finite number above 0, got '10000'"),
         ({"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4}, "short_factor of 4 numbers"),
     ],
 )

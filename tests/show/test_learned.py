@@ -136,7 +136,8 @@ def test_many_layers_have_grids_and_a_few_lines():
     distance, *_, strips = attention.grids(layers, "")
     np.testing.assert_allclose(np.nansum(strips.values, 1), 3)  # of each head all its attention
     assert distance.values.shape == (6, 3) and (distance.values[2] == layers["layer 3"].distance).all()
-    assert attention.some(layers)[0] == "layer 1" and attention.some(layers)[-1] == "layer 6"
+    drawn = [*lines[0].lines]
+    assert len(drawn) == attention.SOME and drawn[0] == "layer 1" and drawn[-1] == "layer 6"
 
 
 def test_a_text_is_colored_by_the_losses_of_each_model(study, command, tmp_path):

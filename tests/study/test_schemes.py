@@ -111,7 +111,6 @@ def test_each_layer_that_rotates_is_scaled():
         ("sinusoidal+rope", ("linear", "temperatures")),
         ("alibi", ("temperatures",)),
         ("mamba", ()),
-        ("rope+attention+mamba", SCHEMES),
         ("xpos", ("temperatures",)),
         ("sinusoidal:factor=2", ("temperatures",)),
         ("rope:scaling=linear,factor=2", ("temperatures",)),

@@ -1,4 +1,4 @@
-"""The one cache layer for all encodings. It needs transformers (the `models` extra); nothing else in this folder does."""
+"""The cache layer for all encodings, and those of other forms of attention. They need transformers (the `models` extra)."""
 
 from __future__ import annotations
 
@@ -84,14 +84,12 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.ids = None
         self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
-    @property
-    def held(self) -> int:
-        """Number of cached keys: one per token, unless this kind of layer drops some."""
+    def get_seq_length(self) -> int:
         keys = self.keys
         return 0 if keys is None or keys.dim() < 4 else keys.shape[2]
 
-    def get_seq_length(self) -> int:
-        return self.held
+    held = property(get_seq_length)
+    """Number of cached keys: one per token, unless this kind of layer drops some."""
 
     def next_positions(self) -> Positions:
         """Default positions of the tokens after the cached ones: an int, or [..., 1] + 1, 2, ..."""
@@ -220,6 +218,41 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             self.positions = self.positions[:keep] if self.positions.dim() == 1 else self.positions[:, :keep]
 
 
+class LatentCacheLayer(LongitudeCacheLayer):
+    """Latent attention: keys [B, 1, L, kv_rank + rope_dim] are each token's latent, then its shared rotary key.
+
+    values [B, 1, L, 0] are a view of them, because values are made of latents. Everything else is LongitudeCacheLayer's.
+    """
+
+    kind = "latent"
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys, _ = super().update(key_states, value_states, *args, **kwargs)
+        self.values = self.keys[..., :0]
+        return self.keys, self.values
+
+
+class SparseCacheLayer(LongitudeCacheLayer):
+    """keys, values [B, 3 Hkv, L, head_dim]: those of blocks, which are not rotated, of chosen blocks, and of the window.
+
+    columns "block_keys" and "block_values" [B, Hkv, L, head_dim]: at the last token of each block its summary, zeros elsewhere.
+    """
+
+    kind = "sparse"
+
+
+class IndexedCacheLayer(LongitudeCacheLayer):
+    """Keys and values as in LongitudeCacheLayer; the column "index_keys" [B, 1, L, index_dim] has the indexer's keys."""
+
+    kind = "indexed"
+
+
+class IndexedLatentCacheLayer(LatentCacheLayer):
+    """Latents as in LatentCacheLayer; the column "index_keys" [B, 1, L, index_dim] has the indexer's keys."""
+
+    kind = "indexed_latent"
+
+
 def appended(before: Tensor, after: Tensor, batch: int) -> Tensor:
     """Positions of cached and new tokens in one tensor: [L], [B, L] or [B, L, axes], whichever both fit in."""
     if before.dim() == after.dim() == 1:
@@ -252,10 +285,12 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
     """
     if not hasattr(cache, "layers"):  # tuples of tensors, as older models return; a cache of source and target
         raise UsageError("cache", "a LongitudeCache or a DynamicCache", type(cache).__name__)
-    if len(cache.layers) == len(make) and all(hasattr(layer, "last_positions") for layer in cache.layers):
-        if getattr(cache.layers[0], "peers", None) is not cache.layers:  # those of the step before are
+    if len(cache.layers) == len(make):
+        if getattr(cache.layers[0], "peers", None) is cache.layers:  # those of the step before
+            return cache
+        if all(hasattr(layer, "last_positions") for layer in cache.layers):
             together(cache.layers)
-        return cache
+            return cache
     if cache.layers and cache.get_seq_length():
         raise UsageError("cache", "an empty cache or a LongitudeCache", f"a filled {type(cache).__name__}")
     if any(type(layer) is not DynamicLayer for layer in cache.layers):

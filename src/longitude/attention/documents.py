@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from longitude.attention.masks import kind_of
 from longitude.c_compile import in_memory
 from longitude.derivatives import readable
 from longitude.errors import UsageError
@@ -60,7 +61,7 @@ def places_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
     """The runs, and where they begin."""
     if documents.is_floating_point():
-        raise UsageError("documents", "integers, one per token", f"{documents.dtype} {list(documents.shape)}")
+        raise UsageError("documents", "integers, one per token", kind_of(documents))
     documents = documents.long()
     real = documents >= 0
     before = documents
@@ -115,8 +116,7 @@ def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
     if batch != 1:
         raise ValueError(f"{name}: it marks documents of one row, the flattened batch; expected batch 1, got {batch}")
     if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
-        got = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, Tensor) else repr(ends)
-        raise UsageError(name, "integers [documents + 1]", got)
+        raise UsageError(name, "integers [documents + 1]", kind_of(ends))
     if not torch.compiler.is_compiling():
         bounds = ends.tolist()
         if bounds[0] != 0 or bounds[-1] != length or bounds != sorted(bounds):

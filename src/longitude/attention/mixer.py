@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
-from longitude.attention.masks import Causal, Mask
+from longitude.attention.masks import Causal, Mask, require_mask
+from longitude.errors import UsageError
 from longitude.linear import FullPrecision
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -134,13 +135,14 @@ class Mixer(FullPrecision):
         Raises:
             ValueError: For arguments of wrong type or shape, and for options that this mixer does not support.
         """
-        if inputs is not None:
-            require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
-            return without_padding(self.mix_tokens(x, inputs), inputs)
-        composed = None if encoding is None else compose(encoding)
-        with unchanged_if_refused(cache):
-            inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
-            return without_padding(self.mix_tokens(x, inputs), inputs)
+        if inputs is None:
+            composed = None if encoding is None else compose(encoding)
+            with unchanged_if_refused(cache):
+                inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
+                return Mixer.forward(self, x, inputs)
+        require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
+        mixed = self.mix_tokens(x, inputs)
+        return mixed if inputs.documents is None else without_padding(mixed, inputs.documents, inputs)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Mix the tokens of a call: `forward`, with all arguments except x in one object. Subclasses implement it."""
@@ -209,18 +211,18 @@ class Mixer(FullPrecision):
 
 def require_alone(layer: nn.Module, mask: Mask, *given: Any) -> None:
     """ValueError for arguments beside `inputs`, which nothing would read; given: None for each that was not passed."""
-    if type(mask) is not Causal or mask.order is not None or any(each is not None for each in given):
+    alone = type(mask) is Causal and mask.order is None
+    for each in given:
+        alone = alone and each is None
+    if not alone:
         raise ValueError(
             f"{type(layer).__name__}: expected inputs, or arguments one by one, got both; put them into inputs by "
             "dataclasses.replace"
         )
 
 
-def without_padding(mixed: Any, inputs: MixerInputs) -> Any:
+def without_padding(mixed: Any, documents: Tensor, inputs: MixerInputs) -> Any:
     """Return a mixer's output with zeros at padding, so that no gradient from padding reaches other tokens."""
-    documents = inputs.documents
-    if documents is None:
-        return mixed
     out, *weights = mixed if isinstance(mixed, tuple) else (mixed,)
     padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(documents, out.shape[1]))
     out = out if padding is None else torch.where(padding, 0.0, out)
@@ -263,6 +265,24 @@ def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[
     Each is from `options`, from what is `known` of the model, or its default.
     """
     return resolve_options(name, MIXERS[name], options, known, "lg.mixer", without=("encoding",))
+
+
+def require_cache(layer: Mixer, cache: Any, kinds: Collection[str]) -> None:
+    """ValueError unless it is None or of a kind that the mixer reads."""
+    if cache is not None and getattr(cache, "kind", None) not in kinds:
+        raise UsageError(
+            f"cache: {type(layer).__name__}",
+            f"the {type(layer.cache_layer()).__name__} that its cache_layer() makes",
+            getattr(cache, "owner", None) or type(cache).__name__,
+        )
+
+
+def require_plain(layer: Mixer, mask: Mask, what: str) -> None:
+    """ValueError unless the mask is Causal() in plain order. what: what the mixer does with the tokens before each."""
+    require_mask(mask)
+    if not (isinstance(mask, Causal) and mask.order is None):
+        expected = "lg.Causal(), with documents and padding as documents="
+        raise UsageError(f"mask: {type(layer).__name__} {what}", expected, repr(mask))
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:

@@ -290,8 +290,8 @@ def choose_once(r: Request, name: str) -> Backend:
 
 def _shape_of(term: Term) -> tuple:
     """Cache key of a term for the choice of a backend: its class, numbers, shapes of its tensors, classes of its functions."""
-    values = (x.shape if isinstance(x, Tensor) else x for x in vars(term).values())
-    return type(term), *(type(x) if callable(x) else x for x in values)
+    every = vars(term).values()
+    return type(term), *[x.shape if isinstance(x, Tensor) else type(x) if callable(x) else x for x in every]
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from longitude.attention.find_spans import Span, find_spans, tensors_of
 from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.attention.patterns import Ago
-from longitude.attention.sequence_slice import SequenceSlice
+from longitude.attention.sequence_slice import slice_of
 from longitude.derivatives import readable
 from longitude.errors import UsageError, check_positive
 from longitude.positions.base import Columns, Drift, Encoding, OffsetVectors, Region, Term, Transport
@@ -49,11 +49,8 @@ class AllowedPairs:
         self.mask, self.batch, self.rows, self.keys = mask, batch, rows, keys
         self.q_order, self.k_order = q_order, k_order
         parts = mask.parts()
-        self.beyond_band = tuple(m for m in parts if not is_band(m))
-        self.shared = None  # of a slice of a sequence on several processes
-        for part in self.beyond_band:
-            if isinstance(part, SequenceSlice):
-                self.shared = part
+        self.beyond_band = tuple([m for m in parts if not is_band(m)])
+        self.shared = slice_of(mask) if len(self.beyond_band) > 0 else None  # by several processes
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
         self.visible: Tensor | None = None  # keys per query, where something asked for them

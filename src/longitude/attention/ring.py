@@ -70,16 +70,9 @@ class _Call:
                     continue
                 places = 0 if share.positions is None else share.positions
                 yield rows, keys, replace(
-                    self.r,
-                    q=q[:, :, rows],
-                    k=k[:, :, keys],
-                    v=v[:, :, keys],
-                    mask=self.mask,
-                    q_positions=part_of(places, everything, i),
-                    k_positions=part_of(places, everything, j),
-                    q_order=i.start,
-                    k_order=j.start,
-                    lse=True,
+                    self.r, q=q[:, :, rows], k=k[:, :, keys], v=v[:, :, keys], mask=self.mask, lse=True,
+                    q_positions=part_of(places, everything, i), k_positions=part_of(places, everything, j),
+                    q_order=i.start, k_order=j.start,
                 )  # fmt: skip
 
     def run(self, part: Request) -> tuple[Tensor, Tensor]:

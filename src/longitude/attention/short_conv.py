@@ -59,13 +59,13 @@ def causal_conv(
     if weight.dim() != 2 or weight.shape[0] != x.shape[-1] or weight.shape[1] < 1:
         raise UsageError("weight", f"[{x.shape[-1]}, K] with K of 1 or more", list(weight.shape))
     row = _Row(x, weight.shape[1], tail, reset, valid)
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if row.segment is None:
-        columns = row.tokens.transpose(1, 2)
-        out = F.conv1d(columns, weight[:, None].to(x.dtype), _as(bias, x), groups=x.shape[-1]).transpose(1, 2)
+        out = F.conv1d(row.tokens.mT, weight[:, None], bias, groups=x.shape[-1]).mT
     else:
         shifted = torch.stack([row.shifted(j) for j in reversed(range(weight.shape[1]))], -1)
-        out = (shifted * weight.to(x.dtype)).sum(-1)
-        out = out if bias is None else out + bias.to(x.dtype)
+        out = (shifted * weight).sum(-1)
+        out = out if bias is None else out + bias
     return row.restore(out), row.tail()
 
 
@@ -135,7 +135,3 @@ class _Row:
 
 def _gather(x: Tensor, places: Int[Tensor, "B n"]) -> Tensor:
     return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
-
-
-def _as(bias: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if bias is None else bias.to(x.dtype)

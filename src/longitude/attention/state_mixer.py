@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from longitude.attention.documents import begins_of, require_number_per_token, require_tokens
-from longitude.attention.masks import Causal, require_mask
-from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
+from longitude.attention.mixer import Mixer, MixerInputs, require_cache, require_no_weights, require_plain
 from longitude.derivatives import readable
 from longitude.errors import UsageError
 from longitude.positions.composed import Composed, compose
@@ -71,18 +70,13 @@ class StateMixer(Mixer):
         name, cache, encoding = type(self).__name__, inputs.cache, inputs.encoding
         require_tokens(x, self.dim)
         require_no_weights(self, inputs.return_weights, inputs.memory)
-        require_mask(inputs.mask)
-        if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
-            raise UsageError(
-                f"mask: {name} mixes each token with all before it in its document",
-                "lg.Causal(), with documents and padding as documents=",
-                repr(inputs.mask),
-            )
+        require_plain(self, inputs.mask, "mixes each token with all before it in its document")
+        require_cache(self, cache, ("state",))
         if encoding is None:
             encoding = getattr(self, "encoding", NO_ENCODING)
         else:
             self.require(encoding)
-        past = 0 if cache is None else self.state_layer(cache).seen
+        past = 0 if cache is None else cache.seen
         batch, length, _ = x.shape
         reset, valid, positions, every = inputs.once(
             ("state", past, batch, length), lambda: _found(inputs, past, batch, length, x.device)
@@ -98,16 +92,6 @@ class StateMixer(Mixer):
             # Default positions count padding, too.
             cache.write(name, state, length, positions, None if inputs.positions is None else inputs.documents)
         return out
-
-    def state_layer(self, cache: Any) -> StateLayer:
-        """The cache, if it is one that stores states; ValueError otherwise."""
-        from longitude.attention.state_cache import StateLayer
-
-        if not isinstance(cache, StateLayer):
-            raise UsageError(
-                f"cache: {type(self).__name__}", "the StateLayer that its cache_layer() makes", type(cache).__name__
-            )
-        return cache
 
 
 def _found(

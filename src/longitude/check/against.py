@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
 
-from longitude.checkpoints.config import FREQUENCY, declared_length, head_dim_of
+from longitude.checkpoints.agreement import frequencies_of as of_rope
+from longitude.checkpoints.config import declared_length, head_dim_of
 from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
 from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import shapes_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import DynamicNTK, Follows, LongRoPE, rope_frequencies
+from longitude.positions.scaling import DynamicNTK, Follows, LongRoPE
 from longitude.runs.files import read_json
 
 ADAPTER = "adapter_config.json"
@@ -49,9 +50,6 @@ class Fact:
     here: Any
     there: Any
     differs: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False) -> list[Fact]:
@@ -121,14 +119,11 @@ def frequencies_of(source: Source) -> dict[str, Divided]:
     if source.kind != "rotary":
         return {}
     rope, head_dim = of_full_attention(ropes_of(source)), head_dim_of(source.config)
-    options = {key: value for key, value in rope.options(head_dim).items() if key in FREQUENCY}
     original = rope.scaling.original_max_length if isinstance(rope.scaling, Follows) else None
     lengths = {SHORT: original}
     if isinstance(rope.scaling, LongRoPE):
         lengths[LONG] = rope.scaling.original_max_length + 1
-    return {
-        kind: Divided(rope.base, rope_frequencies(head_dim, **options, length=n).inverse) for kind, n in lengths.items()
-    }
+    return {kind: Divided(rope.base, of_rope(rope, head_dim, n).inverse) for kind, n in lengths.items()}
 
 
 def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -> list[Fact]:

@@ -204,17 +204,11 @@ def attention_outputs(subject: Subject) -> Measurement:
     found = around(subject, subject.tokens(length))
     if not found:
         raise DoesNotApply("its attention does not call its projections as modules")
-
-    def error(one: Around, by: Formula) -> float:
-        return apart(one.out, by(one))
-
-    errors = {
-        layout: {
-            index: error(one, formula(subject, each[index], one.query.shape[3], length, each[index].encoding))
-            for index, one in found.items()
-        }
-        for layout, each in layers.items()
-    }
+    errors: dict[Layout, dict[int, float]] = {layout: {} for layout in layers}
+    for layout, each in layers.items():
+        for index, one in found.items():
+            declared = formula(subject, each[index], one.query.shape[3], length, each[index].encoding)
+            errors[layout][index] = apart(one.out, declared(one))
     layout = min(errors, key=lambda layout: sum(off > subject.threshold for off in errors[layout].values()))
     wrong = [index for index, off in errors[layout].items() if not off <= subject.threshold]
     cause = ""
@@ -224,7 +218,7 @@ def attention_outputs(subject: Subject) -> Measurement:
             mistake
             for each in layers.values()
             for mistake, by in mistakes(subject, each[wrong[0]], one.query.shape[3], length)
-            if error(one, by) <= 10 * subject.threshold
+            if apart(one.out, by(one)) <= 10 * subject.threshold
         )
         why = (
             " or ".join(dict.fromkeys(known)) or f"none of the known mistakes explains it; declared is {layer.encoding}"

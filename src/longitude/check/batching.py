@@ -179,7 +179,9 @@ def each_as_alone(
 
     Where one changes another: `stock` is what a class as published does, which then claims nothing; `joined` what others do.
     """
-    error, cause = beside_alone(subject, tokens, sizes, options), "are not what each is alone"
+    together = subject.logits(tokens, **options)
+    apart = torch.cat([subject.logits(document) for document in tokens.split([*sizes], 1)], 1)
+    error, cause = subject.error(together, apart), "are not what each is alone"
     if subject.first_above(error) is not None and one_depends_on_another(subject, tokens, sizes, options):
         theirs = subject if subject.stock and replaced(type(subject.model)) is None else of_its_class(subject)
         if theirs is not None and (theirs is subject or depends_too(theirs, sizes, options)):
@@ -214,10 +216,3 @@ def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int
     changed = torch.cat([subject.tokens(sizes[0], seed=1), tokens[:, sizes[0] :]], 1)
     one, other = (subject.logits(each, **options)[:, sizes[0] :] for each in (tokens, changed))
     return subject.first_above(subject.error(other, one)) is not None
-
-
-def beside_alone(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> Tensor:
-    """Error [L] of documents of these sizes in one row [1, L], against each alone."""
-    together = subject.logits(tokens, **options)
-    apart = torch.cat([subject.logits(document) for document in tokens.split([*sizes], 1)], 1)
-    return subject.error(together, apart)

@@ -48,18 +48,14 @@ def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[
 
     Offloaded ones need an accelerator: there is nothing to move on the CPU, and they are not made there.
     """
-
-    def dynamic() -> DynamicCache:
-        return DynamicCache(config=config)
-
     kinds = {
-        "dynamic": dynamic,
+        "dynamic": lambda: DynamicCache(config=config),
         "dynamic without a config": DynamicCache,
         "offloaded": lambda: DynamicCache(config=config, offloading=True),
         "static": lambda: StaticCache(config=config, max_cache_len=places),
         "static offloaded": lambda: StaticCache(config=config, max_cache_len=places, offloading=True),
         "quantized": lambda: QuantizedCache("fp8", config=config),
-        "encoder-decoder": lambda: EncoderDecoderCache(dynamic(), dynamic()),
+        "encoder-decoder": lambda: EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)),
     }
     return {name: make for name, make in kinds.items() if accelerated or "offloaded" not in name}
 

@@ -29,7 +29,7 @@ from longitude.checkpoints.load import auto_class_of
 from longitude.checkpoints.positions import has_alibi
 from longitude.positions.config_keys import LENGTHS
 from longitude.positions.hugging_face import not_understood
-from longitude.testing.engine import DoesNotApply, Measurement, from_outside, one_line
+from longitude.testing.engine import DoesNotApply, Measurement, from_outside, in_words
 
 Test = Callable[[Subject], Measurement]
 LARGEST = 2 * 10**8
@@ -63,8 +63,7 @@ def by_its_class(test: Test) -> Test:
         except Exception as error:
             if from_outside(error, test, subject) is not None:
                 raise
-            raw = f"{type(error).__name__}: {one_line(error)[:200]}"
-            found, reason = error, f"what this law asks of it fails ({raw})"
+            found, reason = error, f"what this law asks of it fails ({in_words(error)})"
         return judged(test, subject, found, reason)
 
     return tried

@@ -18,7 +18,7 @@ from transformers import DynamicCache, StaticCache
 
 from longitude.check.family import as_subject, by_its_class
 from longitude.check.passes import SOUND
-from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unrotated
+from longitude.check.recorder import Recorded, apart, as_allowed, pairs_moved, recorded, unrotated
 from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.agreement import which_layers
@@ -373,11 +373,6 @@ def counted(found: Mapping[int, Recorded]) -> dict[int, Tensor]:
         elif one.query.shape[2] == 1:
             counts[index] = torch.tensor([one.key.shape[2]], device=one.key.device)
     return counts
-
-
-def as_allowed(mask: Tensor) -> Tensor:
-    """[L, Lk] of the first row: true where a query attends."""
-    return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0
 
 
 def allowed(layer: LayerPositions, i: Tensor) -> Tensor:

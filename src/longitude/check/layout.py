@@ -9,14 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from longitude.check.decoding import CACHE
 from longitude.check.family import as_published, replaced
-from longitude.check.recorder import first_apart, outputs
+from longitude.check.recorder import first_apart, outputs, with_attributes
 from longitude.check.rotary import ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
 from longitude.checkpoints.config import head_dim_of, not_rotary
@@ -57,9 +55,7 @@ def of_transformers(subject: Subject) -> tuple[Any, str]:
         theirs = {name: one.shape for name, one in kind._from_config(copy.deepcopy(config)).state_dict().items()}
     if theirs != {name: one.shape for name, one in state.items()}:
         raise DoesNotApply(f"{kind.__name__} of transformers has other weights")
-    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    if subject.device.type != "cpu" or 2 * size > psutil.virtual_memory().available:
-        raise DoesNotApply("a second copy of its weights is not made on this device, or does not fit into memory")
+    subject.require_room(state)
     with quiet():
         other = kind.from_pretrained(None, config=copy.deepcopy(config), state_dict=dict(state), dtype=subject.kind)
     other.set_attn_implementation(config._attn_implementation)
@@ -185,14 +181,7 @@ def reordered(subject: Subject, to: str) -> Iterator[int]:
         rotated = {rope.rotary_dim(dim) for rope in ropes(subject.config).values()}
     except (DoesNotApply, ValueError):
         rotated = {dim}
-    before: list[tuple[Tensor, Tensor]] = []
-    if len(rotated) == 1:
-        tensors = dict(subject.model.named_parameters())
-        for name, change in layout_changes(tensors, subject.config, dim, rotated.pop(), to).items():
-            before.append((tensors[name], tensors[name].data))
-            tensors[name].data = change(tensors[name].data)
-    try:
-        yield len(before)
-    finally:
-        for weight, data in before:
-            weight.data = data
+    tensors = dict(subject.model.named_parameters())
+    changes = layout_changes(tensors, subject.config, dim, rotated.pop(), to) if len(rotated) == 1 else {}
+    with with_attributes([(tensors[name], "data", change(tensors[name].data)) for name, change in changes.items()]):
+        yield len(changes)

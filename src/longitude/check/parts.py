@@ -14,7 +14,7 @@ from longitude.attention.mixer import MIXERS, Mixer
 from longitude.errors import unknown
 from longitude.plugins import run_file
 from longitude.positions.base import Encoding, list_encodings
-from longitude.testing.engine import OnLaw, Result, one_line, try_laws
+from longitude.testing.engine import OnLaw, Result, in_words, try_laws
 from longitude.testing.examples import Example
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, PartBattery
 
@@ -74,8 +74,7 @@ def built(build: Example) -> Encoding | Mixer:
             f"{type(error).__name__}: {error}; give the missing ones after a colon, name=value"
         ) from error
     except Exception as error:
-        words = f"{type(error).__name__}: {one_line(error)[:300]}"
-        raise ValueError(f"{build.name} cannot be built: it raised {words}") from error
+        raise ValueError(f"{build.name} cannot be built: it raised {in_words(error)}") from error
     if not isinstance(made, Encoding | Mixer):
         raise ValueError(
             f"expected a class or a function of a longitude.Encoding or a longitude.Mixer, and {build.name} makes a "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.recorder import only_with, recorded, recorder
+from longitude.check.recorder import as_allowed, only_with, recorded, recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -139,15 +139,11 @@ def way_of_leak(subject: Subject, tokens: Tensor) -> str:
         return ""
     if other:
         return ", with zeros in place of what attention gives, too: something else looks ahead"
-    ahead = [
-        f"{index}"
-        for index, mask in masks.items()
-        if isinstance(mask, Tensor)
-        and bool((mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0).triu(1).any())
-    ]
+    shown = {index: as_allowed(mask) for index, mask in masks.items() if isinstance(mask, Tensor)}
+    ahead = [f"{index}" for index, allowed in shown.items() if bool(allowed.triu(1).any())]
     if ahead:
         return f": the masks of layers {', '.join(ahead)} show them"
-    hides = all(isinstance(mask, Tensor) for mask in masks.values())
+    hides = shown.keys() == masks.keys()
     words = ", only by what attention gives" + (
         ", though masks as eager attention gets them hide them" if hides else ""
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -103,9 +102,7 @@ def meta_device(subject: Subject) -> Measurement:
     own = {name: table for name, table in model.named_buffers() if name not in state and table.numel()}
     if not own:
         raise DoesNotApply("all that it keeps is among its weights")
-    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    if subject.device.type != "cpu" or 2 * size > psutil.virtual_memory().available:
-        raise DoesNotApply("a second copy of its weights is not made on this device, or does not fit into memory")
+    subject.require_room(state)
     with quiet(), empty_is_nan():
         try:
             again = type(model).from_pretrained(None, config=model.config, state_dict=dict(state))

@@ -72,6 +72,11 @@ def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Reco
     return dict(sorted(found.items()))
 
 
+def as_allowed(mask: Tensor) -> Tensor:
+    """[L, Lk] of the first row: true where a query attends."""
+    return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0
+
+
 @contextmanager
 def unrotated(model: nn.Module) -> Iterator[None]:
     """Tables of no rotation, without a factor: cos 1, sin 0."""
@@ -114,26 +119,23 @@ def parts(model: nn.Module) -> dict[str, Callable[[], AbstractContextManager[Non
     """Parts of attention that a model has, each with a context in which it is turned off."""
     found: dict[str, Callable[[], AbstractContextManager[None]]] = {}
     if sinks := [one for name, one in model.named_parameters() if name.rpartition(".")[2] == "sinks"]:
-        found["sinks"] = partial(replaced, [(one, "data", torch.full_like(one.data, NO_SINK)) for one in sinks])
+        found["sinks"] = partial(with_attributes, [(one, "data", torch.full_like(one.data, NO_SINK)) for one in sinks])
     for name, off in SWITCHES.items():
         if on := [one for one in model.modules() if vars(one).get(name) not in (None, False)]:
-            found[name] = partial(replaced, [(one, name, off) for one in on])
+            found[name] = partial(with_attributes, [(one, name, off) for one in on])
     if any(map(is_rotary, model.modules())):
         found["rotation"] = partial(unrotated, model)
     return found
 
 
 @contextmanager
-def replaced(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+def with_attributes(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
     """Attributes of objects with other values for a while."""
-    before = [(holder, name, getattr(holder, name)) for holder, name, _ in attributes]
-    try:
+    with ExitStack() as stack:
         for holder, name, value in attributes:
+            stack.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, value)
         yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
 
 
 def outputs(model: nn.Module, answer: Callable[[], Any], length: int) -> dict[str, Tensor]:

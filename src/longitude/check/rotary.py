@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from longitude.check.family import by_its_class
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
+from longitude.checkpoints.agreement import frequencies_of
 from longitude.checkpoints.config import (
     contradictions,
     declared_length,
@@ -66,10 +67,9 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
 
 def expected(config: Any, layer: str | None, rope: RopeConfig, length: int) -> Frequencies:
     """Frequencies and factors of a type of layers for a sequence of `length` tokens."""
-    options = rope.options(head_dim := head_dim_of(config, layer))
-    if "sections" in options:
+    if rope.sections is not None:
         raise NotShown("its positions have several axes (mrope)")
-    return rope_frequencies(head_dim, **options, length=length)
+    return frequencies_of(rope, head_dim_of(config, layer), length)
 
 
 # ---- what the model does ------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def given_positions(subject: Subject) -> Measurement:
             same = torch.equal(subject.logits(tokens, position_ids=at, **mask), subject.logits(tokens, **mask))
         ignored += [way] if same else []
     cause = f"position_ids {' and '.join(ignored)} change nothing: "
-    if all(torch.equal(table.sin, table.sin[:1].expand_as(table.sin)) for table in own.values()) if own else False:
+    if own and all(torch.equal(table.sin, table.sin[:1].expand_as(table.sin)) for table in own.values()):
         cause += "its tables are the same at every position"
     elif unseen:
         cause += (
@@ -380,12 +380,8 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
         seen.append(out.detach().reshape(-1, out.shape[-1]))
         raise Seen
 
-    hook = table.register_forward_hook(look)
-    try:
-        with suppress(Seen):
-            subject.logits(subject.tokens(end))
-    finally:
-        hook.remove()
+    with table.register_forward_hook(look), suppress(Seen):
+        subject.logits(subject.tokens(end))
     if not seen or len(seen[0]) != end:
         raise NotShown("its table of positions does not show")
     rows, weight = seen[0], table.weight.detach()

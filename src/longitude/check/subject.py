@@ -180,6 +180,12 @@ class Subject:
         if argument not in self.takes:
             raise DoesNotApply(f"forward takes no {argument}, so {so}")
 
+    def require_room(self, state: Mapping[str, Tensor]) -> None:
+        """DoesNotApply where no second copy of these weights can be made."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        if self.device.type != "cpu" or 2 * size > psutil.virtual_memory().available:
+            raise DoesNotApply("a second copy of its weights is not made on this device, or does not fit into memory")
+
     def with_cache(self, cache: Any) -> dict[str, Any]:
         """A cache as an argument of forward."""
         return {self.cache_name or INSTALLED: cache}

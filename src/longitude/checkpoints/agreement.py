@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from longitude.checkpoints.trace import Layer, Tables
 from longitude.positions.config_keys import SCHEMAS, SHARES, names_any
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood
 from longitude.positions.rotary import MultimodalRotary
 from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
-
-if TYPE_CHECKING:
-    from longitude.checkpoints.trace import Layer, Tables
 
 EQUAL = 2e-6
 """Relative: between our frequencies and those of transformers, which are computed in float32."""
@@ -29,6 +27,12 @@ Ropes = RopeConfig | dict[str, RopeConfig | None]
 def which_layers(layers: list[int], every: int) -> str:
     """Numbers of layers, for a message."""
     return "all layers" if len(layers) == every else f"layers {str(layers)[1:-1]}"
+
+
+def frequencies_of(rope: RopeConfig, head_dim: int, length: int | None = None) -> Frequencies:
+    """Frequencies of the pairs of a rotation, and its factors, in a sequence of this length; pairs of all axes are alike."""
+    options = {name: one for name, one in rope.options(head_dim).items() if name not in ("sections", "arrangement")}
+    return rope_frequencies(head_dim, **options, length=length)
 
 
 class LayerRope(NamedTuple):
@@ -215,10 +219,9 @@ def difference(table: Tables, rope: RopeConfig, width: int) -> tuple[str | None,
         )
         lengths += [scaling.original_max_length + 1, 4 * scaling.original_max_length]
     try:
-        options = rope._replace(scaling=scaling).options(width)
-        plain = {name: one for name, one in options.items() if name not in ("sections", "arrangement")}
-        wanted = {length: rope_frequencies(width, **plain, length=length) for length in lengths}
-        axes = None if rope.sections is None else MultimodalRotary(width, "half", **options).axis_of_pair
+        own = rope._replace(scaling=scaling)
+        wanted = {length: frequencies_of(own, width, length) for length in lengths}
+        axes = None if own.sections is None else MultimodalRotary(width, "half", **own.options(width)).axis_of_pair
     except ValueError as error:
         return f"has numbers that are not read here ({error})", []
     for length, want in wanted.items():

@@ -11,7 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from longitude.checkpoints.agreement import Ropes, which_layers
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+from longitude.checkpoints.agreement import Ropes, frequencies_of, which_layers
 from longitude.checkpoints.reading import (
     class_of,
     heads_apart,
@@ -21,6 +24,7 @@ from longitude.checkpoints.reading import (
     text_part,
     with_own_base,
 )
+from longitude.checkpoints.trace import MANY, TOKENS, traced
 from longitude.errors import UsageError, check_choice, nearest
 from longitude.hf.stock import KEY, heads_of
 from longitude.positions.config_keys import (
@@ -50,7 +54,7 @@ from longitude.positions.hugging_face import (
 )
 from longitude.positions.layers import LayerPositions, layers_of
 from longitude.positions.layouts import Layout
-from longitude.positions.scaling import DynamicNTK, Follows, Llama3, LongRoPE, rope_frequencies
+from longitude.positions.scaling import DynamicNTK, Follows, Llama3, LongRoPE
 from longitude.positions.scaling.base import Follow
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
@@ -63,8 +67,6 @@ LONGEST = 2**20
 """Tokens of the longest sequence in which visible keys are compared."""
 COVERAGE = 0.99
 """Share of the declared length that factor times original length must cover; factors in files are rounded."""
-FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
-"""Options of a RopeConfig that its frequencies depend on."""
 
 
 # ---- for users -------------------------------------------------------------------------------------------------------
@@ -134,8 +136,6 @@ def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) ->
 
 def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
     """Differences between these layers and attention in a pass of the config's class, a line for each distinct difference."""
-    from longitude.checkpoints.trace import MANY, TOKENS, traced
-
     declared = declared_length(config) or MANY
     seen = traced(config, max(TOKENS + 1, min(MANY, declared)))
     longest = [min(LONGEST, max(declared, 2 * (one.window or one.chunk or 0))) for one in layers]
@@ -166,8 +166,6 @@ def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def raw_config(path: str | Path) -> dict[str, Any]:
     """config.json of a folder or a name of the hub, as it is written."""
-    from transformers import PreTrainedConfig
-
     return PreTrainedConfig.get_config_dict(path)[0]
 
 
@@ -265,7 +263,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     raw = text_part(raw)
     yield from unknown_keys(raw, config)
     yield from other_types(raw, config)
-    yield from layers_twice(raw, config, by_default=False)
+    yield from layers_twice(raw, config, defaults=False)
     if (apart := heads_apart(raw)) is not None:
         yield apart
     if idle_ones := list(scalings_of_none(raw, config)):
@@ -362,18 +360,16 @@ LAYER_RULES = {"layer_types": "sliding_window_pattern", "no_rope_layers": "no_ro
 """Lists with an entry per layer, and the keys from which classes make them if they are not given."""
 
 
-def layers_twice(raw: Mapping[str, Any], config: Any, by_default: bool) -> Iterator[str]:
+def layers_twice(raw: Mapping[str, Any], config: Any, defaults: bool) -> Iterator[str]:
     """Lists by layer that are not those which their rules, given as well, make in their class.
 
-    by_default: of the rules that its class has a default of, which transformers writes beside a list; else of the others.
+    defaults: of the rules that its class has a default of, which transformers writes beside a list; else of the others.
     """
     raw = text_part(raw)
-    try:
-        usual = vars(type(config)())
-    except Exception:  # a config class with required arguments
+    if (usual := by_default(config)) is None:
         return
     for key, rule in LAYER_RULES.items():
-        if not isinstance(given := raw.get(key), list) or raw.get(rule) is None or (rule in usual) != by_default:
+        if not isinstance(given := raw.get(key), list) or raw.get(rule) is None or (rule in vars(usual)) != defaults:
             continue
         with suppress(ValueError):  # its class refuses the config, which is said elsewhere
             made = getattr(class_of({name: one for name, one in raw.items() if name != key}), key, None) or []
@@ -387,10 +383,9 @@ def layers_twice(raw: Mapping[str, Any], config: Any, by_default: bool) -> Itera
 def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Layer types of rope parameters that no layer has, and those for which transformers takes a default unasked."""
     config = text_part(config)
-    try:
-        usual = getattr(type(config)(), SCHEMAS[0], None) or {}
-    except Exception:  # a config class with required arguments
+    if (fresh := by_default(config)) is None:
         return
+    usual = getattr(fresh, SCHEMAS[0], None) or {}
     types = getattr(config, "layer_types", None) or []
     for name in SCHEMAS:
         given = raw.get(name)
@@ -410,7 +405,7 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     found = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
     found += _other_classes(raw)
     raw = text_part(raw)
-    found += layers_twice(raw, config, by_default=True)
+    found += layers_twice(raw, config, defaults=True)
     if unread(config):
         return found
     if (reason := not_rotary(config)) is not None:
@@ -482,9 +477,8 @@ def _changed(scaling: Any, name: str, value: Any) -> Any:
 def _rotations(config: Any, layer: str | None, rope: RopeConfig, declared: int) -> list[Any]:
     """Frequencies and factor, in short sequences and in those of the declared length; empty for what cannot be computed."""
     width = head_dim_of(config, layer)
-    options = {key: one for key, one in rope.options(width).items() if key in FREQUENCY}
     try:
-        found = [rope_frequencies(width, **options, length=length) for length in (1, declared)]
+        found = [frequencies_of(rope, width, length) for length in (1, declared)]
     except ValueError:
         return []
     return [(one.inverse.tolist(), one.attention_factor) for one in found]
@@ -492,8 +486,6 @@ def _rotations(config: Any, layer: str | None, rope: RopeConfig, declared: int) 
 
 def _other_classes(raw: Mapping[str, Any]) -> Iterator[str]:
     """Causal classes of other families in architectures."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-
     own = CAUSAL.get(kind := raw.get("model_type"))
     for name in raw.get("architectures") or () if own is not None else ():
         if name != own and name in CAUSAL.values():
@@ -519,8 +511,6 @@ def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
 
 def strangers_inside(raw: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Any]]:
     """Keys, with their place, of dicts that a class has a config of its own for (MPT's attn_config), and that it has not."""
-    from transformers import PreTrainedConfig
-
     for name, given in raw.items():
         if isinstance(given, Mapping) and isinstance(own := getattr(config, name, None), PreTrainedConfig):
             valid = keys_of(own)
@@ -534,12 +524,17 @@ def _slip_of(key: str, config: Any) -> str | None:
     return next(iter(get_close_matches(key, about, n=1, cutoff=0.8)), None)
 
 
+def by_default(config: Any) -> Any:
+    """The config that a class makes of nothing; None for a class with required arguments."""
+    try:
+        return type(config)()
+    except Exception:
+        return None
+
+
 def keys_of(config: Any) -> set[str]:
     """The keys that a kind of config has."""
-    try:
-        fresh = type(config)()
-    except Exception:  # a config class with required arguments
-        fresh = config
+    fresh = by_default(config) or config
     return {key.lstrip("_") for key in (*fresh.to_dict(), *type(config).attribute_map, *vars(fresh))}
 
 
@@ -597,7 +592,7 @@ def lengths(raw: Mapping[str, Any], rope: RopeConfig, head_dim: int, given: Mapp
     if scaling is None:
         return
     try:
-        rope_frequencies(head_dim, **{k: v for k, v in rope.options(head_dim).items() if k in FREQUENCY})
+        frequencies_of(rope, head_dim)
     except ValueError as error:
         yield str(error)
     original = getattr(scaling, "original_max_length", None)

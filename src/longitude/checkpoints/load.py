@@ -281,14 +281,14 @@ def _is_harmless(name: str, model: Any) -> bool:
     return numbered is not None and layers <= int(numbered[1]) < layers + more
 
 
-def loaded_on_meta(path: str, skeleton: Any, config: Any = None) -> tuple[Any, dict[str, Any]]:
+def loaded_on_meta(path: str, skeleton: Any) -> tuple[Any, dict[str, Any]]:
     """(model, info) as from_pretrained gives them, from headers alone: but for tied tensors no number is read."""
     tied = skeleton.get_expanded_tied_weights_keys(all_submodels=True)
     places = {"": "meta"} | {name.rpartition(".")[0]: "cpu" for pair in tied.items() for name in pair}
     with quiet(), in_one_line(f"{path}: its weights do not fit its config.json"):
         return type(skeleton).from_pretrained(
             path,
-            config=config or skeleton.config,
+            config=skeleton.config,
             device_map=places,
             use_safetensors=True,
             ignore_mismatched_sizes=True,

@@ -9,8 +9,6 @@ from huggingface_hub import logging as hub
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-CRITICAL = 50
-
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -18,9 +16,9 @@ def quiet() -> Iterator[None]:
     level, hub_level, bar = logging.get_verbosity(), hub.get_verbosity(), logging.is_progress_bar_enabled()
     placing = python.getLogger("accelerate.big_modeling")
     of_placing = placing.level
-    placing.setLevel(CRITICAL)
-    logging.set_verbosity(CRITICAL)
-    hub.set_verbosity(CRITICAL)
+    placing.setLevel(python.CRITICAL)
+    logging.set_verbosity(python.CRITICAL)
+    hub.set_verbosity(python.CRITICAL)
     logging.disable_progress_bar()
     try:
         yield

@@ -11,7 +11,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
+
 from longitude.checkpoints.agreement import Agreement, Reading, Ropes, refusal
+from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.trace import traced
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.positions.config_keys import (
     BASES,
@@ -49,8 +54,6 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
         alone = f"not understood: model_type {kind!r}, of which no class is here: its keys are read as if all layers rotated"
         notes = [*([] if kind is None else [alone]), *turning_alike(written)]
         return Reading(read_ropes(written, follow, max_length), notes=notes)
-    from longitude.checkpoints.trace import traced
-
     keys = as_mapping(theirs)
     kinds = keys.get("layer_types")  # Mistral has none, and its window is that of all layers
     windows = {*kinds} & {*WINDOWED} if kinds else hasattr(type(theirs), "sliding_window")
@@ -102,15 +105,7 @@ def class_of(config: Mapping[str, Any] | Any) -> Any:
     if not isinstance(config, Mapping):
         text = text_part(config)
         return text if type(text).__module__.startswith("transformers.") else None
-    if not isinstance(kind := config.get("model_type"), str):
-        return None
-    try:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-        from longitude.checkpoints.quiet import quiet
-    except ImportError:
-        return None
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind := config.get("model_type"), str) or kind not in CONFIG_MAPPING:
         return None
     try:
         with quiet():
@@ -229,8 +224,6 @@ def with_own_base(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> d
 
     The class has a special default (Gemma 3), or the keys contain the base of each layer, and the class follows them (Granite).
     """
-    from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
-
     special = type(theirs).default_theta != RotaryEmbeddingConfigMixin.default_theta
     if names_any(written, BASES) or not (special or follows_bases_of_layers(written, theirs)):
         return dict(written)

@@ -70,7 +70,7 @@ class Tables:
     def axes(self) -> int:
         """Axes of positions (time, height and width of images); 0 where a token has one position."""
         several = [len(x) for x in tree_iter((self.given, self.named)) if isinstance(x, Tensor) and x.dim() == 3]
-        return next((n for n, x in zip(several, several) if n > 1), 0)
+        return next((n for n in several if n > 1), 0)
 
     def at(self, *positions: int, axis: int | None = None) -> tuple[Tensor, Tensor]:
         """Cos and sin [..., positions, width], float64, computed on the CPU. axis: the axis of the positions; others are 0."""

@@ -166,7 +166,7 @@ def compare(model: str, other: str, allow_pickle: bool, json: bool) -> int:
     facts = against(model, other, allow_pickle=allow_pickle)
     wrong = [fact.name for fact in facts if fact.differs]
     if json:
-        print_json({"checked": model, "against": other, "differ": wrong, "facts": [fact.as_dict() for fact in facts]})
+        print_json({"checked": model, "against": other, "differ": wrong, "facts": [vars(fact) for fact in facts]})
     else:
         from longitude.report.table import show as display, table
 

@@ -201,10 +201,10 @@ def with_query_sinks(
 
 def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: int, causal: bool | None) -> StockMask:
     """The mask that the layer was called with; where its model makes none, causality as the layer itself declares it."""
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    mask: Mask = Causal() if causal else NoMask()
     if isinstance(attention_mask, SequenceSlice):  # models that make no mask of it
-        return sliced(
-            Causal() if causal or causal is None and getattr(module, "is_causal", True) else NoMask(), attention_mask
-        )
+        return sliced(mask, attention_mask)
     if isinstance(attention_mask, StockMask):
         # More keys than the cache has room for are the model's own, such as summaries of those before them.
         if not attention_mask.keys <= keys <= max(attention_mask.keys, attention_mask.slots):
@@ -215,8 +215,6 @@ def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: i
         return attention_mask
     if attention_mask is not None:
         return dense_mask(attention_mask, len(query), query.shape[2], keys)
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    mask: Mask = Causal() if causal else NoMask()
     return StockMask(mask, keys)
 
 

@@ -126,7 +126,13 @@ def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
     ValueError for another shape, a mask per head, or other numbers than these.
     """
     if not isinstance(given, Tensor) or given.dim() != 4:
-        raise not_a_mask(given)
+        got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        raise UsageError(
+            "attn_implementation='longitude'",
+            "attention_mask [B, tokens] of 0 and 1, or a mask [B, 1, L, keys]",
+            got,
+            "another is for 'sdpa'",
+        )
     read_of = given._version, batch, rows, keys
     known, made = _DENSE.get(given, (None, None))  # pyright: ignore[reportGeneralTypeIssues]
     if known != read_of or made is None:
@@ -201,15 +207,4 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
     raise ValueError(
         "attn_implementation='longitude' takes causality, sliding windows, chunks, padding and packed documents, and the model "
         f"uses for another mask, {name or function.__qualname__!r}; use 'sdpa' or 'eager'"
-    )
-
-
-def not_a_mask(given: Any) -> ValueError:
-    """The error for a mask of an unsupported form, made by a user or a model."""
-    got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-    return UsageError(
-        "attn_implementation='longitude'",
-        "attention_mask [B, tokens] of 0 and 1, or a mask [B, 1, L, keys]",
-        got,
-        "another is for 'sdpa'",
     )

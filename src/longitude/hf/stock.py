@@ -20,6 +20,7 @@ from longitude.errors import UsageError
 from longitude.hf.layer import PLAIN_LAYERS, PositionEmbeddings, attach
 from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
+from longitude.models.decoder import built_by_layer
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
 from longitude.positions.coordinates import as_int, canonical, explicit
@@ -253,18 +254,10 @@ def by_layer(
         if given is not None:
             raise UsageError("set_positions", "names and options in layers", "Encodings", "pass them by name")
         each.append(specs)
-    shared: dict[str, Encoding] = {}
-    of_layer: list[Composed] = []
-    for specs in each:
-        own = []
-        for spec in specs:
-            key = json.dumps(spec, sort_keys=True)
-            member = shared.get(key) or build(**spec)
-            if member.shared:
-                shared[key] = member
-            own.append(member)
+    built = built_by_layer(each)
+    for specs, own in zip(each, built, strict=True):
         require_fitting(specs, own, config)
-        of_layer.append(Composed(own))
+    of_layer = [Composed(own) for own in built]
     members = list(dict.fromkeys(member for composed in of_layer for member in composed))
     return {"layers": each}, of_layer, members
 
@@ -359,17 +352,12 @@ def build_members(
     specs: list[dict[str, Any]], given: list[Encoding] | None, layers: int
 ) -> tuple[list[Composed], list[Encoding]]:
     """The encoding of each layer, and the modules that it takes: one for all layers where it is shared."""
-    members: list[Encoding] = []
-    of_layer: list[list[Encoding]] = [[] for _ in range(layers)]
-    for i, spec in enumerate(specs):
-        first = given[i] if given is not None else build(**spec)
-        own = [first] * layers
-        if not first.shared:
-            own = [first, *(deepcopy(first) if given is not None else build(**spec) for _ in range(layers - 1))]
-        members += [first] if first.shared else own
-        for composed, member in zip(of_layer, own, strict=True):
-            composed.append(member)
-    return [Composed(own) for own in of_layer], members
+    if given is None:
+        built = built_by_layer([specs] * layers)
+    else:
+        built = [[deepcopy(one) if layer and not one.shared else one for one in given] for layer in range(layers)]
+    members = [one for same in zip(*built, strict=True) for one in dict.fromkeys(same)]  # a shared one is there once
+    return [Composed(own) for own in built], members
 
 
 # ---- saved and loaded ------------------------------------------------------------------------------------------------

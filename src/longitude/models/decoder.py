@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -103,6 +103,21 @@ def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePre
         yield from kinds_of(one)
 
 
+def built_by_layer(layers: Iterable[Sequence[dict[str, Any]]]) -> list[list[Encoding]]:
+    """The encodings of each layer; layers with equal specs of an encoding that is shared have one module."""
+    shared: dict[str, Encoding] = {}
+    built: list[list[Encoding]] = []
+    for specs in layers:
+        built.append([])
+        for spec in specs:
+            key = json.dumps(spec, sort_keys=True)
+            member = shared[key] if key in shared else encoding(**spec)
+            if member.shared:
+                shared[key] = member
+            built[-1].append(member)
+    return built
+
+
 class Call(NamedTuple):
     """The arguments of one forward call, as each layer needs them.
 
@@ -162,21 +177,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.gradient_checkpointing = False
 
         # Encodings are modules of the model, one for all layers where they are shared; layers are passed theirs.
-        members: list[Encoding] = []
-        shared: dict[str, Encoding] = {}
-        of_layer: list[Composed] = []
-        for specs in config.layer_specs():
-            own = []
-            for spec in specs:
-                key = json.dumps(spec, sort_keys=True)
-                member = shared[key] if key in shared else encoding(**spec)
-                if key not in shared:
-                    members.append(member)
-                if member.shared:
-                    shared[key] = member
-                own.append(member)
-            of_layer.append(Composed(own))
-        of_layer = self.taken(of_layer)
+        built = built_by_layer(config.layer_specs())
+        members = dict.fromkeys(member for own in built for member in own)
+        of_layer = self.taken([Composed(own) for own in built])
         used = {one for own in of_layer for one in own}
         self.encodings = nn.ModuleList(m for m in members if used.intersection(Composed([m])))  # a preset has members
         self.share_encodings(of_layer)

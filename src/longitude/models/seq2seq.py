@@ -327,10 +327,6 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqOutput(loss=loss, logits=logits, **others)
 
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Generate as in transformers."""
-        return super().generate(*arguments, **options)
-
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
     """Tokens of the source [B, S, dim] that are no padding, bool [B, S]; None if there is no padding."""

@@ -106,7 +106,7 @@ def selective_scan(
         if mode == "recurrent":
             y, h = _steps(dt, dtx, A, B, C, h, keep)
         elif mode == "chunked" and usable("scan.c", dt):
-            keep = None if keep is None else keep.to(torch.uint8).contiguous()
+            keep = None if keep is None else keep.to(torch.uint8)
             y, h = ScanLoop.apply(dt, dtx, A, B, C, keep, h, chunk_size)
         else:
             y, h = _scanned(dt, dtx, A, B, C, h, keep, length if mode == "parallel" else chunk_size, mode == "parallel")

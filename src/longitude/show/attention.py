@@ -19,7 +19,7 @@ from longitude.checkpoints.positions import last_position
 from longitude.errors import UsageError
 from longitude.hf.stock import KEY
 from longitude.runs.memory import available_memory
-from longitude.show.drawing import Drawing, Grid, Lines, middle
+from longitude.show.drawing import Drawing, Grid, Lines, evenly, middle
 
 STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "decoder_attentions"}
 """Layers -> what a model returns their weights as."""
@@ -209,7 +209,7 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
     """
     queries = {name: "the second half" if layer.causal else "all queries" for name, layer in layers.items()}
     where = {name: f"Mean over {which} of {texts}." for name, which in queries.items()}
-    every, last = " ".join(dict.fromkeys(where.values())), [*layers][-1]
+    every, last, some = " ".join(dict.fromkeys(where.values())), [*layers][-1], evenly([*layers], SOME)
     if len(layers) <= EACH:
         for name, layer in layers.items():
             lines = {f"head {head}": (layer.offsets, line) for head, line in enumerate(layer.weights, 1)}
@@ -229,7 +229,7 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
             title="Attention by distance, by layer",
             caption=f"The weight of the key this far before the query, a mean of the heads. {every}",
             y="weight",
-            lines={name: (layers[name].offsets, layers[name].weights.mean(0)) for name in some(layers)},
+            lines={name: (layers[name].offsets, layers[name].weights.mean(0)) for name in some},
             log_y=True,
             focus=last,
         )
@@ -239,13 +239,13 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         caption=f"The mean of the heads of a layer. {every}",
         x="tokens before the query" + ("" if all(layer.causal for layer in layers.values()) else " or after it"),
         y="share of attention",
-        lines={name: (np.arange(layers[name].within.shape[1]), layers[name].within.mean(0)) for name in some(layers)},
+        lines={name: (np.arange(layers[name].within.shape[1]), layers[name].within.mean(0)) for name in some},
         far=True,
         focus=last,
     )
-    half = {name: 1 + (layer.within < 0.5).sum(1) for name, layer in layers.items()}
     if len(layers) > EACH:
         return
+    half = {name: 1 + (layer.within < 0.5).sum(1) for name, layer in layers.items()}
     yield Lines(
         name="heads",
         title="Nearest tokens that receive half of a head's attention",
@@ -256,14 +256,6 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         log_y=True,
         focus=last,
     )
-
-
-def some(layers: Mapping[str, Layer]) -> list[str]:
-    """Layers that have a line: all of a few, some of many, with the first and the last."""
-    names = [*layers]
-    if len(names) <= EACH:
-        return names
-    return [names[i] for i in np.unique(np.linspace(0, len(names) - 1, SOME).round().astype(int))]
 
 
 # ---- by length -------------------------------------------------------------------------------------------------------
@@ -301,7 +293,7 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
                 for layer, of in values.items()
             }
         else:
-            pictures = {"": {layer: values[layer].mean(0) for layer in some(causal)}}
+            pictures = {"": {layer: values[layer].mean(0) for layer in evenly([*causal], SOME)}}
             caption = f"{caption} A mean of the heads."
         for layer, lines in pictures.items():
             number = layer.replace("layer ", "").replace(", ", "-")

@@ -20,12 +20,17 @@ POINTS = 120
 """Offsets of a line, about."""
 
 
+def model_of(run: Run, trial: TrialResult) -> Any:
+    """A trained model."""
+    with quiet():
+        return run.task.model.from_pretrained(trial.folder).eval()
+
+
 def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
     """Drawings of the biases of the first and the last layer that has its own, before and after training."""
     number = count(1)
     before = _encodings(build_model(run.config, trial.label, trial.seed))
-    with quiet():
-        after = _encodings(run.task.model.from_pretrained(trial.folder))
+    after = _encodings(model_of(run, trial))
     for (stack, kind), layers in before.items():
         causal = run.task.stack == "decoder" or "decoder" in stack
         for place in sorted({0, len(layers) - 1}):

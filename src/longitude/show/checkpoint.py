@@ -11,9 +11,8 @@ import numpy as np
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel
 
-from longitude.checkpoints.agreement import Reading
+from longitude.checkpoints.agreement import Reading, frequencies_of
 from longitude.checkpoints.config import (
-    FREQUENCY,
     attention_apart,
     contradictions,
     declared_length,
@@ -34,7 +33,7 @@ from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
 from longitude.positions.hugging_face import RopeConfig, not_understood
-from longitude.positions.scaling import Frequencies, Scaling, rope_frequencies
+from longitude.positions.scaling import Frequencies, Scaling
 from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
 from longitude.show.rotations import NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
 from longitude.show.shape import Shape
@@ -76,9 +75,7 @@ class Rotation(NamedTuple):
     window: int | None = None
 
     def frequencies(self, scaling: Scaling | None, length: int | None = None) -> Frequencies:
-        options = self.rope._replace(scaling=scaling, sections=None).options(self.head_dim)
-        given = {name: value for name, value in options.items() if name in FREQUENCY}
-        return rope_frequencies(self.head_dim, **given, length=length)
+        return frequencies_of(self.rope._replace(scaling=scaling, sections=None), self.head_dim, length)
 
     @property
     def plain(self) -> Tensor:

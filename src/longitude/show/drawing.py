@@ -157,6 +157,13 @@ def middle(names: Mapping[str, object]) -> str:
     return [*names][(len(names) - 1) // 2]
 
 
+def evenly(things: Sequence[Any], most: int) -> list[Any]:
+    """At most `most` evenly spaced items, with both ends."""
+    if len(things) <= most:
+        return list(things)
+    return [things[i] for i in np.linspace(0, len(things) - 1, most).round().astype(int)]
+
+
 def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = "linear") -> list[float]:
     """Places on an axis: steps of 1, 2 or 5; powers of 10, and 2 and 5 times them where they are few; 0, 1, 4, 16, ..."""
     if scale == "offsets":

@@ -81,18 +81,15 @@ def _of_mixer(part: Part, shape: Shape) -> Facts:
 
 
 def _of_part(part: Part) -> Facts:
+    members = compose(part.module) if isinstance(part.module, Encoding) else [part.module]
     return {
         "name": part.name,
-        "class": " + ".join(type(each).__name__ for each in _members(part.module)),
+        "class": " + ".join(type(each).__name__ for each in members),
         "formula": formula(part.factory),
         "source": source_of(part.module) or source_of(part.factory),
         "options": {name: value for name, value in part.options.items() if name != "encoding"},
         "parameters": sum(p.numel() for p in part.module.parameters()),
     }
-
-
-def _members(module: Any) -> list[Any]:
-    return [*compose(module)] if isinstance(module, Encoding) else [module]
 
 
 def formula(factory: Any) -> str:

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError, unknown
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.passage import Panel, Passage
 from longitude.report.wording import named, papers
 from longitude.show import attention as weights
-from longitude.show.biases import biases
+from longitude.show.biases import biases, model_of
 from longitude.show.drawing import Drawing
 from longitude.study.data import StudyData
 from longitude.study.results import Run, TrialResult, read_run
@@ -107,12 +106,6 @@ def about(inputs: dict[str, Tensor]) -> str:
     """What was read, in words."""
     first = next(iter(inputs.values()))
     return f"{len(first)} held-out windows of {first.shape[1]} tokens"
-
-
-def model_of(run: Run, trial: TrialResult) -> Any:
-    """A trained model."""
-    with quiet():
-        return run.task.model.from_pretrained(trial.folder).eval()
 
 
 def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffix: str = "") -> list[Drawing]:

@@ -10,7 +10,7 @@ from longitude.attention.layers.hierarchical.layer import HierarchicalAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal
 from longitude.attention.mixer import Mixer, MixerInputs
-from longitude.show.drawing import Drawing, Grid, Lines
+from longitude.show.drawing import Drawing, Grid, Lines, evenly
 from longitude.show.shape import Shape
 
 QUERIES, KEYS = 36, 72
@@ -66,22 +66,22 @@ def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
     """Draw the visible keys of each query, in a window or in blocks."""
     if isinstance(mixer, HierarchicalAttention):
         span = min(shape.length, max(KEYS, 4 * mixer.window))
-        queries = _some(span, QUERIES)
+        queries = evenly(range(span), QUERIES)
         values = np.full((len(queries), span), np.nan)
         for row, query in enumerate(queries):
-            values[row, : query + 1] = 1 + np.log2(block_sizes(mixer, int(query)))
+            values[row, : query + 1] = 1 + np.log2(block_sizes(mixer, query))
         title = "In which blocks each query reads its keys"
         what = "1: read one by one; 2, 3, 4: in blocks of 2, 4, 8 tokens, and so on."
     elif isinstance(mixer, MultiHeadAttention) and type(mixer).mask_of is not MultiHeadAttention.mask_of:
         mask = mixer.mask_of(MixerInputs(Causal()))
         reach = mask.reach[1]
         span = min(shape.length, KEYS if reach is not None and reach < KEYS // 2 else 2 * shape.length)
-        queries = _some(span, QUERIES)
-        values = mask.allowed(torch.from_numpy(queries), torch.arange(span)).double().numpy()
+        queries = evenly(range(span), QUERIES)
+        values = mask.allowed(torch.tensor(queries), torch.arange(span)).double().numpy()
         what, title = "Full: attends to it.", "Which keys each query attends to"
     else:
         return
-    columns = _some(span, KEYS)
+    columns = evenly(range(span), KEYS)
     yield Grid(
         name="keys",
         title=title,
@@ -90,7 +90,7 @@ def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
         y="query",
         values=values[:, columns],
         rows=[str(query) for query in queries],
-        columns=columns.tolist(),
+        columns=columns,
         floor=0.0,
     )
 
@@ -112,8 +112,3 @@ def influence(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
         lines={"influence": (np.arange(shape.length), np.where(share > LEAST, share, np.nan))},
         log_y=True,
     )
-
-
-def _some(count: int, most: int) -> np.ndarray:
-    """At most `most` evenly spaced numbers of 0 .. count - 1, with both ends."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))

@@ -8,7 +8,7 @@ import numpy as np
 from plotille import Canvas, color
 
 from longitude.report.passage import SIGNS, Passage, place_of
-from longitude.show.drawing import Dials, Drawing, Grid, Lines, number, ticks, valued
+from longitude.show.drawing import Dials, Drawing, Grid, Lines, evenly, number, ticks, valued
 
 SHADES = " ░▒▓█"
 CURVES = 8
@@ -49,7 +49,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
-    names = _some([*drawing.lines], CURVES)
+    names = evenly([*drawing.lines], CURVES)
     frame: Any = drawing.frame
     frame = frame[frame["line"].isin(names)]
     place_x = _logarithm if drawing.log_x else _same
@@ -162,10 +162,10 @@ def _legend(entries: Sequence[str], hues: Sequence[str], width: int) -> Iterator
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
 def _shades(grid: Grid, width: int) -> Iterator[str]:
-    rows = _some([*range(len(grid.rows))], ROWS)
+    rows = evenly(range(len(grid.rows)), ROWS)
     names = [grid.rows[row] for row in rows]
     room = max(map(len, names))
-    columns = _some([*range(len(grid.columns))], max(1, width - room - 1))
+    columns = evenly(range(len(grid.columns)), max(1, width - room - 1))
     values = np.asarray(grid.values, float)[np.ix_(rows, columns)]
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
@@ -183,7 +183,7 @@ def _shades(grid: Grid, width: int) -> Iterator[str]:
 # ---- dials and texts -------------------------------------------------------------------------------------------------
 def _arcs(dials: Dials) -> Iterator[str]:
     """A circle as a line, from an angle of 0 to a full turn."""
-    for pair in _some([*range(len(dials.seen))], ROWS):
+    for pair in evenly(range(len(dials.seen)), ROWS):
         seen, asked = (round(ARC * float(share)) for share in (dials.seen[pair], dials.asked[pair]))
         yield f"pair {pair:>4} {'█' * seen}{'░' * max(0, asked - seen)}".rstrip()
     yield f"█ seen in training, ░ new; {ARC} signs are a full turn"
@@ -203,13 +203,6 @@ def _texts(passage: Passage) -> Iterator[str]:
                 yield row.text.translate(SIGNS).rstrip()
             yield "".join(SHADES[round(share)] for share in shares).rstrip()
     yield f"blank: {number(low)} bits per {passage.unit} or less, full: {number(high)} or more"
-
-
-def _some(things: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` evenly spaced items, with both ends."""
-    if len(things) <= most:
-        return list(things)
-    return [things[i] for i in np.linspace(0, len(things) - 1, most).round().astype(int)]
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

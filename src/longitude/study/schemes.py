@@ -99,7 +99,7 @@ def extends(config: Any, scheme: str, original: int) -> bool:
     if method_of(scheme).like == TEMPERATURES:
         bounded = any(spec.get("max_length") for specs in config.layer_specs() for spec in specs)
         projected = [spec for spec in config.layer_mixers() if issubclass(mixer_class(spec), MultiHeadAttention)]
-        return bool(projected) and not bounded and not any(spec["qk_norm"] for spec in projected)
+        return bool(projected) and not bounded and not any(spec.get("qk_norm", config.qk_norm) for spec in projected)
     probe = Linear(2.0) if method_of(scheme).like == "linear" else NTK(2.0)
     specs = [spec for specs in config.layer_specs() for spec in specs]
     longer = [_extended(spec, probe, original, 2 * original) for spec in specs]

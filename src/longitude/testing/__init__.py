@@ -29,20 +29,6 @@ law, laws, cases = ENCODING_LAWS.law, ENCODING_LAWS.laws, ENCODING_LAWS.cases
 examine, check = ENCODING_LAWS.examine, ENCODING_LAWS.check
 
 __all__ = [
-    "SHAPES",
-    "DoesNotApply",
-    "Example",
-    "Law",
-    "LawBroken",
-    "Result",
-    "cases",
-    "check",
-    "close",
-    "examine",
-    "example",
-    "fill",
-    "law",
-    "laws",
-    "measure",
-    "mixers",
-]
+    "SHAPES", "DoesNotApply", "Example", "Law", "LawBroken", "Result", "cases", "check", "close", "examine",
+    "example", "fill", "law", "laws", "measure", "mixers",
+]  # fmt: skip

@@ -19,17 +19,6 @@ law, laws, cases = MIXER_LAWS.law, MIXER_LAWS.laws, MIXER_LAWS.cases
 examine, check = MIXER_LAWS.examine, MIXER_LAWS.check
 
 __all__ = [
-    "DoesNotApply",
-    "Law",
-    "LawBroken",
-    "MixerExample",
-    "Result",
-    "bytes_held",
-    "cases",
-    "check",
-    "examine",
-    "example",
-    "laws",
-    "law",
-    "tensors_held",
-]
+    "DoesNotApply", "Law", "LawBroken", "MixerExample", "Result", "bytes_held", "cases", "check", "examine",
+    "example", "laws", "law", "tensors_held",
+]  # fmt: skip

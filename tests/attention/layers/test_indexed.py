@@ -167,7 +167,7 @@ def test_over_latents_it_is_latent_attention_to_the_chosen_keys(q_rank, route):
 def test_its_cache_over_latents_is_its_own():
     own, latent, x = over_latents(), lg.mixer("latent", dim=DIM, num_heads=4, kv_rank=6).double(), random(2, 3, DIM)
     for one, other in ((own, latent), (latent, own)):
-        with refused(what="cache"):
+        with refused(what=f"cache: {type(one).__name__}"):
             one(x, cache=other.cache_layer())
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.latent_cache import LatentCacheLayer
+from longitude.attention.cache import LatentCacheLayer
 from longitude.attention.layers.latent import LatentAttention
 from longitude.positions.base import resolved
 from longitude.testing import mixers
@@ -212,9 +212,8 @@ test_refusals = refused_calls(
         (lambda: make(lg.PaTH(DIM, HEADS, ROPE, num_kv_heads=1), route="expanded")(X), "'absorbed'", "'auto'"),
         (
             calling(cache=lg.attention.LongitudeCacheLayer()),
+            "LatentAttention",
             "LatentCacheLayer",
-            "14",
-            "LatentAttention.cache_layer",
             "LongitudeCacheLayer",
         ),
         (again(cache=LatentCacheLayer()), "14", "LatentAttention.cache_layer", "12"),

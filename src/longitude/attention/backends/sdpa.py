@@ -47,9 +47,8 @@ class Added(NamedTuple):
 
 
 def added(r: Request) -> Added:
-    sees_all, grouped = r.sees_all, r.k.shape[1] != r.q.shape[1]
-    plain = len(r.terms) == 0 and (sees_all or r.square)
-    causal = plain and not sees_all
+    plain, grouped = sdpa_is_plain(r), r.k.shape[1] != r.q.shape[1]
+    causal = plain and not r.sees_all
     bias, some = (None, None) if plain else dense_bias(r)
     # The one query of each head that shares its keys becomes a row among theirs: keys are read once for all of them.
     folded = grouped and r.rows == 1 and not causal

@@ -140,9 +140,11 @@ class AttentionLayer(Mixer):
             require_past(type(self).__name__, inputs.mask)
         return inputs.mask
 
-    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
+    def columns_of(self, x: Tensor, call: Call, encoding: Composed, cache: Any) -> tuple[Columns, Any]:
         """Columns of the call's tokens that a cache keeps beside their keys, and the carry after them."""
-        return encoding.context(x, carry, call.documents) if encoding.reads_tokens else ({}, None)
+        if not encoding.reads_tokens:
+            return {}, None
+        return encoding.context(x, None if cache is None else of_this_mode(cache.carry), call.documents)
 
     def query_source(self, x: Tensor) -> Tensor:
         """What queries are made of: the tokens, or their latents."""
@@ -312,20 +314,9 @@ def attended(
     already = encoding.widens if encoding.stable_keys else 1
     pairs, places = call.pairs(q.shape[0], q.shape[2], k.shape[2]), (call.q_positions, k_positions)
     r = raw_request(
-        q,
-        k,
-        v,
-        encoding,
-        columns,
-        pairs.mask,
-        *places,
-        scale,
-        dropout,
-        weights,
-        pairs,
-        transformed_by=already,
-        softcap=layer.softcap,
-    )
+        q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs,
+        transformed_by=already, softcap=layer.softcap,
+    )  # fmt: skip
     if not encoding.stable_keys:
         parts = parted(r, encoding, *places)
         if len(parts) > 1 or parts[0].cuts:

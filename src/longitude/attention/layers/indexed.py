@@ -29,7 +29,7 @@ from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 if TYPE_CHECKING:
-    from longitude.attention.indexed_cache import IndexedCacheLayer, IndexedLatentCacheLayer
+    from longitude.attention.cache import IndexedCacheLayer, IndexedLatentCacheLayer
 
 ROWS = 256
 """Queries in a block, for which the index scores of all heads are held in memory at a time."""
@@ -109,8 +109,8 @@ class Indexer(AttentionLayer):
     def products(self, keys: float) -> float:
         return super().products(min(keys, self.k_top)) + keys * self.index_heads * self.index_dim
 
-    def columns_of(self, x: Tensor, call: Call, encoding: Composed, carry: Any) -> tuple[Columns, Any]:
-        columns, carry = super().columns_of(x, call, encoding, carry)
+    def columns_of(self, x: Tensor, call: Call, encoding: Composed, cache: Any) -> tuple[Columns, Any]:
+        columns, carry = super().columns_of(x, call, encoding, cache)
         keys = self.index_keys(x.detach(), call).detach()  # first of x: torch compiles no tangents of a LayerNorm
         return {**columns, "index_keys": keys}, carry
 
@@ -307,7 +307,7 @@ class IndexedAttention(Indexer, MultiHeadAttention):
         )
 
     def cache_layer(self) -> IndexedCacheLayer:
-        from longitude.attention.indexed_cache import IndexedCacheLayer
+        from longitude.attention.cache import IndexedCacheLayer
 
         return IndexedCacheLayer()
 
@@ -332,6 +332,8 @@ class IndexedLatentAttention(Indexer, LatentAttention):
     Source:
         DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
     """
+
+    cache_kinds = ("indexed_latent",)
 
     def __init__(
         self,
@@ -371,6 +373,6 @@ class IndexedLatentAttention(Indexer, LatentAttention):
         )
 
     def cache_layer(self) -> IndexedLatentCacheLayer:
-        from longitude.attention.indexed_cache import IndexedLatentCacheLayer
+        from longitude.attention.cache import IndexedLatentCacheLayer
 
         return IndexedLatentCacheLayer()

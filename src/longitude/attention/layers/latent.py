@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
-from longitude.attention.mixer import MixerInputs, register_mixer
+from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.attention.terms import behind_zeros
 from longitude.errors import UsageError, check_sizes, unknown
 from longitude.linear import is_plain
@@ -21,7 +20,7 @@ from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
-    from longitude.attention.latent_cache import LatentCacheLayer
+    from longitude.attention.cache import LatentCacheLayer
 
 ROUTES = ("auto", "expanded", "absorbed")
 
@@ -64,6 +63,8 @@ class LatentAttention(AttentionLayer):
     Source:
         DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.
     """
+
+    cache_kinds = ("latent",)
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class LatentAttention(AttentionLayer):
         return keys * self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def cache_layer(self) -> LatentCacheLayer:
-        from longitude.attention.latent_cache import LatentCacheLayer
+        from longitude.attention.cache import LatentCacheLayer
 
         return LatentCacheLayer()
 
@@ -140,7 +141,8 @@ class LatentAttention(AttentionLayer):
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
         self.require_sizes(encoding)
-        self.require_cache(cache)
+        require_cache(self, cache, self.cache_kinds)
+        self.require_width(cache)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         absorbed = self.absorbs(call, encoding)
         x = self.convolve("input", x, call, inputs)
@@ -158,7 +160,7 @@ class LatentAttention(AttentionLayer):
             q = torch.cat([content, encoding.queries(positional, tables)], -1)
             rotary = encoding.keys(rotary, tables)
         key = torch.cat([latent, rotary], -1)
-        columns, carry = self.columns_of(x, call, encoding, None if cache is None else of_this_mode(cache.carry))
+        columns, carry = self.columns_of(x, call, encoding, cache)
         for name in encoding.passing_columns:
             if columns[name].shape[1] != 1:
                 raise ValueError(
@@ -256,21 +258,11 @@ class LatentAttention(AttentionLayer):
                         got,
                     )
 
-    def require_cache(self, cache: LatentCacheLayer | None) -> None:
-        if cache is None:
-            return
-        from longitude.attention.latent_cache import LatentCacheLayer
-
+    def require_width(self, cache: Any) -> None:
+        """ValueError for a cache of latents of another width."""
         width = self.kv_rank + self.rope_dim
-        ours = isinstance(cache, LatentCacheLayer) and cache.kind == self.cache_layer().kind
-        held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width
-        if not ours or held != width:
-            got = f"one of width {held}" if ours else f"one of {getattr(cache, 'owner', None) or type(cache).__name__}"
-            raise UsageError(
-                "cache",
-                f"the {type(self.cache_layer()).__name__} of width {width} that this LatentAttention.cache_layer() makes",
-                got,
-            )
+        if cache is not None and cache.get_seq_length() and (held := cache.keys.shape[-1]) != width:
+            raise UsageError("cache", f"one of width {width}, as this LatentAttention.cache_layer() makes", held)
 
 
 def adds(encoding: Composed) -> bool:

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.cache_guard import CacheKind, of_this_mode
+from longitude.attention.cache_guard import CacheKind
 from longitude.attention.heads import head_sizes
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
-from longitude.attention.mixer import MixerInputs, register_mixer
-from longitude.errors import UsageError, check_flags, check_positive
-from longitude.positions.base import Columns, Encoding
+from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
+from longitude.errors import check_flags, check_positive
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import Positions, explicit
+from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -107,20 +107,11 @@ class MultiHeadAttention(AttentionLayer):
 
         return LongitudeCacheLayer()
 
-    def require_cache(self, cache: Any) -> None:
-        """ValueError unless it is None or of a kind that this mixer reads."""
-        if cache is not None and getattr(cache, "kind", None) not in self.cache_kinds:
-            raise UsageError(
-                f"cache: {type(self).__name__}",
-                f"the {type(self.cache_layer()).__name__} that its cache_layer() makes",
-                getattr(cache, "owner", None) or type(cache).__name__,
-            )
-
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Project, rotate, cache, attend, project."""
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
-        self.require_cache(cache)
+        require_cache(self, cache, self.cache_kinds)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         one = call.kept and call.length == 1  # the heads of a single token are rows without a transpose
         heads = (x.shape[0], -1, 1, self.head_dim) if one else (x.shape[0], call.length, -1, self.head_dim)
@@ -141,7 +132,7 @@ class MultiHeadAttention(AttentionLayer):
                 tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
             q, k = encoding.queries_and_keys(q, k, tables)
             v = encoding.values(v, tables) if encoding.rotate_values else v
-        columns, carry = self.columns_of(x, call, encoding, None if cache is None else of_this_mode(cache.carry))
+        columns, carry = self.columns_of(x, call, encoding, cache)
         k_positions = call.positions
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
@@ -152,7 +143,7 @@ class MultiHeadAttention(AttentionLayer):
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
         call, columns, finish = self.narrowed(x, x, call, columns)
-        out, weights = self.over_keys(x, (q, k, v), call, encoding, columns, k_positions, weigh)
+        out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, self.scale, weigh)
         out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
             out = rotated_back(out, encoding, tables, call)
@@ -176,19 +167,8 @@ class MultiHeadAttention(AttentionLayer):
         """Queries and keys as positions make them that the layer reads off its tokens; here it reads none."""
         return q, k
 
-    def over_keys(
-        self,
-        x: Tensor,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        call: Call,
-        encoding: Composed,
-        columns: Columns,
-        k_positions: Positions,
-        weigh: bool,
-        /,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
-        return attended(self, qkv, call, encoding, columns, k_positions, self.scale, weigh)
+    over_keys = attended
+    """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
 
 
 def rotated_back(out: Tensor, encoding: Composed, tables: Any, call: Call) -> Tensor:

@@ -16,8 +16,15 @@ from longitude.attention.documents import begins_of, runs_of
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.layers.base import attended, checked_call
 from longitude.attention.layers.hierarchical.blocks import weighted
-from longitude.attention.masks import Causal, Mask, Window, require_mask
-from longitude.attention.mixer import Mixer, MixerInputs, register_mixer, require_no_weights
+from longitude.attention.masks import Mask, Window
+from longitude.attention.mixer import (
+    Mixer,
+    MixerInputs,
+    register_mixer,
+    require_cache,
+    require_no_weights,
+    require_plain,
+)
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.derivatives import with_zero_gradients
@@ -28,7 +35,7 @@ from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
-    from longitude.attention.sparse_cache import SparseCacheLayer
+    from longitude.attention.cache import SparseCacheLayer
 
 ROWS = 256
 """Queries in a block, for which scores over all tokens are held in memory at a time."""
@@ -311,7 +318,7 @@ class NativeSparseAttention(Mixer):
         return 2 * seen * self.num_heads * self.head_dim + self.num_kv_heads * summaries / self.stride
 
     def cache_layer(self) -> SparseCacheLayer:
-        from longitude.attention.sparse_cache import SparseCacheLayer
+        from longitude.attention.cache import SparseCacheLayer
 
         return SparseCacheLayer()
 
@@ -327,13 +334,7 @@ class NativeSparseAttention(Mixer):
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
         """Mask of the window branch: the mask of the call and the window."""
-        require_mask(inputs.mask)
-        if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
-            raise UsageError(
-                f"mask: {type(self).__name__} chooses among all tokens before each in its document",
-                "lg.Causal(), with documents and padding as documents=",
-                repr(inputs.mask),
-            )
+        require_plain(self, inputs.mask, "chooses among all tokens before each in its document")
         return inputs.once(("window", self.window, 1), lambda: inputs.mask & Window(self.window))
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
@@ -343,7 +344,7 @@ class NativeSparseAttention(Mixer):
             self.require(inputs.encoding)
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
         require_no_weights(self, inputs.return_weights, inputs.memory)
-        self.require_cache(cache)
+        require_cache(self, cache, ("sparse",))
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         q = split_heads(self.q_proj(x), self.num_heads)
         k, v = (split_heads(project(x), 3 * self.num_kv_heads) for project in (self.k_proj, self.v_proj))
@@ -394,12 +395,3 @@ class NativeSparseAttention(Mixer):
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         dropout = self.dropout if self.training else 0.0
         return Rule(self.block, self.stride, self.select_block, self.select_count, scale, dropout)
-
-    def require_cache(self, cache: Any) -> None:
-        """ValueError unless it is None or what cache_layer() makes."""
-        if cache is not None and getattr(cache, "kind", None) != "sparse":
-            raise UsageError(
-                f"cache: {type(self).__name__}",
-                "the SparseCacheLayer that its cache_layer() makes",
-                getattr(cache, "owner", None) or type(cache).__name__,
-            )

@@ -158,7 +158,7 @@ class StickBreaking(MultiHeadAttention):
         require_no_weights(self, inputs.return_weights, inputs.memory)
         return super().mix_tokens(x, inputs)
 
-    def over_keys(self, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], call: Call, /, *_: Any) -> tuple[Tensor, None]:
+    def over_keys(self, qkv: tuple[Tensor, Tensor, Tensor], call: Call, *_: Any, **__: Any) -> tuple[Tensor, None]:
         q, k, v = qkv
         pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
         scale = self.head_dim**-0.5 if self.scale is None else self.scale

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude import c_compile
-from longitude.recurrent.ops.once import needs_formula, once
+from longitude.recurrent.ops.scan import needs_formula, once
 
 REPLAYED = 32
 """Tokens of which delta.c keeps all states in backward."""
@@ -37,14 +37,14 @@ def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | Non
 
 
 def _forward(
-    ctx: Any, name: str, sizes: tuple[int, ...], like: int, data: list[Tensor], flags: Tensor | None, first: Tensor
+    ctx: Any, name: str, sizes: tuple[int, ...], like: Tensor, first: Tensor, *data: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Outputs of the shape of data[like], and the state after; what backward needs is kept."""
-    data, first = [x.contiguous() for x in data], first.contiguous()
+    """Outputs of the shape of `like`, and the state after; what backward needs is kept. first: the state before."""
+    given = [x if x is None else x.contiguous() for x in (*data, first)]
     ctx.sizes = (*sizes, torch.get_num_threads())
-    out, last = torch.empty_like(data[like]), torch.empty_like(first)
-    _call(name, 0, ctx.sizes, *data, flags, first, out, last)
-    ctx.save_for_backward(*data, flags, first)
+    out, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (like, first))
+    _call(name, 0, ctx.sizes, *given, out, last)
+    ctx.save_for_backward(*given)
     return out, last
 
 
@@ -59,7 +59,7 @@ class ScanLoop(torch.autograd.Function):
         ctx: Any, dt: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, keep: Any, h: Tensor, chunk: int
     ) -> Any:
         sizes = *dt.shape, A.shape[1], min(chunk, dt.shape[1])
-        return _forward(ctx, "scan.c", sizes, 0, [dt, x, A, B, C], keep, h)
+        return _forward(ctx, "scan.c", sizes, dt, h, dt, x, A, B, C, keep)
 
     @staticmethod
     @once
@@ -79,7 +79,7 @@ class WkvLoop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, u: Tensor, k: Tensor, v: Tensor, flags: Tensor | None, state: Tensor) -> Any:
-        return _forward(ctx, "wkv.c", tuple(k.shape), 2, [w, u, k, v], flags, state)
+        return _forward(ctx, "wkv.c", tuple(k.shape), k, state, w, u, k, v, flags)
 
     @staticmethod
     @once
@@ -98,7 +98,7 @@ class DiagonalLoop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, r: Tensor, B: Tensor, C: Tensor, flags: Any, h: Tensor, chunk: int) -> Any:
         sizes = *u.shape, r.shape[1], min(chunk, u.shape[1])
-        return _forward(ctx, "diagonal.c", sizes, 0, [u, r, B, C], flags, h)
+        return _forward(ctx, "diagonal.c", sizes, u, h, u, r, B, C, flags)
 
     @staticmethod
     @once
@@ -121,14 +121,9 @@ class DeltaLoop(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, r: Tensor, k: Tensor, b: Tensor | None, v: Tensor, log_w: Tensor, keep: Any, state: Tensor
     ) -> Any:
-        data, state = [x if x is None else x.contiguous() for x in (q, r, k, b, v, log_w, keep)], state.contiguous()
         (batch, groups, length, keys), (_, heads, _, values) = q.shape, v.shape
-        early, threads = b is not None, torch.get_num_threads()
-        ctx.sizes = batch, groups, length, keys, heads, values, log_w.shape[-1], early, min(REPLAYED, length), threads
-        out, last = torch.empty_like(v, memory_format=torch.contiguous_format), torch.empty_like(state)
-        _call("delta.c", 0, ctx.sizes, *data, state, out, last)
-        ctx.save_for_backward(*data, state)
-        return out, last
+        sizes = batch, groups, length, keys, heads, values, log_w.shape[-1], b is not None, min(REPLAYED, length)
+        return _forward(ctx, "delta.c", sizes, v, state, q, r, k, b, v, log_w, keep)
 
     @staticmethod
     @once
@@ -149,4 +144,4 @@ def flags_of(reset: Tensor | None, valid: Tensor | None) -> Tensor | None:
     if valid is not None:
         padding = 2 * (~valid).to(torch.uint8)
         flags = padding if flags is None else flags + padding
-    return None if flags is None else flags.contiguous()
+    return flags

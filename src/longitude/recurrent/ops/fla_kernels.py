@@ -7,9 +7,11 @@ RWKV-6 and RWKV-7, and kernels for the delta rule with decays by head and by cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -54,26 +56,14 @@ def decayed_by_kernel(
     """`decayed` without resets, by a kernel."""
     batch, heads, length, _ = v.shape
     q, k = (x.repeat_interleave(heads // x.shape[1], 1).to(v.dtype) for x in (q, k))
-    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-    constant = log_decay.shape[0] == log_decay.shape[2] == log_decay.shape[3] == 1
-    options = {
-        "scale": 1.0,
-        "initial_state": None if state is None else state.float().contiguous(),
-        "output_final_state": True,
-    }
     if bonus is not None:
-        chunk_rwkv6 = import_module("fla.ops.rwkv6").chunk_rwkv6
-        w = log_decay.expand(batch, heads, length, q.shape[-1]).transpose(1, 2).contiguous()
-        out, state = chunk_rwkv6(q, k, v, w.float(), bonus.float().contiguous(), **options)
+        rwkv6, w = import_module("fla.ops.rwkv6").chunk_rwkv6, log_decay.expand(batch, heads, length, q.shape[-1])
+        return _called(rwkv6, state, 1.0, q, k, v, w.float(), u=bonus.float().contiguous())
+    if log_decay.shape[0] == log_decay.shape[2] == log_decay.shape[3] == 1:
+        decay = {"g_gamma": log_decay.flatten().float()}
     else:
-        chunk_simple_gla = import_module("fla.ops.simple_gla").chunk_simple_gla
-        if constant:
-            decay = {"g_gamma": log_decay.flatten().float()}
-        else:
-            decay = {"g": log_decay.expand(batch, -1, length, 1).squeeze(-1).transpose(1, 2).float().contiguous()}
-        out, state = chunk_simple_gla(q, k, v, **decay, **options)
-    assert state is not None
-    return out.transpose(1, 2), state
+        decay = {"g": log_decay.expand(batch, -1, length, 1).squeeze(-1).transpose(1, 2).float().contiguous()}
+    return _called(import_module("fla.ops.simple_gla").chunk_simple_gla, state, 1.0, q, k, v, **decay)
 
 
 def delta_by_kernel(
@@ -86,18 +76,12 @@ def delta_by_kernel(
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
     """`gated_delta_rule` without resets, by Gated DeltaNet's kernel, or Kimi Delta Attention's for decays by channel."""
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1).to(v.dtype) for x in (q, k))
-    q, k, v, beta = (x.transpose(1, 2).contiguous() for x in (q, k, v, beta.float()))
-    by_channel = log_decay.shape[-1] > 1
-    if by_channel:
+    if log_decay.shape[-1] > 1:
         rule = import_module("fla.ops.kda").chunk_kda
     else:
         rule, log_decay = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule, log_decay.squeeze(-1)
-    decay = log_decay.transpose(1, 2).float().contiguous()
-    first = None if state is None else state.float().contiguous()
-    scale = q.shape[-1] ** -0.5
-    out, state = rule(q, k, v, g=decay, beta=beta, scale=scale, initial_state=first, output_final_state=True)
-    assert state is not None
-    return out.transpose(1, 2), state
+    g, beta = (x.transpose(1, 2).float().contiguous() for x in (log_decay, beta))
+    return _called(rule, state, q.shape[-1] ** -0.5, q, k, v, g=g, beta=beta)
 
 
 def rwkv7_by_kernel(
@@ -110,9 +94,16 @@ def rwkv7_by_kernel(
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
     """`rwkv7` with removed = a kappa and without resets, by a kernel. Its chunks of 16 tokens support any decay."""
-    chunk_rwkv7 = import_module("fla.ops.rwkv7").chunk_rwkv7
-    r, k, v, read, removed = (x.transpose(1, 2).to(v.dtype).contiguous() for x in (r, k, v, -kappa, removed))
-    w, first = log_w.transpose(1, 2).float().contiguous(), None if state is None else state.float().contiguous()
-    out, state = chunk_rwkv7(r, w, k, v, read, removed, scale=1.0, initial_state=first, output_final_state=True)
-    assert state is not None
-    return out.transpose(1, 2), state
+    r, k, read, removed = (x.to(v.dtype) for x in (r, k, -kappa, removed))
+    rwkv7 = import_module("fla.ops.rwkv7").chunk_rwkv7
+    return _called(rwkv7, state, 1.0, r, log_w.float(), k, v, read, removed)
+
+
+def _called(
+    kernel: Callable[..., Any], state: Tensor | None, scale: float, *tokens: Tensor, **options: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs and the state after, of tokens [B, H, L, dim] in the kernel's layout."""
+    laid = (x.transpose(1, 2).contiguous() for x in tokens)
+    first = None if state is None else state.float().contiguous()
+    out, after = kernel(*laid, scale=scale, initial_state=first, output_final_state=True, **options)
+    return out.transpose(1, 2), after

@@ -63,11 +63,12 @@ def run(
     if valid is not None:
         log_decay = log_decay.where(valid[:, None, :, None], 0)
     given, states = [*queries, *keys, v], [] if state is None else [state]
-    given += (
-        [log_decay] if log_decay.shape[2] == length and len(log_decay) == batch else []
-    )  # else a number for all tokens
+    if log_decay.shape[2] == length and len(log_decay) == batch:  # else a number for all tokens
+        given.append(log_decay)
     given, states, back = nan_in_its_document(2, given, states, None if finite else reset, valid)
-    queries, keys, v, log_decay = _parted(given, len(queries), len(keys), log_decay)
+    n, m = len(queries), len(queries) + len(keys)
+    queries, keys, (v, *decays) = given[:n], given[n:m], given[m:]
+    log_decay = decays[0] if decays else log_decay
     state = states[0] if states else None
     if kernel is not None and (found := kernel(queries, keys, v, log_decay, state)) is not None:
         out, (after,) = back(found[0], found[1:])
@@ -99,11 +100,3 @@ def _in_chunks(
         out, state = formula.chunks(size, *part, reset=None if reset is None else reset[..., here], state=state)
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts, 3), state
-
-
-def _parted(
-    tokens: Sequence[Tensor], queries: int, keys: int, log_decay: Tensor
-) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor]:
-    """Split tokens into queries, keys, values and decays; log_decay, if decays are not per token."""
-    v, *decays = tokens[queries + keys :]
-    return tokens[:queries], tokens[queries : queries + keys], v, decays[0] if decays else log_decay

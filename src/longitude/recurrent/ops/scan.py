@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -10,9 +11,49 @@ from jaxtyping import Num
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longitude.recurrent.ops.once import needs_formula, once
+from longitude import c_compile
+from longitude.derivatives import in_forward_mode
 
 
+# ---- gradients that have no gradients themselves, and say so -----------------------------------------------------------
+def needs_formula(*tensors: Tensor) -> bool:
+    """Whether torch must see every operator: in graphs, transforms, and where derivatives are carried forward."""
+    return c_compile.needs_operator(*tensors) or in_forward_mode()
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a backward pass so that its gradients can be used in computations, but raise if they are differentiated.
+
+    torch's once_differentiable attaches its error to new tensors, so another path to the same leaf hides it. The second
+    derivative of beta * k, for example, would silently be that of the product only, which is wrong.
+    """
+
+    @wraps(backward)
+    def wrapped(ctx: Any, *grads: Tensor) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        leads_to = [x for x in (*ctx.saved_tensors, *grads) if isinstance(x, Tensor) and x.requires_grad]
+        return tuple(_Once.apply(x, *leads_to) if isinstance(x, Tensor) and leads_to else x for x in found)
+
+    return wrapped
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *leads_to: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "loops over tokens have no derivatives of second order: expected gradients once, got gradients of gradients; "
+            'mode="recurrent" or "parallel" has them'
+        )
+
+
+# ---- scans -----------------------------------------------------------------------------------------------------------
 def chunk_slices(length: int, size: int) -> list[tuple[slice, int]]:
     """The tokens of all whole chunks, and those of the shorter last one, each with the size of a chunk."""
     whole = length // size * size

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
-from longitude.attention.masks import Causal
 from longitude.attention.operation import attend
 from longitude.positions.base import Encoding, Transport
 from longitude.positions.composed import compose
@@ -150,13 +149,13 @@ def compiled(module: Any, backend: Any, **options: Any) -> Iterator[Any]:
 
 
 class _Attention(torch.nn.Module):
-    def __init__(self, encoding: Encoding, backend: str = "auto"):
+    def __init__(self, encoding: Encoding):
         super().__init__()
-        self.encoding, self.backend = encoding, backend
+        self.encoding = encoding
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None = None) -> Tensor:
-        context = None if x is None or not self.encoding.reads_tokens else compose(self.encoding).context(x)[0]
-        return attend(q, k, v, encoding=[self.encoding], context=context, mask=Causal(), backend=self.backend)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        context = compose(self.encoding).context(x)[0] if self.encoding.reads_tokens else None
+        return attend(q, k, v, encoding=[self.encoding], context=context)
 
 
 @ENCODING_LAWS.law(threshold=1e-9)

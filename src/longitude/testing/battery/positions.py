@@ -140,7 +140,7 @@ def far_positions(build: Example) -> None:
     wide = {name: x.double() for name, x in tensors.items()}
     want = Call(exact, wide, options=options).forward(wide, "reference")
     case = Call(low, tensors, options=options)
-    for name in [name for name, why in case.refusals().items() if why is None]:
+    for name in case.able():
         with torch.autocast("cpu", half):
             got = case.forward(tensors, name)
         close(f"backend {name} in bfloat16 at positions up to {last}", got, want, IN_BFLOAT16["attention"])

@@ -131,7 +131,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     wide = torch.promote_types(r.q.dtype, torch.float32)
     # toeplitz_attention counts orders so that the last query has the order of the last key.
     late = r.order_gap + r.rows - r.length
-    low, high = (None if bound is None else bound - late for bound in r.band)
+    low, high = [None if bound is None else bound - late for bound in r.band]
     diagonals = r.rows + r.length - 1
     newest = r.position_gap + r.rows - 1  # the offset of the first diagonal
 

@@ -301,19 +301,8 @@ def backward(
         None if made is None or t is None else made.sum(0).unflatten(0, (-1, len(t))).sum(0)
         for made, t in zip(of_vectors, vectors, strict=True)
     ]
-    return (
-        dq,
-        dk,
-        dv,
-        of_tables,
-        None,
-        None,
-        of_keys,
-        of_values,
-        of_logits,
-        of_curves,
-        None if of_rates is None else of_rates.sum(1),
-    )
+    of_rates = None if of_rates is None else of_rates.sum(1)
+    return dq, dk, dv, of_tables, None, None, of_keys, of_values, of_logits, of_curves, of_rates
 
 
 def _stored(x: Inputs) -> torch.dtype:

@@ -33,10 +33,10 @@ def decoding(r: Request) -> DecodingStep | None:
     if not r.once("described", describes):
         return None
     late = r.order_gap + 1 - r.length  # the loop gives the query the order of the last key
-    low, high = (None if bound is None else bound - late for bound in r.band)
+    low, high = [None if bound is None else bound - late for bound in r.band]
     wide, first = torch.promote_types(r.q.dtype, torch.float32), r.position_gap
-    terms = [term for term in r.terms if isinstance(term, OffsetBias)]
-    biases = [bias_of(term, first, first - r.length + 1, r.q, wide) for term in terms]
+    last = first - r.length + 1
+    biases = [bias_of(term, first, last, r.q, wide) for term in r.terms if isinstance(term, OffsetBias)]
     table = sum(biases[1:], biases[0]) if biases else None
     given: Any = r.q, r.k, r.v, table, *[None] * 8, 0, low, high, r.scale
     return DecodingStep(band.Inputs(*given))

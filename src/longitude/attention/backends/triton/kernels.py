@@ -37,22 +37,7 @@ from longitude.attention.backends.triton.curves import add_piece, bend, ends_of,
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-SIZES = (
-    "last",
-    "width",
-    "spread",
-    "gap",
-    "nearest",
-    "pieces",
-    "batch",
-    "rows",
-    "keys",
-    "heads",
-    "group",
-    "interval",
-    "blocks",
-    "skip",
-)
+SIZES = "last width spread gap nearest pieces batch rows keys heads group interval blocks skip".split()
 """Numbers of which Triton would compile a kernel each for 1, for multiples of 16, and for others."""
 
 
