@@ -30,12 +30,14 @@ class FullPrecision(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Keep `full_precision` parameters in float32 or wider under .to(), .bfloat16() and .half(), which all call this."""
-        kept = [p for name in self.full_precision if (p := self._parameters.get(name)) is not None]
-        kept = [*kept, *(p.grad for p in kept if p.grad is not None)]
+        parameters = [self._parameters.get(name) for name in self.full_precision]
+        wide = [x for p in parameters if p is not None for x in (p, p.grad) if x is not None]
+        if not wide:
+            return super()._apply(fn, recurse)  # dynamo reads no closure then: by name, an encoding is built in a graph
 
         def moved(x: Tensor) -> Tensor:
             out = fn(x)
-            if any(x is one for one in kept) and out.dtype != _wide(out.dtype):
+            if any(x is one for one in wide) and out.dtype != _wide(out.dtype):
                 return x.to(out.device, _wide(out.dtype))
             return out
 
