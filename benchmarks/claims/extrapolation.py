@@ -17,7 +17,7 @@ FLAT = 0.01
 GAIN = 0.002
 """And they improve by less than this."""
 HERE = "Here: bytes of Python, models of 0.1 million parameters, 2 million bytes of training at 128."
-RUNG = "Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, the best of three rates."
+RUNG = "Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, the best of four rates."
 NEXT = (512, 1024, 4096)
 """Of the next rung, which is trained at 256: 2, 4 and 16 times."""
 LONGER = "Varied: twice the steps."
@@ -265,7 +265,7 @@ register(
         link="https://arxiv.org/abs/2404.12224",
         protocol="There: temperatures found by a training on longer text; perplexity, passkeys and long tasks, with RoPE under "
         "other methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, the best of "
-        "three rates. Temperatures are found for both, at each length, on text that is not measured.",
+        "four rates. Temperatures are found for both, at each length, on text that is not measured.",
         statements=(
             *(
                 loss_below(temperature("nope", length, "temperatures"), temperature("nope", length, "non-overlapping"))
