@@ -49,7 +49,7 @@ def draw(build: Example, seed: int, longest: int = 24) -> Call:
     if r.random() < 0.1:
         tensors["v"] = tensors["v"] * (torch.arange(SHAPES["head_dim"]) > 0)  # an output of zeros that is right
     if r.random() < 0.3:
-        options["scale"] = r.choice([1.0, 0.1, 0.0, -0.5])
+        options["scale"] = r.choice([1.0, 0.1, 0.5 if one.query_columns else 0.0, -0.5])  # such a mix refuses 0
     if r.random() < 0.3:
         options["return_lse"] = True
     return Call(encoding, tensors, mask, documents, options)
