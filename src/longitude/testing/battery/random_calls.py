@@ -27,7 +27,8 @@ def draw(build: Example, seed: int, longest: int = 24) -> Call:
     one = compose(encoding)
     batch, keys = r.randint(1, 3), r.choice([1, 2, r.randint(3, 12), r.randint(8, longest)])
     rows = r.choice([keys, keys, 1, r.randint(1, keys)])
-    late = not one.causal_only and r.random() < 0.1  # some masks allow queries that are no keys
+    among = one.causal_only or one.query_columns  # numbers of queries are read off tokens, which are keys as well
+    late = not among and r.random() < 0.1  # some masks allow queries that are no keys
     rows = keys + r.randint(1, 5) if late else rows
     kv_heads = SHAPES["num_kv_heads"]
     if "num_kv_heads" not in build.resolved():
@@ -48,7 +49,7 @@ def draw(build: Example, seed: int, longest: int = 24) -> Call:
     if r.random() < 0.1:
         tensors["v"] = tensors["v"] * (torch.arange(SHAPES["head_dim"]) > 0)  # an output of zeros that is right
     if r.random() < 0.3:
-        options["scale"] = r.choice([1.0, 0.1, 0.0, -0.5])
+        options["scale"] = r.choice([1.0, 0.1, 0.5 if one.query_columns else 0.0, -0.5])  # such a mix refuses 0
     if r.random() < 0.3:
         options["return_lse"] = True
     return Call(encoding, tensors, mask, documents, options)
