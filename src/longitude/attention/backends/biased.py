@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends.base import terms_bytes
-from longitude.attention.reference import added
 from longitude.attention.request import Request
-from longitude.attention.scores import per_query_head
+from longitude.attention.scores import offsets, per_query_head
 from longitude.c_compile import in_memory
 from longitude.derivatives import in_forward_mode
 from longitude.positions.base import OffsetBias, PairBias, RowBias
@@ -45,12 +44,24 @@ def biased(r: Request) -> tuple[Tensor, Tensor] | None:
     if not allowed.any(-1).all():
         return None
     k, v = (per_query_head(x, r.heads) for x in (r.k, r.v))
-    raw = (r.scale * r.q) @ k.mT if any(isinstance(term, RowBias) for term in r.terms) else r.q  # else unread
-    terms = [added(term, r.q, raw, allowed, r).to(r.q.dtype) for term in r.terms]
-    terms = [bias if bias.dim() == 4 else bias[None] for bias in terms]
+    raw = (r.scale * r.q) @ k.mT if any(isinstance(term, RowBias) for term in r.terms) else None
+    terms = [bias_of(term, r, raw, allowed).to(r.q.dtype) for term in r.terms]
     bias = torch.where(allowed, sum(terms[1:], terms[0]), -math.inf)
     out, lse = Biased.apply(r.q, k, v, bias, r.scale)
     return (out, lse) if lse.isfinite().all() and out.detach().select(3, 0).all() else None
+
+
+def bias_of(term: Any, r: Request, raw: Tensor | None, allowed: Tensor) -> Tensor:
+    """[B or 1, heads, Lq, Lk]; raw: the scores, for terms that read them."""
+    if isinstance(term, RowBias):
+        bias = term.of(r.q, raw, allowed)  # pyright: ignore[reportArgumentType]
+    elif isinstance(term, PairBias):
+        i, j = r.places()
+        bias = term.at(i[..., :, None], j[..., None, :])
+    else:
+        bias = term.at(offsets(r))
+        bias = bias if bias.dim() == 3 else bias.movedim(0, 1)
+    return bias if bias.dim() == 4 else bias[None]
 
 
 class Biased(torch.autograd.Function):
