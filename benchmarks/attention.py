@@ -27,6 +27,8 @@ from torch import Tensor
 
 from fill_numbers import RESULTS, attention
 from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.errors import UsageError
+from longitude.positions.composed import Composed
 from longitude.runs.files import write_json
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
@@ -39,7 +41,7 @@ SHUFFLES = 16
 
 
 def windows(documents: list[Tensor], length: int, texts: int) -> Tensor:
-    """Windows [texts, length] of so many documents, from the middle of each; fewer where fewer are as long."""
+    """Windows [texts, length], each from the middle of a document; fewer where fewer documents are as long."""
     long = [document for document in documents if len(document) >= length][:texts]
     middles = [(len(document) - length) // 2 for document in long]
     return torch.stack([document[at : at + length] for document, at in zip(long, middles, strict=True)])
@@ -59,7 +61,15 @@ def reach(layers: dict[str, Layer], trained: int) -> dict[str, float]:
 @torch.no_grad()
 def scores(model: Any, ids: Tensor) -> Iterator[dict[str, Any]]:
     """Mean score over heads, of each layer: for windows [B, L] a list [B, octaves], as they are and shuffled."""
-    layers = [each for each in model.modules() if isinstance(each, MultiHeadAttention)]
+    # A layer holds no encoding of its own: the model gives each the one of its block.
+    blocks = zip(model.model.mixers, model.model.encoding_of_layer, strict=True)
+    layers = [(mixer, encoding) for mixer, encoding in blocks if isinstance(mixer, MultiHeadAttention)]
+    for layer, _ in layers:
+        if layer.q_norm is not None or layer.short_conv:
+            got = "QK-norm" if layer.q_norm is not None else "a short convolution"
+            raise UsageError(
+                "labels", "layers whose queries and keys are projections alone", got, "leave such a label out"
+            )
     kept: dict[tuple[int, str], Tensor] = {}
 
     def keep(place: int, name: str) -> Any:
@@ -67,32 +77,33 @@ def scores(model: Any, ids: Tensor) -> Iterator[dict[str, Any]]:
 
     hooks = [
         getattr(layer, name).register_forward_hook(keep(place, name))
-        for place, layer in enumerate(layers)
+        for place, (layer, _) in enumerate(layers)
         for name in ("q_proj", "k_proj")
     ]
     model(input_ids=ids)
     for hook in hooks:
         hook.remove()
     generator = torch.Generator().manual_seed(0)
-    for place, layer in enumerate(layers):
+    for place, (layer, encoding) in enumerate(layers):
         q, k = (
             kept[place, name].double().unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
             for name in ("q_proj", "k_proj")
         )
         k = k.repeat_interleave(layer.num_heads // layer.num_kv_heads, 1)
-        yield {"layer": place + 1, "shuffled": False, "octaves": octaves(placed(layer, q, k))}
+        yield {"layer": place + 1, "shuffled": False, "octaves": octaves(placed(layer, encoding, q, k))}
         orders = [[torch.randperm(ids.shape[1], generator=generator) for _ in range(2)] for _ in range(SHUFFLES)]
-        mean = torch.stack([placed(layer, q[:, :, one], k[:, :, other]) for one, other in orders]).mean(0)
+        mean = torch.stack([placed(layer, encoding, q[:, :, one], k[:, :, other]) for one, other in orders]).mean(0)
         yield {"layer": place + 1, "shuffled": True, "octaves": octaves(mean)}
 
 
-def placed(layer: MultiHeadAttention, q: Tensor, k: Tensor) -> Tensor:
-    """Products of queries and keys as the layer's encoding turns them, a mean over heads [B, L, L]; without biases."""
-    encoding, length = layer.encoding, q.shape[2]
+def placed(layer: MultiHeadAttention, encoding: Composed, q: Tensor, k: Tensor) -> Tensor:
+    """Products of queries and keys as the encoding turns them, a mean over heads [B, L, L]; without biases."""
+    length = q.shape[2]
     if encoding.transforms:
         tables = encoding.prepare(torch.arange(length)[None], None, q.dtype)
         q, k = encoding.queries_and_keys(q, k, tables)
-    return (q @ k.transpose(-1, -2) * layer.head_dim**-0.5).mean(1)
+    scale = layer.head_dim**-0.5 if layer.scale is None else layer.scale
+    return (q @ k.transpose(-1, -2) * scale).mean(1)
 
 
 def octaves(scores: Tensor) -> list[list[float]]:

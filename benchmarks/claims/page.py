@@ -202,7 +202,7 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     study = {**run.study, "configuration": {**run.study["configuration"], **kept}}
     part = Run(run.path, study, tuple(trial for trial in run.trials if trial.label in labels), run.rows)
     criterion = CRITERIA[run.task.kind](part)
-    names = [paper(label) if method == first else f"{paper(label)} ({method})" for label, method in drawn]
+    names = [paper(label) if method == first else f"{paper(label)}, {method}" for label, method in drawn]
     findings = [
         criterion.finding(label, length, method)._replace(label=name)
         for name, (label, method) in zip(names, drawn, strict=True)

@@ -11,8 +11,10 @@ OLDEST_TORCH = "2.11"  # pyproject.toml has these, too
 MODELS = ("transformers", "accelerate", "safetensors", "psutil")
 EXTRAS = {
     "models": MODELS,
-    "study": (*MODELS, *"tyro msgspec rich altair plotille vl_convert pandas pyarrow scipy jinja2".split()),
-}
+    "study": (
+        *MODELS, "tyro", "msgspec", "rich", "altair", "plotille", "vl_convert", "pandas", "pyarrow", "scipy", "jinja2",
+    ),
+}  # fmt: skip
 """The optional packages of an extra, as they are imported."""
 
 

@@ -22,11 +22,12 @@ from longitude.extend.factors import Candidate, RotaryPairs
 from longitude.extend.methods import scheme_of
 from longitude.extend.spaces import longrope
 from longitude.measure import losses_by_length
-from longitude.measure.windows import Reader
+from longitude.measure.windows import Progress, Reader
 from longitude.models.configuration import mixer_class
 from longitude.positions.base import ENCODINGS
 from longitude.positions.scaling import NTK, Linear, Scaling, YaRN
 from longitude.registry import Registry, options_of
+from longitude.report.wording import and_
 
 PLAIN = ("non-overlapping", "sliding", "per-position")
 """Methods that read models as they are."""
@@ -40,10 +41,9 @@ CANDIDATES = 64
 WINDOWS, TOKENS = 4, 8192
 """Text on which each list is tried: minimum number of windows, and total tokens."""
 ITERATIONS = 20
-"""Steps of L-BFGS that find temperatures; of models of 0.1 million parameters the loss then falls no more."""
+"""Steps of L-BFGS that find temperatures: with 10, 20 and 60 a NoPE and a RoPE of 0.1 million parameters had one loss at 512."""
 Spec = Mapping[str, Any]
-OnProgress = Callable[[int, int], None]
-Search = Callable[[Any, Sequence[Tensor], int, int, OnProgress], Any]
+Search = Callable[[Any, Sequence[Tensor], int, int, Progress], Any]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Method:
     """How a method extends a trained model.
 
     Attributes:
-        like: "linear" or "ntk": it extends the encodings that this scheme extends. "temperatures": any without a last
-            position, in layers whose queries are a projection.
+        like: "linear" or "ntk": it extends the encodings that this scheme extends; None: `takes` has what it extends.
+        takes: LongitudeConfig -> whether it extends such a model.
         scheme: (encoding, factor, training length) -> the scheme; None: the model stays as it is.
         positions: (positions, training length, length) -> those that the model reads its tokens at; None: 0, 1, 2, ...
         search: (model, selection text, training length, length, on_progress) -> the extended model, found on this text; None:
@@ -60,11 +60,12 @@ class Method:
         search_tokens: Tokens that it reads at a length; one that is read for a gradient counts three times.
     """
 
-    like: str
+    like: str | None
     scheme: Callable[[Spec, float, int], Scaling] | None = None
     positions: Callable[[Tensor, int, int], Tensor] | None = None
     search: Search | None = None
     search_tokens: int = 0
+    takes: Callable[[Any], bool] | None = None
 
 
 def method_of(name: str) -> Method:
@@ -76,7 +77,8 @@ def method_of(name: str) -> Method:
     if name == "longrope":
         return Method("ntk", search=with_searched_factors, search_tokens=CANDIDATES * TOKENS)
     if name == TEMPERATURES:
-        return Method(TEMPERATURES, search=with_temperatures, search_tokens=3 * ITERATIONS * TOKENS)
+        tokens = 3 * ITERATIONS * TOKENS
+        return Method(None, search=with_temperatures, search_tokens=tokens, takes=takes_temperatures)
     like = "linear" if name == "linear" else "ntk"
     return Method(like, lambda spec, factor, original: scheme_of(name, factor, original))
 
@@ -96,11 +98,10 @@ def extends(config: Any, scheme: str, original: int) -> bool:
 
     It must extend all of its encodings with a maximum length, and there must be one.
     """
-    if method_of(scheme).like == TEMPERATURES:
-        bounded = any(spec.get("max_length") for specs in config.layer_specs() for spec in specs)
-        projected = [spec for spec in config.layer_mixers() if issubclass(mixer_class(spec), MultiHeadAttention)]
-        return bool(projected) and not bounded and not any(spec.get("qk_norm", config.qk_norm) for spec in projected)
-    probe = Linear(2.0) if method_of(scheme).like == "linear" else NTK(2.0)
+    method = method_of(scheme)
+    if method.takes is not None:
+        return method.takes(config)
+    probe = Linear(2.0) if method.like == "linear" else NTK(2.0)
     specs = [spec for specs in config.layer_specs() for spec in specs]
     longer = [_extended(spec, probe, original, 2 * original) for spec in specs]
     return None not in longer and longer != specs
@@ -114,13 +115,24 @@ def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec |
     return None if longer is None else {"name": spec["name"], **longer}
 
 
-def extended_by(scheme: str) -> list[str]:
-    """The names of the encodings that a scheme extends."""
-    if method_of(scheme).like == TEMPERATURES:
-        return ["nope"]
-    if method_of(scheme).like != "linear":
-        return [name for name in ENCODINGS if "scaling" in options_of(ENCODINGS[name])]
-    return [name for name in ENCODINGS if hasattr(ENCODINGS[name], "extended")]
+def takes_temperatures(config: Any) -> bool:
+    """Whether scores of some layer are a product with a projection of its own: no norm follows it, which undoes a factor."""
+    bounded = any(spec.get("max_length") for specs in config.layer_specs() for spec in specs)
+    projected = [spec for spec in config.layer_mixers() if issubclass(mixer_class(spec), MultiHeadAttention)]
+    return bool(projected) and not bounded and not any(spec.get("qk_norm", config.qk_norm) for spec in projected)
+
+
+def extended_by(scheme: str) -> str:
+    """What a scheme extends, in words for an error."""
+    method = method_of(scheme)
+    if method.takes is not None:
+        return "attention without QK-norm, with encodings that have no last position"
+    able = (
+        (lambda kind: hasattr(kind, "extended"))
+        if method.like == "linear"
+        else (lambda kind: "scaling" in options_of(kind))
+    )
+    return f"{and_([name for name, kind in ENCODINGS.items() if able(kind)])} that are not scaled yet"
 
 
 def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:
@@ -155,7 +167,7 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
 
 
 def extended_on(
-    model: Any, method: str, documents: Sequence[Tensor], original: int, length: int, on_progress: OnProgress
+    model: Any, method: str, documents: Sequence[Tensor], original: int, length: int, on_progress: Progress
 ) -> Any:
     """As `extended`, by a method that may search for its numbers on text of its own."""
     search = method_of(method).search
@@ -182,7 +194,7 @@ def reader_of(model: Any, scheme: str, original: int, length: int) -> Reader:
 
 
 def with_searched_factors(
-    model: Any, documents: Sequence[Tensor], original: int, length: int, on_progress: OnProgress
+    model: Any, documents: Sequence[Tensor], original: int, length: int, on_progress: Progress
 ) -> Any:
     """A model with the LongRoPE factors that `searched` finds."""
     return extended(model, searched(model, documents, original, length, on_progress), original, length)
@@ -193,7 +205,7 @@ def searched(
     documents: Sequence[Tensor],
     original: int,
     length: int,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: Progress = lambda done, total: None,
 ) -> Scaling:
     """LongRoPE's factors for `length`, by the evolution of `longitude extend --method longrope`, of `CANDIDATES` in all.
 
@@ -231,15 +243,16 @@ def with_temperatures(
     documents: Sequence[Tensor],
     original: int,
     length: int,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: Progress = lambda done, total: None,
 ) -> Any:
     """A model whose scores are multiplied by a number for each head, that of the lowest loss in windows of `length` tokens.
 
     All other weights stay. A temperature is a factor of the rows of the query projection, so a bias on the scores is not
     multiplied. The same arguments give the same temperatures.
 
-    Source: Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding, arXiv:2404.12224,
-        section 4, which finds them for heads by gradients on text of the longer length.
+    Source:
+        Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding, arXiv:2404.12224. There a
+        training on longer text finds them; here L-BFGS does, as they are few.
     """
     other = copy.deepcopy(model).requires_grad_(False)
     layers = [(name, each) for name, each in other.named_modules() if isinstance(each, MultiHeadAttention)]

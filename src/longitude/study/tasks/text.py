@@ -56,7 +56,7 @@ class Text(Task):
         configs = {label: model_config(config, label) for label in config.encodings}
         for scheme in schemes:
             if not any(extends(each, scheme, config.train_length) for each in configs.values()):
-                extends_those = f"--methods {scheme} extends {and_(extended_by(scheme))} that are not scaled yet"
+                extends_those = f"--methods {scheme} extends {extended_by(scheme)}"
                 none = f"none of --encodings is such, got {listed(config.encodings)}"
                 raise ValueError(f"{extends_those}, and {none}; add rope, or leave the method out")
         data = super().prepare(config)

@@ -1,0 +1,44 @@
+"""Scores by distance are the ones that the model's own weights are the softmax of, and a shuffle leaves no content in them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import attention
+from longitude.errors import UsageError
+from longitude.study.train import build_model
+from tests.study.conftest import TINY
+
+ONE = replace(TINY, heads=1, layers=1)
+IDS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("label", ["nope", "rope", "rope:base=50", "rope+attention:scale=0.7"])
+def test_scores_are_those_of_the_weights(label, monkeypatch):
+    model = build_model(ONE, label, 0).double().eval()
+    seen = []
+    plain = attention.placed
+    monkeypatch.setattr(attention, "placed", lambda *given: seen.append(plain(*given)) or seen[-1])
+    as_it_is, shuffled = attention.scores(model, IDS)
+    causal = torch.ones(16, 16, dtype=torch.bool).tril()
+    weights = model(input_ids=IDS, output_attentions=True).attentions[0][:, 0]
+    torch.testing.assert_close(seen[0].masked_fill(~causal, -torch.inf).softmax(-1), weights, rtol=1e-9, atol=1e-12)
+    assert as_it_is["octaves"] == attention.octaves(seen[0])
+    assert shuffled["octaves"] == attention.octaves(torch.stack(seen[1:]).mean(0))
+
+
+def test_octaves_are_means_of_diagonals():
+    distance = torch.arange(8.0)[:, None] - torch.arange(8.0)
+    assert attention.octaves(distance[None]) == [[0.0, 1.0, 2.5, 5.5]]  # 0; 1; 2, 3; 4 to 7, each distance alike
+
+
+def test_windows_stand_in_the_middle_of_long_documents():
+    documents = [torch.arange(10), torch.arange(3), torch.arange(5), torch.arange(6)]
+    assert attention.windows(documents, 4, 2).tolist() == [[3, 4, 5, 6], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("label", ["rope+attention:qk_norm=true", "rope+conv"])
+def test_layers_whose_queries_are_more_than_a_projection_are_refused(label):
+    with pytest.raises(UsageError):
+        next(attention.scores(build_model(ONE, label, 0), IDS))
