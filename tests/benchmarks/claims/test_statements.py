@@ -246,3 +246,9 @@ def test_the_interval_of_a_difference_is_that_of_newcombe():
     """Newcombe 1998, Statistics in Medicine 17, table II, example (a), method 10: 56/70 less 48/80."""
     few, many = answered("a", 1.0, 48 / 80, 80), answered("b", 1.0, 56 / 70, 70)
     assert _more(few, many, "2048", 1) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+
+
+def test_of_several_comparisons_each_interval_is_wider():
+    few, many = answered("a", 1.0, 48 / 80, 80), answered("b", 1.0, 56 / 70, 70)
+    ends = [_more(few, many, "2048", comparisons)[1:] for comparisons in (1, 2, 10)]
+    assert ends[0][0] > ends[1][0] > ends[2][0] and ends[0][1] < ends[1][1] < ends[2][1]
