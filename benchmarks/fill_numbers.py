@@ -59,6 +59,7 @@ PROCESSORS = {
     "AMD EPYC (family 25, model 17)": "AMD Zen 4, AVX-512",
     "AMD EPYC (family 25, model 1)": "AMD Zen 3, AVX2",
     "Intel(R) Xeon(R) Processor (family 6, model 207)": "Intel Emerald Rapids, AVX-512 and AMX",
+    "Intel(R) Xeon(R) Processor (family 6, model 167)": "Intel, model 167, AVX-512 and AMX",
 }
 """Names of processors in results -> readable names; the first is from before families were recorded."""
 
