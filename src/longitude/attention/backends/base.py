@@ -106,15 +106,15 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if backend.devices is not None and r.q.device.type not in backend.devices:
         return f"it runs on {', '.join(backend.devices)}, not on {r.q.device.type}"
     if r.learned and not backend.table_gradients:
-        return "it gives no gradient to what the encoding has learned"
+        return "it has no gradient for parameters of the encoding"
     if not backend.transforms and not by_autograd():
-        return "its gradients are autograd's alone, neither carried forward nor taken by torch.func"
+        return "it supports autograd only, not forward mode or torch.func"
     if r.dropout and not backend.dropout:
-        return "it has no dropout"
+        return "it does not support dropout"
     if r.weights and not backend.weights:
-        return "it never stores the weights"
+        return "it does not return the weights"
     if (r.lse or r.sinks is not None) and backend.partial is None:
-        what = "by which parts are merged" if r.lse else "of which sinks are made"
+        what = "by which parts are merged" if r.lse else "which sinks need"
         return f"it does not return the logsumexp of the scores, {what}"
     if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"

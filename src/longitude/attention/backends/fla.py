@@ -73,17 +73,17 @@ def limits(r: Request) -> str | None:
         return "the encoding has no transport"
     widths = r.q.shape[3], r.v.shape[3]
     if not {*widths} <= {*WIDTHS}:
-        return f"it takes head_dim {', '.join(map(str, WIDTHS))}, not {' and '.join(map(str, {*widths}))}"
+        return f"it supports head_dim {', '.join(map(str, WIDTHS))}, not {' and '.join(map(str, {*widths}))}"
     if r.band != (0, None):
-        return "it follows plain order without windows: it needs Causal()"
+        return "it supports no mask but Causal()"
     if r.order_gap != 0 or r.rows != r.length or transports[0].w.shape[2] != r.length:
-        return "it takes as many queries as keys, none from a cache"
+        return "it needs as many queries as keys, so it supports no cache"
     spans = r.pairs.spans if r.beyond_band else []
     assert not isinstance(spans, str), spans
     if any(span[:2] != span[2:] for _, own in spans for span in own):
-        return "it takes as many queries as keys, and padding behind a text has queries alone"
+        return "it needs as many queries as keys, and padding after a document has queries only"
     if torch.are_deterministic_algorithms_enabled():
-        return "it adds gradients atomically, and deterministic algorithms are asked for"
+        return "its gradients are not deterministic, and torch.use_deterministic_algorithms is on"
     return None
 
 

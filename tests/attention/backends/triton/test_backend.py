@@ -46,7 +46,7 @@ def request(**options):
         (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
         (lambda: request(mask=masks(20)["another order"]), "plain order"),
         (lambda: replace(request(), weights=True), "the weights"),
-        (lambda: replace(request(), dropout=0.1), "no dropout"),
+        (lambda: replace(request(), dropout=0.1), "dropout"),
     ],
 )
 def test_refusals(r, why):

@@ -204,15 +204,15 @@ def table_limits(r: Request) -> str | None:
         return TIED
     if any(isinstance(term, RowBias | PairBias) for term in r.terms):
         if formula(r) is None or not in_c(r):
-            return "of biases of rows and pairs it takes those of counted keys and normalized offsets, alone, with a compiler"
+            return "it supports no biases of rows and pairs but those of CoPE and FIRE, without another term and with a compiler"
         if torch.compiler.is_compiling():
-            return "a graph fuses the formula of such a bias, for all lengths"
+            return "in a compiled graph the formula of CoPE and FIRE is faster"
         if r.rows <= band.FEW:
-            return "for a few queries the formula of such a bias takes less than the loop"
+            return "for a few queries the formula of CoPE and FIRE is faster"
     cut = pieces(r) if single_pass(r) is None else []
     assert not isinstance(cut, str), cut
     if any(counting(part) is None for _, _, part in cut):
-        return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
+        return "it needs positions that count up by one; pass one int p for p, p+1, p+2, ..."
     return None
 
 

@@ -219,7 +219,7 @@ def transport_limits(r: Request) -> str | None:
     if not any(isinstance(term, Transport) for term in r.terms):
         return "the encoding has no transport"
     if r.band[0] != 0:
-        return "it follows plain order: it needs Causal() or Window(size)"
+        return "it supports no mask but Causal() and Window(size)"
     return None
 
 

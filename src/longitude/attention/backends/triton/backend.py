@@ -172,18 +172,20 @@ def limits(r: Request) -> str | None:
         return TIED
     widths = r.q.shape[3], r.v.shape[3]
     if max(widths) > WIDEST:
-        return f"it takes head_dim up to {WIDEST}, not {max(widths)}"
+        return f"it supports head_dim up to {WIDEST}, not {max(widths)}"
     if any(isinstance(term, PairBias) for term in r.terms) and normalized(r) is None:
-        return "of biases of pairs it takes normalized offsets (FIRE), alone"
+        return "it supports no bias of pairs but FIRE's, without another term"
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         if (own := mixed(r)) is None or own.reach is None or own.values is not None:
-            return "of vectors of offsets it takes profiles with an end, which tokens mix, alone"
+            return (
+                "it supports no vectors of offsets but mixed profiles of limited reach (Inkling), without another term"
+            )
         if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
-            return "offsets of a mix are from 0 on, as under causality, in the order of the tokens"
+            return "mixed profiles need causality, and positions in the order of the tokens"
     if cap_of(r) and len(r.terms) > 1:
-        return "under a softcap it adds nothing to the products"
+        return "with a softcap it supports no other term"
     if any(isinstance(term, OffsetBias | PairBias) for term in r.terms) and steady(r) is None:
-        return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
+        return "it needs positions that count up by one; pass one int p for p, p+1, p+2, ..."
     if (why := refusal(r)) is not None:
         return why
     return None if torch.compiler.is_compiling() else of_chip(r)

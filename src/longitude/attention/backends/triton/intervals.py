@@ -51,10 +51,10 @@ def intervals_of(r: Request) -> Intervals:
 def refusal(r: Request) -> str | None:
     """Why its mask is no interval of keys for each query."""
     if not all(is_band(part) or isinstance(part, Prefix | Chunks | Documents | Padding) for part in r.mask.parts()):
-        return "the mask is more than causality and windows in plain order, prefixes, chunks, padding and documents joined by &"
+        return "it supports causality, windows, prefixes, chunks, padding and documents, joined by & only"
     _, cuts, _ = _split(r)
     if cuts and torch.compiler.is_compiling():
-        return "it reads one interval of keys for each query, and where padding and documents begin is not known while compiling"
+        return "it needs one interval of keys per query, and padding and documents are unknown while compiling"
     if all(isinstance(part, Chunks) or (isinstance(part, Documents) and part.contiguous) for part in cuts):
         return None
     runs = _runs_of(r)
@@ -65,7 +65,7 @@ def refusal(r: Request) -> str | None:
     what = (
         "padding is in the middle of a sequence" if bool(runs.documents) else "a document's tokens are not contiguous"
     )
-    return f"it reads one interval of keys for each query, and {what}"
+    return f"it needs one interval of keys per query, and {what}"
 
 
 def _split(r: Request) -> tuple[list[Prefix], list[Mask], Reach]:
