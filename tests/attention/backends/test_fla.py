@@ -61,9 +61,9 @@ def test_the_numbers_of_float16_are_no_reason_to_miss_a_wrong_formula():
         (lambda: problem(20, 20, names="path")[0], "not in torch.float32"),
         (lambda: problem(20, 20, names="fox", dtype=torch.float16)[0], "no transport"),
         (lambda: problem(20, 20, names="path", dv=24, dtype=torch.float16)[0], "head_dim 16, 32, 64, 128"),
-        (lambda: problem(20, 20, names="path", mask=lg.Window(5), dtype=torch.float16)[0], "without windows"),
-        (lambda: problem(120, 120, names="path", mask=masks(120)["padded"], dtype=torch.float16)[0], "padding behind"),
-        (lambda: problem(5, 20, names="path", dtype=torch.float16)[0], "none from a cache"),
+        (lambda: problem(20, 20, names="path", mask=lg.Window(5), dtype=torch.float16)[0], "Causal()"),
+        (lambda: problem(120, 120, names="path", mask=masks(120)["padded"], dtype=torch.float16)[0], "padding after"),
+        (lambda: problem(5, 20, names="path", dtype=torch.float16)[0], "no cache"),
     ],
 )
 def test_refusals(r, why):

@@ -75,7 +75,7 @@ def limits(r: Request) -> str | None:
     if not {*widths} <= {*WIDTHS}:
         return f"it supports head_dim {', '.join(map(str, WIDTHS))}, not {' and '.join(map(str, {*widths}))}"
     if r.band != (0, None):
-        return "it supports no mask but Causal()"
+        return "it supports no mask but Causal() in token order"
     if r.order_gap != 0 or r.rows != r.length or transports[0].w.shape[2] != r.length:
         return "it needs as many queries as keys, so it supports no cache"
     spans = r.pairs.spans if r.beyond_band else []

@@ -219,7 +219,7 @@ def transport_limits(r: Request) -> str | None:
     if not any(isinstance(term, Transport) for term in r.terms):
         return "the encoding has no transport"
     if r.band[0] != 0:
-        return "it supports no mask but Causal() and Window(size)"
+        return "it supports no masks but Causal() and Window(size) in token order"
     return None
 
 

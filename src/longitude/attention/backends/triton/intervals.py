@@ -51,7 +51,7 @@ def intervals_of(r: Request) -> Intervals:
 def refusal(r: Request) -> str | None:
     """Why its mask is no interval of keys for each query."""
     if not all(is_band(part) or isinstance(part, Prefix | Chunks | Documents | Padding) for part in r.mask.parts()):
-        return "it supports causality, windows, prefixes, chunks, padding and documents, joined by & only"
+        return "it supports causality and windows in token order, prefixes, chunks, padding and documents, joined by & only"
     _, cuts, _ = _split(r)
     if cuts and torch.compiler.is_compiling():
         return "it needs one interval of keys per query, and padding and documents are unknown while compiling"
