@@ -96,9 +96,16 @@ def refuse_tangents(operator: CustomOpDef) -> None:
         operator._lib.impl(operator._name, guarded, key, with_keyset=True)
 
 
+def tracing() -> bool:
+    """Whether a compiler, or make_fx as in torch.func.linearize, records this call: no number of a tensor can be read then."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 def readable(*tensors: Tensor) -> bool:
-    """Whether a choice may depend on their numbers: not while a compiler traces, nor of calls that torch.func.vmap makes one."""
-    return not torch.compiler.is_compiling() and not any(map(is_mapped, tensors))
+    """Whether a choice may depend on their numbers: not while the call is recorded, nor of calls that vmap makes one."""
+    return not tracing() and not any(map(is_mapped, tensors))
 
 
 def is_mapped(x: Tensor) -> bool:

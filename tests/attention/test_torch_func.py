@@ -240,3 +240,34 @@ def test_gradients_of_gradients_are_right_or_refused(encoding):
         else:
             [found[backend]] = torch.autograd.grad(first.sin().sum(), leaf)
     close(found["chunked"], found["reference"], 1e-10)
+
+
+@TORCHS
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "rerope", "dual_chunk", "fire"])
+def test_linearize_is_jvp(name):
+    """torch.func.linearize records a call, in which no number can be read and in-place writes to a part are lost."""
+    q, k, v, direction = (random(2, 4, 9, 8, seed=n) for n in range(4))
+    places = torch.arange(9) + torch.tensor([[0], [3]])
+    ours = partial(lg.attend, k=k, v=v, encoding=example(name)(), q_positions=places, k_positions=places)
+    close(torch.func.linearize(ours, q)[1](direction), torch.func.jvp(ours, (q,), (direction,))[1])
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
+def test_linearize_of_a_padded_model_is_jvp():
+    config = {
+        "vocab_size": 16,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+    }
+    mixers = ["attention", {"name": "hierarchical", "window": 3}]
+    model = lg.LongitudeForCausalLM(lg.LongitudeConfig(**config, encoding="rope", mixers=mixers)).double().eval()
+    mask = torch.tensor([[1] * 9, [0] * 3 + [1] * 6])
+    x, direction = random(2, 9, 32), random(2, 9, 32, seed=5)
+
+    def logits(x):
+        return model(inputs_embeds=x, attention_mask=mask, use_cache=False).logits[mask.bool()]
+
+    close(torch.func.linearize(logits, x)[1](direction), torch.func.jvp(logits, (x,), (direction,))[1])

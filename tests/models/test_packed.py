@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.func import vmap
 from transformers import DataCollatorWithFlattening
 from transformers.masking_utils import find_packed_sequence_indices
 
@@ -148,3 +149,32 @@ def test_refused(marks, words, build, ids):
     for one in (model, model.model):
         with refused(*words):
             one(ids(1, 4), **marks)
+
+
+PADDED = torch.tensor([[1] * 9, [0] * 3 + [1] * 6, [0] + [1] * 8])
+DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0] * 9, [0, 0, 1, 1, 1, 2, 2, 2, 2]])
+STARTING_OVER = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], list(range(9)), [0, 1, 0, 1, 2, 0, 1, 2, 3]])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("options", MODELS, ids=str)
+def test_a_map_over_marks_is_its_rows(options, build, ids):
+    """torch.func.vmap over a mark of each row gives what each row gives, and a number that no mark may have raises there."""
+    model, x = build(**options).eval(), ids(3, 9)
+    marks = {
+        "attention_mask": PADDED,
+        "document_ids": DOCUMENTS,
+        "seq_idx": DOCUMENTS,
+        "position_ids": STARTING_OVER,
+    }
+    for name, rows in marks.items():
+
+        def one(row, mark, name=name):
+            return model(row[None], use_cache=False, **{name: mark[None]}).logits[0]
+
+        found, wanted = vmap(one)(x, rows), torch.stack([one(*each) for each in zip(x, rows, strict=True)])
+        real = PADDED.bool() if name == "attention_mask" else torch.ones_like(x, dtype=torch.bool)
+        close(found[real], wanted[real])
+    with refused("document_ids", "-1"):
+        vmap(lambda row, mark: model(row[None], document_ids=mark[None]).logits)(x, DOCUMENTS - 1)

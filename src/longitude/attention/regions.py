@@ -16,6 +16,7 @@ from longitude.attention.patterns import Ago
 from longitude.attention.request import Request, transformed
 from longitude.attention.spans import assembled, pieces
 from longitude.attention.terms import with_sinks
+from longitude.derivatives import tracing
 from longitude.errors import UsageError
 from longitude.positions.base import Region, RowBias, Transport
 from longitude.positions.composed import Composed
@@ -99,7 +100,7 @@ def cut_by_region(
                 "of scores; use one of them"
             )
     places = _of_one_axis(q_positions), _of_one_axis(k_positions)
-    if r.weights or torch.compiler.is_compiling():  # slices with bounds would be constants of a graph
+    if r.weights or tracing():  # slices with bounds would be constants of a graph
         sizes = (r.q_order, r.k_order), (r.rows, r.length), r.q.device
         masks = [(x, AllOf((*r.mask.parts(), _mask_of(x, *places, *sizes)))) for x in encoding.regions()]
         all_of = slice(None), slice(None), slice(None)

@@ -15,6 +15,7 @@ from longitude.attention.documents import places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.patterns import Ago, Chunks, from_tensor
 from longitude.attention.sequence_slice import SequenceSlice
+from longitude.derivatives import numbers_of, readable, tracing
 from longitude.errors import UsageError
 from longitude.models.streams import Packed, documents_of
 
@@ -103,7 +104,7 @@ def stock_mask(
                 f"[{batch_size}, {kv_offset + keys}], one per token, cached ones included",
                 list(attention_mask.shape),
             )
-        if torch.compiler.is_compiling() or not bool(valid.all()):
+        if not readable(valid) or not bool(valid.all()):
             streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
             parts.append(Padding(valid))
     return StockMask(AllOf(tuple(parts)), keys, streams, slots=kv_length)
@@ -162,11 +163,11 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
     if stock_mask.streams is None:
         return replace(stock_mask, mask=within(stock_mask.mask, ids), streams=ids)
     padded = runs_of(ids.masked_fill(stock_mask.streams < 0, -1))
-    if bool((stock_mask.streams < 0).any()) and not any(
+    if bool(numbers_of(stock_mask.streams < 0).any()) and not any(
         isinstance(part, Documents) for part in stock_mask.mask.parts()
     ):
         return replace(stock_mask, mask=within(stock_mask.mask, ids, padded), streams=padded)
-    if not torch.compiler.is_compiling() and not torch.equal(padded, runs_of(stock_mask.streams).expand(batch, -1)):
+    if not tracing() and bool(numbers_of(padded != runs_of(stock_mask.streams)).any()):
         raise ValueError(f"{next(iter(packed))}: it marks other documents than position_ids; expected the same")
     return stock_mask
 
@@ -200,7 +201,7 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
             return [Documents(held["packed_sequence_mask"])]
         case "chunked_overlay":
             padding = held["left_padding"].to(places.device)
-            some = torch.compiler.is_compiling() or bool(padding.any())
+            some = not readable(padding) or bool(padding.any())
             return [Chunks(held["chunk_size"], places - padding[:, None] if some else places)]
         case "remap_positions_for_packed_sequence":  # for windows it is the same as by order
             return parts_of(held["mask_function"], held["position_ids"])

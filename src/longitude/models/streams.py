@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.documents import begins_of, flattened, runs_of
+from longitude.derivatives import numbers_of, readable, tracing
 from longitude.errors import UsageError, unknown
 
 
@@ -74,18 +76,23 @@ def documents_of(  # noqa: C901
             f"{next(iter(others))}: they mark documents within one call, and this one has a cache or memories; pass "
             "document_ids of all tokens, cached ones included, or use_cache=False (of one sequence: an attention_mask of ones)"
         )
-    if torch.compiler.is_compiling():
+    if tracing():
         return documents
     for other, numbers in others.items():
-        if other != name and not torch.equal(runs_of(numbers), runs_of(documents)):
+        if other != name and not _equal(runs_of(numbers), runs_of(documents)):
             raise ValueError(f"{other} and {name} mark different documents; expected the same, or one of them alone")
-    if restarts is not None and document_ids is None and bool((restarts & ~begins_of(documents)).any()):
+    if restarts is not None and document_ids is None and bool(numbers_of(restarts & ~begins_of(documents)).any()):
         raise ValueError(f"position_ids start over within a document of {name}; expected the same documents")
     for other in ("max_length_q", "max_length_k"):
         most = packed.get(other)
-        if most is not None and int(most) < (longest := int(places_in(runs_of(documents)).max()) + 1):
+        if most is not None and int(most) < (longest := int(numbers_of(places_in(runs_of(documents))).max()) + 1):
             raise UsageError(other, f"{longest}, the length of the longest document, or more", int(most))
     return documents
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """torch.equal, under torch.func.vmap too: whether they are equal in every call."""
+    return a.shape == b.shape and not bool(numbers_of(a != b).any())
 
 
 def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
@@ -100,9 +107,8 @@ def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
     position_ids = position_ids.expand(batch, -1) if position_ids.dim() == 1 or len(position_ids) == 1 else position_ids
     if len(position_ids) != batch:
         return None
-    again = torch.zeros_like(position_ids, dtype=torch.bool)
-    again[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
-    return again if torch.compiler.is_compiling() or bool(again.any()) else None
+    again = F.pad(position_ids[:, 1:] <= position_ids[:, :-1], (1, 0))
+    return again if not readable(again) or bool(again.any()) else None
 
 
 def streams_of(
@@ -115,8 +121,8 @@ def streams_of(
     for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
         if given is not None and given.shape != (batch, keys):
             raise UsageError(name, f"[{batch}, {keys}], one per token, cached ones included", list(given.shape))
-    # A mask of ones is no mask. Looking would break a compiled graph, so there it stays.
-    if attention_mask is not None and not torch.compiler.is_compiling() and bool(attention_mask.all()):
+    # A mask of ones is no mask. Looking would break a compiled graph or torch.func.vmap, so there it stays.
+    if attention_mask is not None and readable(attention_mask) and bool(attention_mask.all()):
         attention_mask = None
     if document_ids is not None:
         require_numbers("document_ids", document_ids)
@@ -126,18 +132,18 @@ def streams_of(
         raise UsageError("attention_mask", "1 for tokens and 0 for padding, of int or bool", attention_mask.dtype)
     streams = torch.zeros(batch, keys, dtype=torch.long, device=device) if document_ids is None else document_ids
     streams = runs_of(streams.masked_fill(attention_mask == 0, -1))
-    if not torch.compiler.is_compiling():
+    if not tracing():
         require_runs(streams)
     return streams
 
 
 def require_numbers(name: str, numbers: Tensor) -> None:
     """ValueError where a document's number is negative, which marks padding elsewhere."""
-    if not torch.compiler.is_compiling() and bool((numbers < 0).any()):
+    if not tracing() and bool((numbers_of(numbers) < 0).any()):
         raise UsageError(
             name,
             "numbers of 0 or more",
-            int(numbers.min()),
+            int(numbers_of(numbers).min()),
             "mark padding with 0 in attention_mask, and give it any number of 0 or more here",
         )
 
@@ -145,7 +151,7 @@ def require_numbers(name: str, numbers: Tensor) -> None:
 def require_runs(streams: Tensor) -> None:
     """ValueError where padding is between two tokens of one run: places and contexts have no meaning across it."""
     real, before = streams >= 0, streams.cummax(1).values[:, :-1]
-    if bool((real[:, 1:] & ~real[:, :-1] & (before == streams[:, 1:])).any()):
+    if bool(numbers_of(real[:, 1:] & ~real[:, :-1] & (before == streams[:, 1:])).any()):
         raise ValueError(
             "attention_mask: padding is between tokens of one sequence; expected it at one side, "
             "on the left where a cache continues"
@@ -161,8 +167,7 @@ def places_in(streams: Tensor) -> Tensor:
 def starts_of(streams: Tensor) -> Tensor:
     """Index of the first token of each token's document, [B, L], from document numbers `streams` [B, L]."""
     order = torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
-    first = torch.ones_like(streams, dtype=torch.bool)
-    first[:, 1:] = streams[:, 1:] != streams[:, :-1]
+    first = F.pad(streams[:, 1:] != streams[:, :-1], (1, 0), value=True)
     return torch.where(first, order, 0).cummax(1).values
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.c_compile import needs_operator
-from longitude.derivatives import assert_later, numbers_of, readable
+from longitude.derivatives import assert_later, numbers_of, readable, tracing
 from longitude.errors import UsageError
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
@@ -80,7 +80,7 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
     bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
     if torch.compiler.is_compiling() or positions.device.type != "cpu":
         assert_later(valid.all(), f"{who}: {bound}")
-    elif not bool(valid.all()):
+    elif not tracing() and not bool(valid.all()):
         raise ValueError(f"{who}: {bound}, got {int(positions.min())} .. {int(positions.max())}")
 
 

@@ -204,11 +204,11 @@ def table_limits(r: Request) -> str | None:
         return TIED
     if any(isinstance(term, RowBias | PairBias) for term in r.terms):
         if formula(r) is None or not in_c(r):
-            return "it supports no biases of rows and pairs but those of CoPE and FIRE, without another term and with a compiler"
+            return "it supports no biases of rows and pairs but counted keys and normalized offsets, alone and with a compiler"
         if torch.compiler.is_compiling():
-            return "in a compiled graph the formula of CoPE and FIRE is faster"
+            return "in a compiled graph the formula of such a bias is faster"
         if r.rows <= band.FEW:
-            return "for a few queries the formula of CoPE and FIRE is faster"
+            return "for a few queries the formula of such a bias is faster"
     cut = pieces(r) if single_pass(r) is None else []
     assert not isinstance(cut, str), cut
     if any(counting(part) is None for _, _, part in cut):

@@ -178,7 +178,7 @@ def limits(r: Request) -> str | None:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         if (own := mixed(r)) is None or own.reach is None or own.values is not None:
             return (
-                "it supports no vectors of offsets but mixed profiles of limited reach (Inkling), without another term"
+                "it supports no vectors of offsets but mixed profiles of limited reach, without another term"
             )
         if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
             return "mixed profiles need causality, and positions in the order of the tokens"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -177,17 +178,16 @@ def in_a_compiler(inputs: StateInputs) -> bool:
 def traced(rule: Rule, tokens: Tokens, encoding: Composed, documents: Int[Tensor, "B L"]) -> Tensor:
     """The output in operations that do not depend on where documents end, as compilers need it."""
     places = tokens.places.expand(len(tokens.q), -1)
-    begins = torch.ones_like(documents)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
     given = [x for x in tokens[:-1] if x is not None]
-    found, _, back = nan_in_its_document(2, given, (), begins == 1, documents >= 0)
+    found, _, back = nan_in_its_document(2, given, (), begins, documents >= 0)
     clean = iter(found)
     q, k, rotated, v, gate, _ = Tokens._make([*(x if x is None else next(clean) for x in tokens[:-1]), places])
     mask = Window(rule.window) & Documents(begins.cumsum(1)) & Padding(documents >= 0)
     keys = k if rotated is None else rotated
     r = raw_request(q, keys, v, encoding, None, mask, places, places, rule.scale, rule.dropout, False)
     near = run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
-    far = over_tabled_blocks(rule, q, k, v, places, begins == 1, encoding)
+    far = over_tabled_blocks(rule, q, k, v, places, begins, encoding)
     out, _ = back(rule.combined(near, far, gate), ())
     return out.to(q.dtype)
 
