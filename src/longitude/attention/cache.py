@@ -33,7 +33,7 @@ class GrowingBuffer:
 
     def __init__(self) -> None:
         self.space: Tensor | None = None
-        self.given: Tensor | None = None  # the tensor of last time; any other was made elsewhere, and is copied
+        self.given: Tensor | None = None  # the last result; any other tensor was made elsewhere and is copied
 
     def append(self, held: Tensor, new: Tensor) -> Tensor:
         """Append the new tokens to the held ones along L: [B, heads, held + new, head_dim]."""
@@ -57,7 +57,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     """Cache of a layer: keys, values, and the columns that an encoding needs for the cached tokens.
 
     Attributes:
-        keys: [B, Hkv, L, head_dim], rotated where a rotated key stays right, raw otherwise, and rewritten where later tokens
+        keys: [B, Hkv, L, head_dim], rotated unless a longer sequence changes the rotation, and rewritten if later tokens
             reflect them.
         values: [B, Hkv, L, head_dim].
         positions: Positions of the keys: an int if they count up from it, else [L], [B, L] or, with several axes, [B, L, axes].
@@ -92,7 +92,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     """Number of cached keys: one per token, unless this kind of layer drops some."""
 
     def next_positions(self) -> Positions:
-        """Default positions of the tokens after the cached ones: an int, or [..., 1] + 1, 2, ..."""
+        """Default position of the first token after the cached ones: an int, or [1], [B, 1] or [B, 1, 1]."""
         if isinstance(self.positions, int):
             return self.positions + self.held
         if self.positions.dim() == 3:  # several axes: text continues after the largest of all
@@ -110,7 +110,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     ) -> tuple[Tensor, Tensor, Columns]:
         """Append the tokens of one call -> keys, values and columns of all; self.positions then covers all, too.
 
-        Columns that the encoding lets pass come back of this call's tokens alone: what the tokens before did is in the keys.
+        Columns in encoding.passing_columns are those of this call alone: earlier tokens have changed the keys already.
         """
         passing = frozenset() if encoding is None else encoding.passing_columns
         if encoding is not None and passing:
@@ -139,7 +139,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         return k, v, columns
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # what a backward or a graph keeps stays as it is
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # backward or a graph may read the old tensors
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -149,14 +149,14 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         return self.keys, self.values
 
     def apply_pending_reflections(self, encoding: Encoding) -> None:
-        """Rewrite the keys as the last call's tokens leave them: done when the next tokens come, if any do."""
+        """Rewrite the keys by the reflections of the last call's tokens, which the next tokens need."""
         for term in encoding.terms(self.columns) if self.columns else ():
             if isinstance(term, Transport):
                 assert self.keys is not None
                 if term.w.shape[1] != self.keys.shape[1]:
                     raise UsageError(
                         "cache",
-                        f"reflections of the {self.keys.shape[1]} heads of keys, which it rewrites",
+                        f"reflections with {self.keys.shape[1]} heads, as many as the keys that they rewrite",
                         term.w.shape[1],
                     )
                 self.keys = carried(self.keys, term.w, term.b, term.chunk)
@@ -172,7 +172,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             self.positions = change(self.positions)
 
     def offload(self) -> None:
-        """Everything that grows is moved to the CPU's memory; `prefetch` brings it back."""
+        """Move keys, values, columns and states to the CPU's memory; `prefetch` moves them back."""
         self._move(torch.device("cpu"))
 
     def prefetch(self) -> None:
@@ -279,14 +279,14 @@ class LongitudeCache(Cache):
 
 
 def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
-    """Give an empty cache, such as generate() makes, our layers, in place; a filled one must have them already.
+    """Replace the layers of an empty cache, as generate() makes it, by ours, in place; a filled cache must have ours.
 
-    make: for each layer of the model, what builds an empty one.
+    make: for each layer of the model, a function that builds its empty cache layer.
     """
     if not hasattr(cache, "layers"):  # tuples of tensors, as older models return; a cache of source and target
         raise UsageError("cache", "a LongitudeCache or a DynamicCache", type(cache).__name__)
     if len(cache.layers) == len(make):
-        if getattr(cache.layers[0], "peers", None) is cache.layers:  # those of the step before
+        if getattr(cache.layers[0], "peers", None) is cache.layers:  # as after the first step
             return cache
         if all(hasattr(layer, "last_positions") for layer in cache.layers):
             together(cache.layers)

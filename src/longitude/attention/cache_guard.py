@@ -40,12 +40,12 @@ class unchanged_if_refused:
 def of_this_mode(held: Any) -> Any:
     """Return held tensors, copied if made in inference_mode and read outside it: backward cannot save such tensors."""
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not _made_in_inference(held):
-        return held  # dynamo can ask neither
+        return held  # dynamo supports neither question
     return _cloned(held)
 
 
 def _cloned(held: Any) -> Any:
-    """With copies of the tensors (torch's tree_map takes longer than the copies, once per token)."""
+    """A copy of all tensors. For each token, torch's tree_map would take longer than the copies."""
     if isinstance(held, Tensor):
         return held.clone()
     if isinstance(held, dict):
@@ -64,7 +64,7 @@ def _made_in_inference(held: Any) -> bool:
 
 
 class CropsTogether:
-    """A layer of a cache that is cropped where all layers of the cache can be, and none where one cannot."""
+    """A cache layer that is cropped only if all layers of its cache can be."""
 
     peers: Sequence[Any] = ()
     """The layers of the cache, in its order."""
@@ -76,7 +76,7 @@ class CropsTogether:
             self.ids = change(self.ids)
 
     def require_crop(self, tokens_to_remove: int) -> None:
-        """Raise ValueError if `crop` would raise it."""
+        """Raise ValueError if this layer cannot be cropped; by default it can."""
 
     def crop(self, tokens_to_remove: int) -> None:
         # A cache crops its layers in order: the first one checks all.

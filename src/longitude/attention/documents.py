@@ -1,4 +1,4 @@
-"""Packed documents: interpretation of a number per token in all mixers and models, and the last position of a row."""
+"""Packed documents, given by a number per token: where they begin, padding, and positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions, explicit
 
 BEGINS = "longitude_begins"
-"""The attribute of a tensor of runs that has where they begin: every layer of a model reads it."""
+"""Attribute of a tensor of runs that caches which tokens begin a run, because every layer of a model reads it."""
 
 
 def require_tokens(x: Tensor, dim: int) -> None:
@@ -74,7 +74,7 @@ def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def padding_of(documents: Int[Tensor, "B Lk"], length: int) -> Bool[Tensor, "B L 1"] | None:
-    """Which of the last tokens are padding; None where none is, as far as can be known for free."""
+    """Which of the last tokens are padding; None if the CPU can tell that none is."""
     padding = (documents[:, documents.shape[1] - length :] < 0)[..., None]
     return padding if not in_memory(padding) or bool(padding.any()) else None
 
@@ -114,7 +114,7 @@ def last_position(
 def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
     """cu_seq_lens of one row, [n + 1]: where its n documents begin, and its length -> a number per token, [1, L]."""
     if batch != 1:
-        raise ValueError(f"{name}: it marks documents of one row, the flattened batch; expected batch 1, got {batch}")
+        raise UsageError(name, "batch 1, because it marks the documents of one row", f"batch {batch}")
     if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
         raise UsageError(name, "integers [documents + 1]", kind_of(ends))
     if not torch.compiler.is_compiling():

@@ -43,7 +43,7 @@ class Part:
 
 
 def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
-    """A part for each length that the tables of raw queries and keys follow; one, already transformed, where there is one."""
+    """Split a call by the sequence length that its tables depend on; a single part is already transformed."""
     if encoding.regions():
         return [Part(slice(None), slice(None), r, cuts=cut_by_region(r, encoding, q_positions, k_positions))]
     runs = list(_runs(encoding, q_positions, k_positions, r))
@@ -59,7 +59,7 @@ def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: 
 
 
 def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Output, and weights or logsumexp, of all parts, in their places. Backward transforms each again."""
+    """Run all parts: the whole output, and the weights or logsumexp. Backward transforms each part again."""
 
     def one(part: Part) -> tuple[Tensor, Tensor | None]:
         return run(part.transform(part.request) if part.transform else part.request)
@@ -79,7 +79,7 @@ def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | No
 
 
 def require_same_past(encoding: Composed, max_position: int | Tensor, now: int | Tensor) -> None:
-    """ValueError where cached tokens were made with other tables than a whole pass would use now.
+    """ValueError if cached tokens were encoded with other tables than a full forward pass would use now.
 
     Upper layers have mixed the outputs of lower ones, so rotating raw keys again could not correct it.
     max_position: the largest position when they were made; now: with this call's tokens.
@@ -88,9 +88,11 @@ def require_same_past(encoding: Composed, max_position: int | Tensor, now: int |
         max_position, now = torch.broadcast_tensors(*both(max_position, now))
     changed = encoding.length_at(max_position, max_position) != encoding.length_at(max_position, now)
     if bool(changed.any()) if isinstance(changed, Tensor) else changed:
-        raise ValueError(
-            "cache: the sequence left the length that its rotation followed, and cached tokens were made with another; "
-            "expected a sequence that stays within it: prefill again from the start, or pass follow='row' or 'declared'"
+        raise UsageError(
+            "cache",
+            "new tokens that rotate with the tables of the cached ones",
+            "a sequence length at which the tables change",
+            "prefill again from the start, or pass follow='row' or 'declared'",
         )
 
 
@@ -100,7 +102,7 @@ def later(a: int | Tensor, b: int | Tensor) -> int | Tensor:
 
 
 def both(a: int | Tensor, b: int | Tensor) -> tuple[Tensor, Tensor]:
-    """The two as tensors on one device."""
+    """Both as tensors on one device."""
     device = a.device if isinstance(a, Tensor) else b.device if isinstance(b, Tensor) else None
     return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
 

@@ -48,7 +48,7 @@ def merge_attention(
 
 
 def with_logit(lse: Float[Tensor, "B H Lq"], logit: Float[Tensor, ...]) -> Float[Tensor, "B H Lq"]:
-    """log(e^lse + e^logit). Derivatives of any order are finite if lse is -inf, too; those of torch.logaddexp are inf / inf."""
+    """log(e^lse + e^logit). Derivatives of any order are finite if lse is -inf; those of torch.logaddexp are inf / inf."""
     nothing = lse == -math.inf
     return torch.where(nothing, logit, torch.logaddexp(lse.masked_fill(nothing, 0.0), logit))
 
@@ -57,7 +57,7 @@ def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     if not isinstance(outs, list | tuple) or not isinstance(lses, list | tuple) or not 0 < len(outs) == len(lses):
         raise UsageError(
             "merge_attention",
-            "a list of outputs and one of as many logsumexps, one of each per part",
+            "a list of outputs and a list of as many logsumexps, one per part",
             f"{_count(outs)} and {_count(lses)}",
         )
     out, lse = outs[0], lses[0]

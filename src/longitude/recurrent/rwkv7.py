@@ -1,4 +1,4 @@
-"""RWKV-7 (Goose): a matrix state in which each token decays channels, removes what is under one key, and writes under another."""
+"""RWKV-7 (Goose): a matrix state in which each token decays channels, removes the value of one key, and writes another's."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ MIXED = "rwkvag"
 
 @register_mixer("rwkv7")
 class RWKV7(RecurrentMixer):
-    """RWKV-7's time mixing: as in the authors' code of the first layer.
+    """RWKV-7's time mixing, as in the first layer of the authors' code.
 
         d_t = x_{t-1} - x_t;   x_j = x + d * mu_j                                 j = r, w, k, v, a, g
         r, k, v = x_r W_r, x_k W_k, x_v W_v;   a = sigmoid(a_0 + x_a A_1 A_2);   g = sigmoid(x_g G_1) G_2

@@ -13,13 +13,13 @@ import pandas as pd
 from longitude.report.figure import GREY, INK, PAPER, RED, Figure, themed
 
 COLUMNS, WIDE = 32, 64
-"""Letters, or cells, of a row, and where there are at most two panels: powers of two, so that most training lengths end a row."""
+"""Letters or cells per row, with three panels or more and with fewer: powers of two, so that most training lengths end a row."""
 LETTER, LINE = (6, 10), 13
 """Width and size of a letter and height of a row, in pixels."""
 CELL = 6
 """Height of a row of cells without letters, in pixels."""
 MOST = 8192
-"""Letters and cells of a picture: an SVG of half a megabyte. Longer texts have several pieces in a cell and no letters."""
+"""Letters or cells of a picture at most: an SVG of half a megabyte. Longer texts have several pieces in a cell and no letters."""
 ROWS = 64
 """Rows of a panel up to which it has letters: a taller one is not seen at a glance."""
 SMOOTH = {"byte": 33, "token": 9}
@@ -37,7 +37,7 @@ class Panel(NamedTuple):
         pieces: The text of each byte or token [n].
         values: A number of each [n], in bits.
         mark: How many of them are within the training length; None if that is not known.
-        label: What a reader of a study chooses the panel by.
+        label: The label by which a reader of a study selects the panel.
     """
 
     pieces: Sequence[str]
@@ -47,14 +47,14 @@ class Panel(NamedTuple):
 
     @property
     def means(self) -> tuple[float, float | None]:
-        """Mean within the training length, and behind it; without such two parts, of all and None."""
+        """Mean within the training length, and mean after it; the mean of all and None if there is nothing after it."""
         if not self.mark or self.mark >= len(self.values):
             return float(self.values.mean()), None
         return float(self.values[: self.mark].mean()), float(self.values[self.mark :].mean())
 
     @property
     def summary(self) -> str:
-        """2.61 bits before, 4.37 after."""
+        """The means in words, as in "2.61 bits before, 4.37 after"."""
         before, after = self.means
         return f"{before:.2f} bits" if after is None else f"{before:.2f} bits before, {after:.2f} after"
 
@@ -97,13 +97,13 @@ class Passage:
 
     @property
     def share(self) -> int:
-        """Pieces of a cell, where there are no letters."""
+        """Pieces per cell, if there are no letters."""
         longest = max(len(panel.pieces) for panel in self.panels.values())
         return math.ceil(longest / min(self.columns * ROWS, MOST // len(self.panels)))
 
     @property
     def words(self) -> str:
-        """The caption, with what a color, a cell, the line and the numbers are."""
+        """The caption, and the meaning of colors, cells, line and numbers."""
         cell = "" if self.lettered else f" A cell is {self.share} {self.unit}{'s' * (self.share > 1)}."
         mean = f"mean bits per {self.unit}"
         ends = any(panel.means[1] is not None for panel in self.panels.values())
@@ -129,12 +129,12 @@ class Passage:
         return f"{start}: {after[low]:.2f} bits for {low}, {after[high]:.2f} for {high}"
 
     def smoothed(self, panel: Panel) -> np.ndarray:
-        """What is colored: the mean of the values around each, of fewer at the ends."""
+        """The values to color: a centered moving mean, over fewer values at the ends."""
         return np.asarray(pd.Series(panel.values).rolling(SMOOTH[self.unit], center=True, min_periods=1).mean())
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Ends of the colors, in half bits: the mean within the training length, and the 95th percentile."""
+        """Ends of the color scale, in half bits: the mean within the training length, and the 95th percentile."""
         begins = np.array([panel.means[0] for panel in self.panels.values()])
         values = np.concatenate([*map(self.smoothed, self.panels.values())])
         begins, values = (each[np.isfinite(each)] for each in (begins, values))  # a model may be broken
@@ -154,7 +154,7 @@ class Passage:
 
 
 class Row(NamedTuple):
-    """Letters of a row, the piece that each is of, and its number as it is colored."""
+    """Letters of a row, the index of the piece of each, and the value that colors it."""
 
     text: str
     pieces: list[int]
@@ -236,7 +236,7 @@ def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, color
 
 
 def _flat(records: Sequence[Mapping[str, Any]], *keys: str) -> Any:
-    """A chart of records that stand in it as columns."""
+    """A chart whose data are the columns of these records, which take less space."""
     columns = {key: [record[key] for record in records] for key in keys}
     return alt.Chart(alt.InlineData(values=[columns])).transform_flatten([*keys])
 
@@ -263,7 +263,7 @@ def _words(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
 
 
 def place_of(passage: Passage, panel: Panel) -> tuple[int, int] | None:
-    """(row, column) of the first piece behind the training length; None where all are within."""
+    """(row, column) of the first piece after the training length; None if all are within."""
     if panel.mark is None or panel.mark >= len(panel.pieces):
         return None
     before = sum(map(len, panel.pieces[: panel.mark])) if passage.lettered else math.ceil(panel.mark / passage.share)
@@ -271,7 +271,7 @@ def place_of(passage: Passage, panel: Panel) -> tuple[int, int] | None:
 
 
 def _rule(panel: Panel, columns: int, row: int, column: int, x: alt.X, y: alt.Y) -> list[Any]:
-    """The line between what is within the training length and what is behind it, with the length at its left."""
+    """The line at the end of the training length, with the length at its left."""
     corners = [(0, row + 1), (column, row + 1), (column, row), (columns, row)] if column else [(0, row), (columns, row)]
     points = [{"i": i, "x": x_, "y": y_} for i, (x_, y_) in enumerate(corners)]
     line = alt.Chart(alt.InlineData(values=points)).mark_line(color=INK, strokeWidth=2, aria=False)

@@ -1,9 +1,8 @@
-"""A number of a study with what seeds and documents say of it, each on its own and both together: they are crossed.
+"""Estimates with intervals over seeds, over documents, and over both, which are crossed effects.
 
-With several seeds there is a t-interval over them (`longitude.statistics.seeds`), and the bootstrap over documents
-(`longitude.statistics.documents`) says what other text would change about the same models. The interval that is reported and
-judged by combines both: other seeds on other text. With one seed there is only that over documents, and nothing is known of
-training again.
+A t-interval over seeds (`longitude.statistics.seeds`) covers other training runs on the same text. A bootstrap over documents
+(`longitude.statistics.documents`) covers other text for the same models. The interval that is reported and judged combines
+both. With one seed there is only the interval over documents.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from longitude.statistics.seeds import seed_difference, t_interval, unpaired_dif
 
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
 WEAK = "learned too little"
-"""A loss that does not rise says nothing about position where there was little to lose."""
+"""Verdict for models that learned too little: their loss need not rise even if position fails."""
 
 
 class Sums(NamedTuple):
@@ -43,7 +42,7 @@ class Sums(NamedTuple):
 
     @property
     def pooled(self) -> tuple[np.ndarray, np.ndarray]:
-        """[documents] each, summed over the seeds: the models as they are."""
+        """`of` and `over` summed over the seeds, [documents] each."""
         return self.of.sum(0), self.over.sum(0)
 
     def only(self, seeds: Sequence[int]) -> "Sums":
@@ -60,11 +59,11 @@ class Estimate(NamedTuple):
         low: Lower end of the 95% interval that is reported: over seeds and documents; with one seed, over documents.
         high: Its upper end.
         over: Source of variation of the interval; None if there is no interval.
-        text_low: Lower end of the 95% interval over documents, of the models as they are.
+        text_low: Lower end of the 95% interval over documents, for the same models.
         text_high: Its upper end.
         p: Two-sided p-value of a difference, over what the interval is over.
         values: One per seed.
-        seed_low: Lower end of the 95% t-interval over the seeds, on the text as it is; None with one.
+        seed_low: Lower end of the 95% t-interval over the seeds, on the same text; None with one seed.
         seed_high: Its upper end.
     """
 
@@ -80,7 +79,7 @@ class Estimate(NamedTuple):
     seed_high: float | None = None
 
     def below(self, limit: float) -> str:
-        """`HOLDS` where the interval lies below the limit, `LOST` where it lies above, else `UNCLEAR`, as over seeds alone."""
+        """`HOLDS` if the interval lies below the limit, `LOST` if above; else, and if it is over seeds alone, `UNCLEAR`."""
         if self.low is None or self.high is None or self.over == "seeds":
             return UNCLEAR
         return HOLDS if self.high < limit else LOST if self.low > limit else UNCLEAR
@@ -93,18 +92,18 @@ class Estimate(NamedTuple):
         return turned._each(lambda number: -number)
 
     def less(self, number: float) -> "Estimate":
-        """It less a number that is known."""
+        """The estimate minus an exact number, without a p-value."""
         return self._each(lambda own: own - number)._replace(p=None)
 
     def _each(self, change: Callable[[float], float]) -> "Estimate":
-        """With every number changed but the probability."""
+        """Apply a function to every number except the p-value."""
         names = ("value", "low", "high", "text_low", "text_high", "seed_low", "seed_high")
         numbers = {name: getattr(self, name) for name in names}
         moved = {name: None if number is None else change(number) for name, number in numbers.items()}
         return self._replace(**moved, values=tuple(map(change, self.values)))
 
     def above(self, limit: float) -> str:
-        """`HOLDS` where every interval lies above the limit, `LOST` where every one lies below, else `UNCLEAR`."""
+        """`HOLDS` if the interval lies above the limit, `LOST` if below; else, and if it is over seeds alone, `UNCLEAR`."""
         return {HOLDS: LOST, LOST: HOLDS, UNCLEAR: UNCLEAR}[self.below(limit)]
 
 
@@ -120,7 +119,7 @@ def estimated(
         values: [seeds].
         text: Interval over documents.
         seeds: Interval over seeds, by default `t_interval`.
-        count: Its degrees of freedom and one, by default the number of seeds.
+        count: One more than its degrees of freedom, by default the number of seeds.
     """
     seeds = seeds or t_interval(values)
     each = tuple(np.asarray(values, np.float64).tolist())
@@ -135,14 +134,14 @@ def estimated(
 def combined(seeds: Interval | Difference, text: Interval | Difference, count: float) -> Difference:
     """Interval over seeds and documents: the errors of both are independent, so their squares add.
 
-    Each end is as far from the value as the root of both squared distances, so the interval is never inside one of the two. In
+    The distance of each end from the value is the root of both squared distances, so it is at least as wide as each interval. In
     simulations of crossed effects it covers 95% and more (two to five seeds, 100 documents), where Satterthwaite's covers 87%
     with two seeds whose spread is three times that of the text.
 
     Args:
         seeds: Value with a 95% t-interval over `count` seeds.
         text: Value with a 95% interval over documents, of the same models.
-        count: Number of seeds; of an unpaired difference, its degrees of freedom and one.
+        count: Number of seeds; for an unpaired difference, one more than its degrees of freedom.
 
     Returns:
         The value with both ends, and its two-sided p-value.
@@ -160,7 +159,7 @@ def combined(seeds: Interval | Difference, text: Interval | Difference, count: f
     wide = (of_seeds / stats.t.ppf(0.975, count - 1), max(of_text, 0.0) / stats.norm.ppf(0.975))
 
     def beyond(p: float) -> float:
-        """How far the end at that probability is past 0."""
+        """How far the interval of level 1 - p reaches beyond 0."""
         return float(np.hypot(wide[0] * stats.t.isf(p / 2, count - 1), wide[1] * stats.norm.isf(p / 2))) - abs(value)
 
     least = 1e-12
@@ -201,7 +200,7 @@ def difference(a: Sums, b: Sums, metric: str) -> Estimate | None:
 
 
 def unpaired(a: Sums, b: Sums, metric: str) -> Estimate | None:
-    """metric(a) - metric(b) of models that no seed pairs, on the same documents; None where the documents differ."""
+    """metric(a) - metric(b) of models not paired by seed, on the same documents; None if the documents differ."""
     if a.of.shape[1] != b.of.shape[1]:
         return None
     x, y = per_seed(a, metric), per_seed(b, metric)
@@ -213,7 +212,7 @@ def unpaired(a: Sums, b: Sums, metric: str) -> Estimate | None:
 
 
 def common(a: Sums, b: Sums) -> tuple[Sums, Sums] | None:
-    """Both with the seeds that both have; None where there is none, or the documents differ."""
+    """Both, restricted to the seeds in common; None if there are none or the documents differ."""
     seeds = [seed for seed in a.seeds if seed in b.seeds]
     if not seeds or a.of.shape[1] != b.of.shape[1]:
         return None

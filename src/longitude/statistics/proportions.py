@@ -15,8 +15,8 @@ def mean(scores: Sequence[float]) -> tuple[float, float, float]:
 def wilson(value: float, count: int, quantile: float = QUANTILE) -> tuple[float, float, float]:
     """(value, low, high) of a mean of `count` scores from 0 to 1, with Wilson's interval (Wilson 1927), of 95% by default.
 
-    Wilson's interval is for right or wrong answers and has a width for ten of ten, too, where a bootstrap has none. Scores
-    in between spread less than right-or-wrong ones of the same mean, so that for them it is on the wide side.
+    The interval is made for right-or-wrong answers. Unlike a bootstrap, it has a width even for ten of ten. Scores between 0
+    and 1 vary less than right-or-wrong ones of the same mean, so for them it is conservative.
     """
     shrink = 1 + quantile**2 / count
     middle = (value + quantile**2 / (2 * count)) / shrink
@@ -27,25 +27,25 @@ def wilson(value: float, count: int, quantile: float = QUANTILE) -> tuple[float,
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """(difference of the means, low, high) of scores from 0 to 1 on the same questions, with a 95% interval.
 
-    Bonett and Price 2012, Journal of Educational and Behavioral Statistics 37, 479: Wald's interval with two more pairs, in
-    which either is right alone, so that it has a width for a few pairs that are all alike, too.
+    Bonett and Price 2012, Journal of Educational and Behavioral Statistics 37, 479: Wald's interval with two more pairs, one
+    that only `ours` gets right and one that only `theirs` does. So it has a width even if all pairs are equal.
     """
-    apart = [a - b for a, b in zip(ours, theirs, strict=True)]
-    count = len(apart) + 2
-    middle = math.fsum(apart) / count
-    half = QUANTILE * math.sqrt(((math.fsum(x * x for x in apart) + 2) / count - middle**2) / count)
-    value = math.fsum(apart) / len(apart)
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    count = len(differences) + 2
+    middle = math.fsum(differences) / count
+    half = QUANTILE * math.sqrt(((math.fsum(x * x for x in differences) + 2) / count - middle**2) / count)
+    value = math.fsum(differences) / len(differences)
     return value, min(value, max(-1.0, middle - half)), max(value, min(1.0, middle + half))
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """(ratio, low, high) of two means, each (mean, low, high) of trials of its own; the second above 0.
+    """(ratio, low, high) of two means, each (mean, low, high), of independent trials; the second mean must be above 0.
 
-    The interval is found from both intervals (Donner and Zou 2012, Statistical Methods in Medical Research 21, 347). Where the
-    second may be 0, it has no upper end.
+    The interval is found from both intervals (Donner and Zou 2012, Statistical Methods in Medical Research 21, 347). If the
+    second interval reaches 0, the upper end is infinite.
     """
-    (p, low, high), (q, from_q, to_q) = ours, theirs
-    least = p * q - math.sqrt(max(0.0, (p * q) ** 2 - low * to_q * (2 * p - low) * (2 * q - to_q)))
-    most = p * q + math.sqrt(max(0.0, (p * q) ** 2 - high * from_q * (2 * p - high) * (2 * q - from_q)))
-    below, above = to_q * (2 * q - to_q), from_q * (2 * q - from_q)
+    (p, p_low, p_high), (q, q_low, q_high) = ours, theirs
+    least = p * q - math.sqrt(max(0.0, (p * q) ** 2 - p_low * q_high * (2 * p - p_low) * (2 * q - q_high)))
+    most = p * q + math.sqrt(max(0.0, (p * q) ** 2 - p_high * q_low * (2 * p - p_high) * (2 * q - q_low)))
+    below, above = q_high * (2 * q - q_high), q_low * (2 * q - q_low)
     return p / q, max(0.0, least / below), most / above if above > 0 else math.inf

@@ -1,7 +1,7 @@
-"""Trained models at more positions than they were trained on: positions scaled, or attention sharpened; weights stay.
+"""Methods that extend a trained model to longer sequences without training: scaled positions or sharper attention.
 
-`linear` interpolates positions: of rotary encodings and sinusoids they are divided by the factor, a learned table is
-stretched. `ntk`, `yarn` and `longrope` change the frequencies of rotary pairs. `temperatures` multiplies the scores of each head.
+`linear` interpolates positions: it divides those of rotary encodings and sinusoids by the factor, and stretches a learned
+table. `ntk`, `yarn` and `longrope` change the frequencies of rotary pairs. `temperatures` multiplies the scores of each head.
 The numbers of the last two are searched for at each length, on text that no model is measured on.
 """
 
@@ -30,7 +30,7 @@ from longitude.registry import Registry, options_of
 from longitude.report.wording import and_
 
 PLAIN = ("non-overlapping", "sliding", "per-position")
-"""Methods that read models as they are."""
+"""Methods that evaluate the unchanged model."""
 TEMPERATURES = "temperatures"
 SCHEMES = ("linear", "ntk", "yarn", "longrope", TEMPERATURES)
 """Methods that extend models: by a scheme of lg.scaling, or by a temperature for each head."""
@@ -41,7 +41,7 @@ CANDIDATES = 64
 WINDOWS, TOKENS = 4, 8192
 """Text on which each list is tried: minimum number of windows, and total tokens."""
 ITERATIONS = 20
-"""Steps of L-BFGS that find temperatures: with 10, 20 and 60 a NoPE and a RoPE of 0.1 million parameters had one loss at 512."""
+"""Steps of L-BFGS that find temperatures: with 10, 20 or 60, NoPE and RoPE models of 0.1 million parameters had the same loss."""
 Spec = Mapping[str, Any]
 Search = Callable[[Any, Sequence[Tensor], int, int, Progress], Any]
 
@@ -51,13 +51,13 @@ class Method:
     """How a method extends a trained model.
 
     Attributes:
-        like: "linear" or "ntk": it extends the encodings that this scheme extends; None: `takes` has what it extends.
+        like: "linear" or "ntk": it extends the encodings that this scheme extends; None: `takes` decides.
         takes: LongitudeConfig -> whether it extends such a model.
         scheme: (encoding, factor, training length) -> the scheme; None: the model stays as it is.
-        positions: (positions, training length, length) -> those that the model reads its tokens at; None: 0, 1, 2, ...
+        positions: (positions, training length, length) -> position ids for the model; None: 0, 1, 2, ...
         search: (model, selection text, training length, length, on_progress) -> the extended model, found on this text; None:
             nothing is searched for.
-        search_tokens: Tokens that it reads at a length; one that is read for a gradient counts three times.
+        search_tokens: Tokens that the search evaluates at a length; with a gradient, a token counts three times.
     """
 
     like: str | None
@@ -108,7 +108,7 @@ def extends(config: Any, scheme: str, original: int) -> bool:
 
 
 def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec | None:
-    """As the class of an encoding has it; one that a function builds stays as it is."""
+    """The spec as its encoding's class extends it, None if it cannot; unchanged if a function builds the encoding."""
     own = getattr(ENCODINGS[spec["name"]], "extended", None)
     options = {name: value for name, value in spec.items() if name != "name"}
     longer = options if own is None else own(options, scheme, original, length)
@@ -116,7 +116,7 @@ def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec |
 
 
 def takes_temperatures(config: Any) -> bool:
-    """Whether scores of some layer are a product with a projection of its own: no norm follows it, which undoes a factor."""
+    """Whether a factor on query projections scales scores: no QK-norm undoes it, and no encoding has a maximum length."""
     bounded = any(spec.get("max_length") for specs in config.layer_specs() for spec in specs)
     projected = [spec for spec in config.layer_mixers() if issubclass(mixer_class(spec), MultiHeadAttention)]
     return bool(projected) and not bounded and not any(spec.get("qk_norm", config.qk_norm) for spec in projected)
@@ -136,13 +136,13 @@ def extended_by(scheme: str) -> str:
 
 
 def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:
-    """A model of the same weights at `length` positions, trained at `original`; at no more than these the model itself.
+    """A model with the same weights for `length` positions, trained at `original`; the model itself if it is no longer.
 
     Args:
         model: A model of longitude.models.
-        scheme: A method that extends models, or a scheme as it is.
-        original: Positions of its training.
-        length: Positions that it is to have.
+        scheme: The name of a method that extends models, or a scheme of lg.scaling.
+        original: Training length, in positions.
+        length: Positions of the extended model.
     """
     make = method_of(scheme).scheme if isinstance(scheme, str) else lambda *_: scheme
     if length <= original or make is None:
@@ -169,7 +169,7 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
 def extended_on(
     model: Any, method: str, documents: Sequence[Tensor], original: int, length: int, on_progress: Progress
 ) -> Any:
-    """As `extended`, by a method that may search for its numbers on text of its own."""
+    """As `extended`, by a method that may search for its numbers on `documents`."""
     search = method_of(method).search
     if search is None or length <= original:
         return extended(model, method, original, length)
@@ -209,15 +209,15 @@ def searched(
 ) -> Scaling:
     """LongRoPE's factors for `length`, by the evolution of `longitude extend --method longrope`, of `CANDIDATES` in all.
 
-    It begins with the other schemes, and ends with the candidate of the lowest loss in windows of `length` tokens of the
-    documents. The same arguments give the same factors.
+    The search starts from the other schemes and returns the candidate with the lowest loss in windows of `length` tokens of
+    the documents. The same arguments give the same factors.
 
     Args:
-        model: With rotary encodings.
-        documents: int64 [n], some of length + 1 or more; none of those that are measured.
-        original: Positions of its training.
+        model: A model with rotary encodings.
+        documents: int64 [n], some of length + 1 or more; none that the study measures.
+        original: Training length, in positions.
         length: Tokens of a window.
-        on_progress: Called with the candidates that were tried, and all of them.
+        on_progress: Called with the number of candidates tried so far, and of all.
     """
     spec = next(spec for specs in model.config.layer_specs() for spec in specs if "scaling" in spec)
     pairs = RotaryPairs(spec["base"], rotary_dim(spec), original, length)
@@ -245,7 +245,7 @@ def with_temperatures(
     length: int,
     on_progress: Progress = lambda done, total: None,
 ) -> Any:
-    """A model whose scores are multiplied by a number for each head, that of the lowest loss in windows of `length` tokens.
+    """A model whose scores are multiplied by a number for each head, chosen for the lowest loss in windows of `length` tokens.
 
     All other weights stay. A temperature is a factor of the rows of the query projection, so a bias on the scores is not
     multiplied. The same arguments give the same temperatures.
@@ -291,7 +291,7 @@ def with_temperatures(
 
 
 def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
-    """[length + 1] each, as far from each other as they can be. ValueError where no document has one."""
+    """Windows [length + 1], evenly spread over the documents. ValueError if no document is long enough."""
     each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     if not each:
         expected, longest = f"selection text of {length + 1} tokens in a document", max(map(len, documents), default=0)

@@ -33,7 +33,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def heads_and_tokens(rows: int, keys: int, batch: int = 2) -> Named:
-    """Q [B, H, rows, D], k and v [B, Hkv, keys, D]; x [B, keys, dim], the tokens that context reads."""
+    """Random q [B, H, rows, D], k and v [B, Hkv, keys, D], and x [B, keys, dim], the tokens that context reads."""
     sizes = ("num_heads", rows), ("num_kv_heads", keys), ("num_kv_heads", keys)
     tensors = [numbers(batch, SHAPES[h], n, SHAPES["head_dim"], seed=1 + s) for s, (h, n) in enumerate(sizes)]
     return dict(zip("qkvx", (*tensors, numbers(batch, keys, DIM, seed=4)), strict=True))
@@ -127,7 +127,7 @@ class LayerStack(nn.Module):
         seen: Tensor | None = None,
         direction: Tensor | None = None,
     ) -> Named:
-        """The output for x and the rest, and the gradients of x and every parameter; forward: another way to the same."""
+        """The output for x and the rest, and the gradients of x and every parameter; forward: another function for it."""
         x = x.detach().clone().requires_grad_()
         forward = self if forward is None else forward
         return with_gradients(lambda: forward(x, *rest), {"x": x, **learned_of(self)}, seen, direction)
@@ -195,7 +195,7 @@ def close(what: str, got: Tensor | Named, want: Tensor | Named, threshold: float
 
 
 def without_loops() -> AbstractContextManager[Any]:
-    """Recurrences in torch's operators, as where no loop in C can be compiled."""
+    """Run recurrences in torch's operators, as if there were no C compiler."""
     from longitude.recurrent.ops import c_loops
 
     return patch.object(c_loops, "loops", lambda name, dtype: None)

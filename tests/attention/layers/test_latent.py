@@ -208,7 +208,7 @@ test_refusals = refused_calls(
         (calling(memory=X[..., :4]), "memory", "[2, M, 32]"),
         (calling(encoding=lg.FoX(DIM, HEADS).double(), mask=PADDED), "documents"),
         (again(mask=lg.Band(1, 1)), "1"),
-        (again(make(FOLLOWS)), "cache", "it", "follow='row'"),
+        (again(make(FOLLOWS)), "cache", "follow='row'"),
         (lambda: make(lg.PaTH(DIM, HEADS, ROPE, num_kv_heads=1), route="expanded")(X), "'absorbed'", "'auto'"),
         (
             calling(cache=lg.attention.LongitudeCacheLayer()),

@@ -44,7 +44,7 @@ class Backend:
             return_lse nor sinks.
         sinks: whether it applies the sinks of a request itself; otherwise they are applied to the result of `partial`.
         transforms: whether it supports torch.func gradients and forward-mode derivatives; autograd always works.
-        mixes: whether it takes a mix of vectors (`OffsetVectors.mix`) as it is; otherwise it gets wider queries and keys.
+        mixes: whether it supports a mix of vectors (`OffsetVectors.mix`); otherwise it gets wider queries and keys.
         by_weight: for a backend with any_mask: whether it hides keys of this request by weights of 0 instead of leaving them
             out. It then gets finite numbers only, because 0 * NaN is NaN.
     """
@@ -122,7 +122,7 @@ def refuses(backend: Backend, r: Request) -> str | None:
 
 
 def no_second_derivatives(*_: Any) -> NoReturn:
-    """The formula of an operator's gradients that have none: RuntimeError, with what has them."""
+    """Backward of an operator without second derivatives: RuntimeError that names a backend with them."""
     raise RuntimeError(
         "expected gradients once, got gradients of gradients, which the chosen backend does not have; "
         'backend="reference" has them'

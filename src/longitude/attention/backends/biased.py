@@ -19,7 +19,7 @@ FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def takes(r: Request) -> bool:
-    """Whether both positions, or rows of scores, decide what is added; on the CPU, outside of tracers."""
+    """Whether `biased` supports a request: it has a PairBias or RowBias, and its tensors are in the CPU's memory."""
     if r.q.dtype not in (torch.float32, torch.float64) or r.v.shape[3] != r.q.shape[3]:
         return False
     if r.dropout or r.weights or in_forward_mode() or not in_memory(r.q, r.k, r.v):
@@ -29,8 +29,8 @@ def takes(r: Request) -> bool:
 
 
 def biased_bytes(r: Request) -> int:
-    """The bias, as its terms make it, summed, and with -inf where the mask is."""
-    reads_scores = any(isinstance(term, RowBias) for term in r.terms)  # and `terms_bytes` has them already
+    """Bytes of the bias: as its terms return it, summed, and masked with -inf."""
+    reads_scores = any(isinstance(term, RowBias) for term in r.terms)  # `terms_bytes` counts their bias
     batch = 1 if r.contiguous and not r.beyond_band and not reads_scores else r.q.shape[0]
     return (2 if reads_scores else 3) * batch * r.heads * r.rows * r.length * r.q.element_size() + terms_bytes(r)
 
@@ -77,7 +77,7 @@ class Biased(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Differentiable itself: nothing is written twice that a derivative of it reads."""
+        """Differentiable: no tensor that the second derivative reads is overwritten."""
         q, k, v, bias, out, lse = ctx.saved_tensors
         (batch, heads, rows, _), keys = q.shape, k.shape[2]
         q, k, v, of_out = (x.flatten(0, 1) for x in (q, k, v, of_out))

@@ -1,4 +1,4 @@
-"""Products of reflections by the kernels of flash-linear-attention (Yang and Zhang 2024), where that package is installed.
+"""Products of Householder reflections by the kernels of flash-linear-attention (Yang and Zhang 2024), if it is installed.
 
     pip install flash-linear-attention
 
@@ -45,7 +45,7 @@ class Attention(torch.autograd.Function):
 
 
 def run(r: Request) -> Tensor:
-    """Span by span."""
+    """Output [B, H, Lq, Dv], one call for each span of padding and documents."""
 
     def of_span(r: Request) -> Tensor:
         (term,) = (term for term in r.terms if isinstance(term, Transport))
@@ -54,7 +54,7 @@ def run(r: Request) -> Tensor:
         shared = max(r.k.shape[1], w.shape[1])  # heads that keys and their reflections have in common
         k, v, w, b = (per_query_head(x, shared) for x in (r.k, r.v, w, b))
         level = drift_level(r)
-        if level is not None:  # the sum of its gates up to each token
+        if level is not None:  # a level is the sum of the log gates up to a token, and the kernel takes the gates
             level = level[:, :, r.k_order : r.k_order + r.length].float() / r.scale
             level = torch.diff(level, dim=2, prepend=level[:, :, :1])
         inputs = (r.q, k, v, w, b, level)
@@ -75,7 +75,7 @@ def limits(r: Request) -> str | None:
     if not {*widths} <= {*WIDTHS}:
         return f"it supports head_dim {', '.join(map(str, WIDTHS))}, not {' and '.join(map(str, {*widths}))}"
     if r.band != (0, None):
-        return "it supports no mask but Causal() in token order"
+        return "it supports only the mask Causal(), in token order"
     if r.order_gap != 0 or r.rows != r.length or transports[0].w.shape[2] != r.length:
         return "it needs as many queries as keys, so it supports no cache"
     spans = r.pairs.spans if r.beyond_band else []
@@ -88,7 +88,7 @@ def limits(r: Request) -> str | None:
 
 
 def memory(r: Request) -> int:
-    """Queries and keys as they are carried, in float32, with w and b; a product of reflections for each 64 tokens."""
+    """Bytes of transformed queries and keys, w and b in float32, and of a [D, D] product for each 64 tokens."""
     return 4 * r.q.shape[0] * r.heads * r.length * (4 * r.q.shape[3] + r.q.shape[3] ** 2 // 64)
 
 
@@ -101,5 +101,5 @@ FLA = Backend(
     transforms=False,
     limits=limits,
     memory=memory,
-    price=lambda r: 2.0,  # not measured: before `transport`, which runs torch's operators
+    price=lambda r: 2.0,  # not measured; below that of `transport`, which runs torch's operators
 )

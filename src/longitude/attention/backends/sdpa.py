@@ -1,4 +1,4 @@
-"""torch's fused attention where it applies as it is, or with a short dense bias."""
+"""PyTorch's scaled_dot_product_attention, without a bias or with a small dense one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longitude.attention.spans import by_spans, pieces, with_wide_values
 from longitude.derivatives import exporting, in_forward_mode
 from longitude.positions.base import Drift, OffsetBias, PairBias
 
-SHORT_BYTES = 2**26
+SHORT_BYTES = 2**26  # of the largest dense bias
 
 
 def sdpa_is_plain(r: Request) -> bool:
@@ -50,7 +50,7 @@ def added(r: Request) -> Added:
     plain, grouped = sdpa_is_plain(r), r.k.shape[1] != r.q.shape[1]
     causal = plain and not r.sees_all
     bias, some = (None, None) if plain else dense_bias(r)
-    # The one query of each head that shares its keys becomes a row among theirs: keys are read once for all of them.
+    # With one query, the query heads that share a key head become rows of one product: their keys are read once.
     folded = grouped and r.rows == 1 and not causal
     if folded and bias is not None and bias.shape[1] > 1:
         bias = by_key_head(bias, r)
@@ -58,12 +58,12 @@ def added(r: Request) -> Added:
 
 
 def fused(r: Request) -> Tensor:
-    """One call of torch's function."""
+    """One call of scaled_dot_product_attention."""
     bias, causal, some, grouped, folded = r.once("sdpa", added)
     q, scale = by_key_head(r.q, r) if folded else r.q, r.scale
     if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
         q, scale = (-q, -scale) if scale else (0 * q, 1.0)
-    # A compiler's symbolic bool is no bool, and its tracer wants names of arguments.
+    # While compiling, these may be symbolic, and torch accepts only a bool; the tracer needs keyword arguments.
     shared = True if grouped and not folded else False  # noqa: SIM210
     options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": shared}  # noqa: SIM210
     out = F.scaled_dot_product_attention(q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, **options)
@@ -80,8 +80,8 @@ def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Ten
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
     first = (out.detach() if out.requires_grad else out).select(3, 0)
-    # No zero: one look, because every decoded token runs it; a list of few numbers takes half as long as a reduction.
-    if torch._C._are_functorch_transforms_active():  # where several calls are one, nothing can be decided by a look
+    # Return early without zeros: every decoded token comes here. For few numbers tolist() takes half as long as all().
+    if torch._C._are_functorch_transforms_active():  # where values cannot choose a branch
         pass
     elif out.shape[2] == 1 and first.numel() <= 64:
         if not any([0.0] in heads for heads in first.tolist()):
@@ -131,10 +131,10 @@ def dense_bias(r: Request) -> tuple[Tensor | None, Tensor | None]:
 
 
 def offset_bias(term: OffsetBias, r: Request) -> Tensor:
-    """A bias of offsets, [H, Lq, Lk] or [B, H, Lq, Lk]. At contiguous positions each row is the one below, moved on by one."""
+    """A bias of offsets, [H, Lq, Lk] or [B, H, Lq, Lk]. At contiguous positions each row is the row below, shifted by one."""
     q_first, k_first = r.q_positions, r.k_positions
     if not isinstance(q_first, int) or not isinstance(k_first, int) or torch.compiler.is_compiling():
-        bias = term.at(offsets(r))  # also where unfold would want a graph for each length
+        bias = term.at(offsets(r))  # compilers, too: unfold would need a graph for each length
         return bias if bias.dim() == 3 else bias.movedim(0, 1)
     along = bias_of(term, q_first + r.rows - 1 - k_first, q_first - k_first - r.length + 1, r.q, r.q.dtype)
     bias = along.unfold(1, r.length, 1)
@@ -142,12 +142,12 @@ def offset_bias(term: OffsetBias, r: Request) -> Tensor:
 
 
 def sdpa_by_spans(r: Request) -> bool:
-    """Whether padding and documents are cut away first. A dense row is no larger than the keys: decoding needs no spans."""
+    """Whether to run span by span, without padding. Not for a single query: its dense bias is no larger than its keys."""
     return r.rows > 1 and len(r.beyond_band) > 0 and not isinstance(r.pairs.spans, str)
 
 
 def sdpa_dense(r: Request) -> list[Request]:
-    """The parts of it that need a dense bias."""
+    """The request, or those of its spans, that need a dense bias."""
     cut = pieces(r) if sdpa_by_spans(r) else [(slice(None), slice(0, r.rows), r)]
     assert not isinstance(cut, str), cut
     return [piece for _, _, piece in cut if not sdpa_is_plain(piece)]
@@ -160,7 +160,7 @@ def sdpa_bias_bytes(r: Request) -> int:
 
 
 def sdpa_memory(r: Request) -> int:
-    """The bias of an offset is made in float64, offsets and product, before it is added up in the dtype of q."""
+    """Bytes of the dense bias and of its terms. A bias of offsets takes two float64 buffers more: offsets and product."""
     of_pairs = all(isinstance(term, PairBias) for term in r.terms)
     times = (2 if of_pairs else 2 + 2 * 8 // r.q.element_size()) if r.terms else 1
     return max([0, *(sdpa_bias_bytes(part) * times + terms_bytes(part) for part in sdpa_dense(r))])
@@ -178,7 +178,7 @@ def sdpa_limits(r: Request) -> str | None:
 
 
 def sdpa_price(r: Request) -> float:
-    """Plain span by span is nearly plain; and the bias of a single query is far smaller than its keys."""
+    """Without a bias, spans cost little more than one call. So does a single query: its bias is far smaller than its keys."""
     if sdpa_is_plain(r):
         return 1.25 if in_loop(r) else 1.0
     if sdpa_by_spans(r) and not sdpa_dense(r):

@@ -64,16 +64,14 @@ def run_region(r: Request) -> tuple[Tensor, Tensor | None]:
 
 
 def largest(r: Request) -> Request:
-    """The region that decides what the whole costs."""
+    """The region that costs most."""
     match pattern(r):
         case AnyOf() as joined:
             return local(r, joined)
         case Prefix() as prefix:
             return replace(r, mask=AllOf((Causal(), *other_masks(r, prefix))))
         case Dilated() as dilated:
-            pieces = [
-                piece for _, _, piece in streams(r, dilated.step)
-            ]  # none where no query and key are of one stream
+            pieces = [piece for _, _, piece in streams(r, dilated.step)]  # none if no stream has queries and keys
             return max(pieces, key=lambda piece: piece.rows * piece.length) if pieces else replace(r, mask=Window(1))
     raise AssertionError(r.mask)
 
@@ -121,11 +119,12 @@ def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
 
 
 def chosen(tokens: list[Global], order: Tensor) -> Tensor:
-    """Which are global in one of the masks, [L] or [B, L]."""
+    """Whether each token is global in any of the masks, [L] or [B, L]."""
     return torch.stack(torch.broadcast_tensors(*(m.chosen(order) for m in tokens))).any(0)
 
 
 def of_all_rows(tokens: Tensor) -> Tensor:
+    """Whether each token [L] is true in any row of the batch."""
     return tokens if tokens.dim() == 1 else tokens.any(0)
 
 
@@ -243,7 +242,7 @@ def split_limits(r: Request) -> str | None:
     if found is None:
         return "the mask has no prefix, no dilated window and no global tokens joined to a local mask"
     if not readable(*tensors_of(r.beyond_band)):
-        return "where the mask's tokens are is not known while compiling, nor under torch.func.vmap"
+        return "the tokens that the mask names are unknown while compiling and under torch.func.vmap"
     if isinstance(found, AnyOf) and all(isinstance(m, Global) for m in members(found)):
         return "global tokens need a local mask joined to them by |"
     if isinstance(found, Dilated):
@@ -277,10 +276,10 @@ SPLIT = Backend(
     run=lambda r: split(r)[0],
     partial=split,  # type: ignore[arg-type]
     terms=(OffsetBias, PairBias, Drift, OffsetVectors),
-    any_mask=True,  # its limits refuse the others
+    any_mask=True,  # split_limits names those that it cannot split
     dropout=True,
     limits=split_limits,
     memory=split_memory,
     price=split_price,
-    by_weight=lambda r: False,  # its regions say it each
+    by_weight=lambda r: False,  # run_region asks the backend of each region
 )

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 class MultiHeadAttention(AttentionLayer):
     """Self-attention (MHA, GQA, MQA): each head of keys and values serves num_heads / num_kv_heads heads of queries.
 
-    x [B, L, dim] -> [B, L, dim]; the keywords of a call are Mixer.forward's. What an encoding does at a model's input is not done
-    here: call its embed(x, positions) there.
+    x [B, L, dim] -> [B, L, dim]; the keywords of a call are Mixer.forward's. The layer does not call
+    encoding.embed(x, positions): call it once, at the model's input.
 
     Args:
         dim: Width of x.
         num_heads: Heads of queries.
-        num_kv_heads: num_heads (None) is multi-head, 1 is multi-query, between them grouped-query attention.
+        num_kv_heads: Heads of keys and values: num_heads (None) for multi-head, 1 for multi-query, between for grouped-query.
         encoding: An Encoding, a list of them, or None.
-        head_dim: dim / num_heads where None.
+        head_dim: Width of a head; None: dim / num_heads.
         bias: Whether the four projections have a bias.
         dropout: Dropout probability of the attention weights in training.
-        scale: Multiplies the scores; None for head_dim**-0.5.
+        scale: Factor of the scores; None: head_dim**-0.5.
         backend: As in `attend`.
         qk_norm: Whether each head of queries and keys is normalized by an RMSNorm, before the rotation. Use it when scores grow
             in training, as Qwen3 and Gemma 3 do.
@@ -45,12 +45,12 @@ class MultiHeadAttention(AttentionLayer):
         output_gate: Whether the output of attention is multiplied by sigmoid(W x) before o_proj. Use it when heads should be
             able to add nothing, instead of attending to the first token.
         softcap: As in `attend`. Use it when you compare with weights of Gemma 2, which have no qk_norm.
-        short_conv: Places of short causal convolutions, each added to what it reads: "input", "qkv" or "kv", "output". Use
+        short_conv: Places of short causal convolutions, each added to its input: "input", "qkv" or "kv", "output". Use
             them when no encoding tells neighbors apart, as under NoPE.
         conv_kernel: Tokens under a convolution, the token itself included; None: 4.
 
     Raises:
-        ValueError: For sizes that do not divide, and options that `attend` refuses.
+        ValueError: For sizes that do not divide, and options that `attend` does not support.
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, https://arxiv.org/abs/1706.03762; grouped heads: Ainslie et al. 2023,
@@ -137,7 +137,7 @@ class MultiHeadAttention(AttentionLayer):
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
             k_positions = cache.positions
-        if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider one
+        if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider dtype
             q, v = q.to(k.dtype), v.to(k.dtype)
         if call.remembered:
             q = q[:, :, call.remembered :]
@@ -164,7 +164,7 @@ class MultiHeadAttention(AttentionLayer):
         return q, k, v
 
     def heads_placed(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys as positions make them that the layer reads off its tokens; here it reads none."""
+        """Queries and keys, unchanged; a subclass may rotate them by positions that it computes from x."""
         return q, k
 
     over_keys = attended

@@ -30,7 +30,7 @@ class WindowAttention(MultiHeadAttention):
     Args:
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
         size: Keys per query.
-        step: Distance between them.
+        step: Distance between neighboring keys of the window.
         head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in
             MultiHeadAttention.
 
@@ -119,10 +119,10 @@ class WindowAttention(MultiHeadAttention):
 
 @register_mixer("chunks")
 class ChunkAttention(WindowAttention):
-    """Attention within chunks: a token sees the earlier tokens of its chunk and itself, every `size` tokens a text begins again.
+    """Attention within chunks of `size` tokens: a token attends to itself and to the earlier tokens of its chunk.
 
-    x [B, L, dim] -> [B, L, dim] in O(L size) time. Chunks are counted in each document, and from its first token behind padding,
-    as Llama 4 does in its layers with rotation. Its cache layer keeps the last size - 1 tokens.
+    x [B, L, dim] -> [B, L, dim] in O(L size) time. Chunks are counted in each document, from its first token after padding, as
+    in the layers of Llama 4 with rotation. Its cache layer keeps the last size - 1 tokens.
 
     Args:
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
@@ -168,7 +168,7 @@ class ChunkAttention(WindowAttention):
         self.window_mask = Chunks(size)
 
     def products(self, keys: float) -> float:
-        return super().products(min(keys, (self.size + 1) / 2))  # half a chunk is before a token
+        return super().products(min(keys, (self.size + 1) / 2))  # on average, half a chunk precedes a token
 
     def joined_mask(self, inputs: MixerInputs) -> Mask:
         return self.window_mask if inputs.documents is None else Chunks(self.size, places_of(inputs.documents))

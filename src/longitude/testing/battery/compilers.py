@@ -1,4 +1,4 @@
-"""Laws of compilers: torch.compile and torch.export follow it. No C++ compiler is needed: the graphs run as they are."""
+"""Laws of torch.compile, torch.export and torch.func. No C++ compiler is needed: graphs run in torch's own kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from longitude.testing.fixtures import LayerStack, Named, close, heads_and_token
 from longitude.testing.parts import ENCODING_LAWS, shared_law
 
 SLOW_OR_OLD = "There is a performance drop|`torch.jit"
-"""torch's words where it maps an operator row by row, and of its own code that carries derivatives forward."""
+"""Warnings to ignore: that vmap runs an operator row by row, and that torch's forward mode uses torch.jit."""
 
 
 @shared_law(threshold=1e-9)
@@ -86,7 +86,7 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
 
 @shared_law(threshold=1e-4)
 def compiled_training(build: MixerExample) -> None:
-    """Compiled forward and backward together, as training does, it gives the same output and gradients.
+    """Compiled with its backward, as in training, it gives the same output and gradients.
 
     Gradients are those of tokens and of every parameter. A mixer is also called with documents, which keep NaN to themselves.
     """
@@ -138,7 +138,7 @@ def compiled_transforms(build: MixerExample) -> None:
 
 @contextmanager
 def compiled(module: Any, backend: Any, **options: Any) -> Iterator[Any]:
-    """The module compiled into whole graphs; what torch has compiled before and meanwhile is forgotten."""
+    """The module compiled into whole graphs; torch's cache of graphs is empty before and after."""
     from torch._dynamo import reset
 
     reset()
@@ -160,9 +160,9 @@ class _Attention(torch.nn.Module):
 
 @ENCODING_LAWS.law(threshold=1e-9)
 def export(build: Example) -> None:
-    """torch.export takes attention with the encoding at every length, in torch's own operators, which run without this package.
+    """torch.export supports attention with the encoding at every length, in torch's operators, which run without this package.
 
-    A choice by size would be a condition of the graph, which torch refuses for a length without an end.
+    A branch on a size would be a guard, which torch does not allow for an unbounded length.
     """
     encoding = build()
     require_one_table(encoding, 2**20)

@@ -21,9 +21,9 @@ def packed_documents(
 ) -> None:
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows.
 
-    And with a cache, cut anywhere, so that a document continues across calls, with positions given to each of them or to the
-    first alone. rows: the lengths of the documents in each; first_call: tokens of a first call, in the middle of a document that
-    follows a longer one in every row.
+    Also with a cache, cut anywhere, so that a document continues across calls, with positions given to each call or to the
+    first alone. rows: the lengths of each row's documents; first_call: tokens of a first call, in the middle of a document
+    that follows a longer one in every row.
     """
     batch = _Streams(len(rows), max(map(sum, rows)) + 2)
     for row, lengths in enumerate(rows):
@@ -36,7 +36,7 @@ def packed_documents(
 
 @MIXER_LAWS.law(threshold=1e-10, needs=CACHES)
 def repeated_document_ids(build: MixerExample) -> None:
-    """Ids that come back (0 0 1 1 0 0) name other documents: each run is as if alone.
+    """Document ids that return (0 0 1 1 0 0) name new documents: each run gives the same as alone.
 
     Also with padding between two documents; forward and gradients; and with a cache, cut anywhere.
     """
@@ -93,7 +93,7 @@ class _Streams:
     def same_as_alone(self, what: str, net: LayerStack) -> None:
         direction, real = torch.zeros_like(self.x), (self.documents >= 0)[..., None]
         for row, tokens in self.sequences:
-            direction[row, tokens] = numbers(tokens.stop - tokens.start, DIM, seed=9)  # as `answer` takes alone
+            direction[row, tokens] = numbers(tokens.stop - tokens.start, DIM, seed=9)  # that of `answer` for one alone
         together = net.answer(self.x, self.positions, self.documents, direction=direction)
         if not bool(together["output"].isfinite().all()):
             raise LawBroken(f"{what}: expected finite outputs at padding, too")

@@ -42,7 +42,7 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
     """A NaN shows in the output of every query that attends to it, on every backend, and in no other sequence.
 
-    The NaN is in a query, key or value; an infinity reaches no other sequence, too. Neither reaches a query from which a mask
+    The NaN is in a query, key or value; an infinity reaches no other sequence either. Neither reaches a query from which a mask
     of documents, padding or any pairs hides it. (Causality and windows hide by a weight of 0, and 0 * NaN is NaN: a later token
     of a document may taint a query, as in torch's attention.) A NaN in a token that context reads, or in a parameter, shows in
     every output that depends on it. kinds: kinds of masks; None: all.
@@ -60,10 +60,10 @@ def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUI
                 for backend in backends:
                     here = f"backend {backend}, mask {kind}, {value} in {name} of token {AT}"
                     lost = _lost(case, name, value, backend)
-                    _require_lost(here, lost, dependent & (value != value))
+                    _require_lost(here, lost, dependent & math.isnan(value))
                     if bool((far := lost & ~near).any()):
                         raise LawBroken(
-                            f"{here}: outputs at {far.nonzero().tolist()} are not finite, from which it is hidden"
+                            f"{here}: outputs at {far.nonzero().tolist()} are not finite, but the token is hidden from them"
                         )
         if encoding.reads_tokens:
             want = _lost(case, "x", math.nan, "reference")
@@ -104,7 +104,7 @@ def _require_lost(here: str, lost: Tensor, dependent: Tensor) -> None:
     if bool(lost[1].any()):
         raise LawBroken(f"{here}: the other sequence of the batch is not finite, {lost.nonzero().tolist()}")
     if bool((finite := dependent & ~lost).any()):
-        raise LawBroken(f"{here}: finite outputs at {finite.nonzero().tolist()}, which depend on it")
+        raise LawBroken(f"{here}: outputs at {finite.nonzero().tolist()} are finite, but depend on it")
 
 
 def _in_a_parameter(build: Example, tensors: Named) -> None:
@@ -188,11 +188,11 @@ def nan_in_documents(build: MixerExample, paddings: tuple[str, ...] | None = Non
     of_encoding = isinstance(build.encoding, Example)
     backends = [*BACKENDS] if of_encoding else []
     paddings = paddings or (tuple(DOCUMENTS) if of_encoding else ("between",))
-    values = NOT_FINITE  # the others in the first form alone
+    values = NOT_FINITE  # all in the first form, NaN alone in the others
     for words, options in build.forms((5,), backends).items():
         for loops in (nullcontext, without_loops) if build.has("mode") else (nullcontext,):
             for padding in paddings:
-                with loops(), suppress(*[ValueError] * of_encoding):  # of a backend that does not take it
+                with loops(), suppress(*[ValueError] * of_encoding):  # of a backend that does not support the call
                     net = LayerStack(build, **options)
                     _stays_in_its_document(f"{words}, {loops.__name__}", net, DOCUMENTS[padding], values)
                     values = NOT_FINITE[:1]
@@ -212,7 +212,7 @@ def _stays_in_its_document(here: str, net: LayerStack, documents: Tensor, values
         if hasattr(net.mixer, "mode") and any(
             (found[n].isfinite().all(-1) == behind).any() for n in ("output", SINGLE)
         ):
-            raise LawBroken(f"{what}: other outputs are lost than its own and those behind it in its document")
+            raise LawBroken(f"{what}: expected NaN in its own and all later outputs of its document alone")
         what = f"{value} at padding, {here}"
         found = _everything(net, x.masked_fill(padding[..., None], value), documents)
         _same_elsewhere(what, found, clean, ~padding)
@@ -245,7 +245,7 @@ def _everything(net: LayerStack, x: Tensor, documents: Tensor, lost: Tensor | No
     [of_x] = torch.autograd.grad((out.sin() * direction).sum(), x, retain_graph=True)
     of_parameters = with_gradients(lambda: out, learned_of(net), direction=direction * real)
     found = {**of_parameters, "output": out.detach(), "gradient of x": of_x}
-    if lost is not None:  # decoding knows no loss
+    if lost is not None:  # decoding has no loss
         return found
     with torch.no_grad():
         single = net.in_chunks(x, range(x.shape[1] + 1), lambda a, b: positions[:, a:b], documents)
@@ -257,8 +257,8 @@ def _everything(net: LayerStack, x: Tensor, documents: Tensor, lost: Tensor | No
 def nan_and_inf_in_mixers(build: MixerExample) -> None:
     """NaN or an infinity in a token: that token's output is not finite, and other rows are as without it.
 
-    NaN in the first number of any parameter: the loss is not finite. In float32 and float64, in every form. What saturates is
-    held to NaN alone.
+    NaN in the first number of any parameter: the loss is not finite. In float32 and float64, in every form. Mixers that
+    saturate are tested with NaN alone.
     """
     ways = [(name, options, torch.float32) for name, options in build.forms((4,)).items()]
     ways.append((*next(iter(build.forms((16,)).items())), torch.float64))

@@ -18,8 +18,8 @@ from longitude import c_compile
 
 BLOCK = 48  # queries at once, as in band.c
 OPTIONS = {torch.float32: (), torch.float64: ("-DDOUBLE",), torch.bfloat16: ("-DBFLOAT16",)}
-"""How the loops are compiled for what they read and write; bfloat16 is computed in float32."""
-FEW = 4  # queries that are decoded: with more, copying keys into another layout is faster
+"""Compiler options for each dtype that C reads and writes; bfloat16 is computed in float32."""
+FEW = 4  # queries at most for decode.c: with more, copying keys into another layout is faster
 
 
 class Inputs(NamedTuple):
@@ -85,7 +85,7 @@ class Band(NamedTuple):
 
     @property
     def diagonals(self) -> int:
-        """All of them."""
+        """Number of all diagonals, in the band or not."""
         return self.queries + self.keys - 1
 
     @property
@@ -129,7 +129,7 @@ class Vectors(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor | None) -> Vectors:
-        """X [H or 1, N, D], contiguous."""
+        """Describe x [H or 1, N, D], contiguous, to C."""
         if x is None:
             return cls()
         return cls(x.data_ptr(), None, 0 if len(x) == 1 else x.stride(0), x.shape[1])
@@ -184,15 +184,15 @@ class Out(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> Out:
-        """X [splits, B, H, L, D]."""
+        """Describe x [splits, B, H, L, D] to C."""
         return cls(x.data_ptr(), *x.stride()[1:4], x.stride(0))
 
 
 @lru_cache
 def functions(stored: torch.dtype, *options: str) -> SimpleNamespace | None:
-    """`decode`, `forward` and `backward` of tensors in float32, float64 or bfloat16, and `decode_space`, ...
+    """The C functions `decode`, `forward`, `backward` and `decode_space`, ...; None if they cannot be compiled.
 
-    The latter count the numbers of working space that each thread needs. None where they cannot be compiled.
+    The latter return the working space of a thread, in numbers. stored: a dtype of OPTIONS; options: more for the compiler.
     """
     options = (*options, *OPTIONS[stored])
     band, few = (c_compile.library(Path(__file__).with_name(name), *options) for name in ("band.c", "decode.c"))
@@ -218,7 +218,7 @@ _known: dict[torch.dtype, bool] = {}
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether there are functions for float32 or float64. False in graphs where it is not known yet."""
+    """Whether there are C functions for a dtype of OPTIONS; False while compiling if no earlier call has found out."""
     if dtype not in _known:
         if torch.compiler.is_compiling():
             return False
@@ -227,9 +227,9 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Out [B, H, Lq, Dv], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq].
+    """The output [B, H, Lq, Dv], the logsumexp [B, H, Lq], and what `backward` needs of each row [2, B, H, Lq].
 
-    None where levels are added, or where it cannot be compiled.
+    None if levels are added, or if C cannot be compiled.
     """
     stored, wide = _stored(x), x.wide
     run = _functions(x, stored)
@@ -257,7 +257,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
 def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...] | None:
-    """Gradients of the first eleven inputs, from those of the output and of lse [B, H, Lq]."""
+    """Gradients of the fields q to rates, from those of the output and of lse [B, H, Lq]. learned: the table needs one."""
     threads, wide = torch.get_num_threads(), ends.dtype
     shape = shape_of(x, threads)
     of_logits = None if x.logits is None else torch.zeros_like(x.logits, memory_format=torch.contiguous_format)
@@ -315,7 +315,7 @@ def _functions(x: Inputs, stored: torch.dtype) -> SimpleNamespace | None:
 
 
 def shape_of(x: Inputs, threads: int) -> Shape:
-    """The description of a call, in one split and one share; without spans each row of the batch is one."""
+    """Describe a call to C, with one split and one share; without spans, each row of the batch is a span."""
     (batch, heads, queries, dim), (_, shared, keys, _), band = x.q.shape, x.k.shape, x.band
     most_queries, most_keys, spans = queries, keys, [(n, 0, queries, 0, keys) for n in range(batch)]
     if x.spans is not None:
@@ -340,7 +340,7 @@ def shape_of(x: Inputs, threads: int) -> Shape:
 
 
 def table_of(table: Tensor | None) -> tuple[Tensor | None, int]:
-    """With the diagonals of a head side by side, and the step from head to head."""
+    """The table with contiguous diagonals, and the stride from head to head: 0 if heads share it."""
     if table is None:
         return None, 0
     table = table if table.stride(1) == 1 else table.contiguous()

@@ -61,7 +61,7 @@ class Bias:
         return self.table[:, band.last] if band.queries - 1 <= band.last < band.keys and band.width > 0 else None
 
     def first_head(self, tile: Tile) -> int:
-        """No key of the tile counts for the heads before it."""
+        """The first head for which keys of the tile count."""
         return next((h for h, start in enumerate(self.starts) if start <= tile.j + tile.e - 2), 0)
 
     def levels_only_fall(self) -> bool:
@@ -80,7 +80,7 @@ class Bias:
         return b, max(b, min(e, self.near - (j - 1)))
 
     def is_unbiased(self, tile: Tile) -> bool:
-        """Whether all its keys are."""
+        """Whether all keys of the tile are unbiased."""
         first, last = self.unbiased_keys(tile.i, tile.j)
         return first <= tile.b and tile.e <= last
 
@@ -90,11 +90,11 @@ class Bias:
         if self.fall is None or self.k_level is None:
             return b, e
         own = self.k_level[:, :, max(0, self.band.last - j + 1) : self.band.last - i + 1].amax(2)
-        counts = ~(self.k_level[:, :, b:e] > (own + self.fall)[..., None])  # also where something is not a number
+        counts = ~(self.k_level[:, :, b:e] > (own + self.fall)[..., None])  # true for NaN, too
         return b + int(counts.flatten(0, 1).any(0).int().argmax()), e
 
     def add_key_vectors(self, q: Tensor, tile: Tile, factor: float, out: Tensor) -> Tensor:
-        """Table + factor q . key_vectors of a tile's queries, into out [n, rows, width], a column per diagonal.
+        """Write table + factor q . key_vectors of a tile's queries to out [n, rows, width], a column per diagonal.
 
         q [n, rows, D], n a multiple of the table's heads.
         """
@@ -108,7 +108,7 @@ class Bias:
         return out
 
     def of_diagonals(self, vectors: Tensor, start: int, width: int, count: int) -> tuple[Tensor, slice]:
-        """The vectors [count, n, D] of those of the diagonals start .. start+width-1 that have one, and their slice."""
+        """Vectors [count, n, D] in the diagonals start .. start+width-1, and the slice of these diagonals that have one."""
         first = max(0, min(width, self.near - start))
         stop = max(first, min(width, self.near + vectors.shape[1] - start))
         some = vectors[:, start + first - self.near : start + stop - self.near]
@@ -122,8 +122,8 @@ class Bias:
         ).sum(0)
 
 
-# ---- what no query and key can exceed, and what may therefore be left out --------------------------------------------------
-SAFE = 40.0  # e^40, sums of as many, times values of at most 1e15, and the inverses stay in float32
+# ---- bounds of scores, and the keys that they allow to leave out -----------------------------------------------------------
+SAFE = 40.0  # sums of e^40, times values of at most 1e15, and the inverses stay within float32
 NEGLIGIBLE = {torch.float32: 60 * math.log(2), torch.float64: 120 * math.log(2)}
 """e^-this is a weight that changes no digit of a sum of weights."""
 
@@ -201,7 +201,7 @@ class Bound:
 
 
 def unevenness(rows: Tensor) -> float:
-    """Ln of the longest row [..., D] over the geometric mean of those that are not zero; not finite where they are not."""
+    """Logarithm of the longest row [..., D] over the geometric mean of rows that are not zero; not finite if they are not."""
     long = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.promote_types(rows.dtype, torch.float32))
     some = long[long != 0]
     return float(some.amax().log() - some.log().mean()) if some.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Forward: block by block of queries, tile by tile of keys."""
+"""The forward pass in torch, by blocks of queries and tiles of keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longitude.attention.backends.table.tiles import Tiles, batch_steps, folded,
 
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, Dv] and the logsumexp of each row [B, H, Lq], -inf for a query without keys."""
+    """The output [B, H, Lq, Dv] and the logsumexp [B, H, Lq], -inf for a query without keys."""
     batch, heads, queries, _ = x.q.shape
     bias = Bias.of(x)
     out, lse = heads_last(x.q, x.v.shape[3]), x.q.new_full(x.q.shape[:3], -math.inf, dtype=x.wide)
@@ -70,13 +70,13 @@ def block(tiles: Tiles, bound: Bound, i: int, j: int, cols: int) -> tuple[Tensor
             skewed(by_diagonal, e - b).copy_(weights)
             own, columns = bias.of_diagonals(bias.value_vectors, i + b, by_diagonal.shape[2], len(q))
             by_head.baddbmm_(by_diagonal[..., columns], own)
-    # Where the sum is 0, the row has keys, all of them at a score of -inf.
+    # If the sum is 0, the row has keys, but all their scores are -inf: the result is NaN.
     lse = (total.log2() + (0.0 if bound.safe else top)).masked_fill(total == 0, math.nan) / LOG2E
     return by_head, total, lse
 
 
 def tile_shape(bias: Bias) -> tuple[int, int]:
-    """Rows and keys of a tile, measured.
+    """Rows and keys of a tile: the fastest sizes in measurements.
 
     Long rows need fewer keys in the cache; a window is one tile wide; a tile of vectors has a column for each of rows + keys
     diagonals.

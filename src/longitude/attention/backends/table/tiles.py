@@ -31,7 +31,7 @@ def skewed(by_diagonal: Tensor, keys: int) -> Tensor:
 
 
 def batch_steps(batch: int, heads: int, rows: int, keys: int) -> list[slice]:
-    """Rows of the batch to take at a time."""
+    """Slices of the batch, each computed at once."""
     step = max(1, TILE_ELEMENTS // (heads * rows * keys))
     return [slice(n, min(n + step, batch)) for n in range(0, batch, step)]
 
@@ -57,7 +57,7 @@ class Tiles:
         self.bias, self.scale, self.some, self.wide = bias, x.scale, some, x.wide
         self.q, self.k, self.v = (self.flat(t) for t in (x.q, x.k, x.v))
         self.groups = x.q.shape[1] // x.k.shape[1]
-        self.one_row = len(self.q) == len(bias.starts)  # of the batch: then the first heads are the first of q
+        self.one_row = len(self.q) == len(bias.starts)  # of the batch: then row h of q is head h
         self.levels, self.steep = None, False
         if bias.q_level is not None and bias.k_level is not None:
             self.levels = q, _ = bias.q_level[some].flatten(0, 1), bias.k_level[some].flatten(0, 1)
@@ -82,7 +82,7 @@ class Tiles:
         return held[:size].view(-1, rows, cols)
 
     def by_diagonal(self, name: str, rows: int, cols: int) -> Tensor:
-        """[n, rows, rows + cols - 1], a column per diagonal; zeros at first, and those stay that `skewed` never writes."""
+        """[n, rows, rows + cols - 1], a column per diagonal, made of zeros; entries that `skewed` never writes stay zero."""
         if (name, rows, cols) not in self.buffers:
             self.buffers[name, rows, cols] = self.q.new_zeros(len(self.q), rows, rows + cols - 1)
         return self.buffers[name, rows, cols]
@@ -99,7 +99,7 @@ class Tiles:
         return (rows - middle) * LOG2E, (middle - k_level[:, None, tile.b : tile.e]) * LOG2E
 
     def scores(self, q: Tensor, tile: Tile, shift: Tensor | None = None, head: int = 0) -> Tensor:
-        """Scale q.k + bias + shift from `head` on, [n - head, rows, keys], in a buffer.
+        """The scores scale q.k + bias + shift, from `head` on, [n - head, rows, keys], in a buffer.
 
         q [n, rows, D] and shift [n, rows, 1]: the tile's queries in reverse.
         """
@@ -111,7 +111,7 @@ class Tiles:
         if self.levels is not None:
             exact = self.level(tile)
             row, column = (x.to(out.dtype) for x in exact)
-            if self.steep and row.dtype != exact[0].dtype:  # what rounding left of numbers that are not small
+            if self.steep and row.dtype != exact[0].dtype:  # the rounding errors of large levels
                 rest = [(x - y).to(out.dtype) for x, y in zip(exact, (row, column), strict=True)]
             shift = row if shift is None else row + shift
         if bias.is_unbiased(tile):

@@ -155,7 +155,7 @@ class ByHalves(torch.autograd.Function):
         if cut.has_past:
             part = cut.past()
             merge(part.rows(out), part.rows(lse), *part_forward(part.inputs(q, past, v, rows_level, level, cut.high)))
-        out.masked_fill_((lse == -math.inf)[..., None], math.nan)  # each query has a key, so its scores are all -inf
+        out.masked_fill_((lse == -math.inf)[..., None], math.nan)  # each query has a key, and all its scores are -inf
         ctx.cut, ctx.formula = cut, formula
         ctx.save_for_backward(*inputs, out, lse)
         return out
@@ -164,7 +164,7 @@ class ByHalves(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:  # noqa: C901  # pyright: ignore[reportIncompatibleMethodOverride]
         *inputs, out, lse = ctx.saved_tensors
         cut: Cut = ctx.cut
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled():  # for second derivatives
             wanted = [x for x in inputs if x is not None and x.requires_grad]
             again = ctx.formula(cut, *inputs)  # where nothing is carried, keys' ends and reflections are not used
             grads = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
@@ -194,7 +194,7 @@ class ByHalves(torch.autograd.Function):
         of_over = torch.zeros_like(overs[-1])
 
         def at(count: int) -> tuple[Tensor, Tensor]:
-            """Queries and keys carried over the first sizes."""
+            """Queries and keys carried over the first `count` sizes."""
             rows, keys = q.clone(), ends.clone()
             for size, over in zip(cut.sizes[:count], overs, strict=False):
                 if cut.carries(size):

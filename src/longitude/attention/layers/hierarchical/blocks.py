@@ -36,7 +36,7 @@ def mean(level: int, left: Tensor, right: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """The options of one call. merges: of keys and of values; the others as in hierarchical_attention."""
+    """The options of one call. merges: for keys and for values; the others are as in hierarchical_attention."""
 
     window: int
     combine: str
@@ -60,7 +60,7 @@ class Rule:
         far: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]],
         gate: Float[Tensor, "B H L"] | None,
     ) -> Float[Tensor, "B H L Dv"]:
-        """G near + (1 - g) far; or both as one softmax, by their logsumexps. A query without a block has g = 1."""
+        """The sum g near + (1 - g) far, or one softmax over both, by their logsumexps. A query without a block has g = 1."""
         if self.combine == "softmax":
             assert near[1] is not None
             return merge_attention([near[0].to(far[0].dtype), far[0]], [near[1].to(far[1].dtype), far[1]])[0]
@@ -129,12 +129,12 @@ def refusal(encoding: Encoding) -> str | None:
     """Why an encoding cannot be applied to blocks; None where it can."""
     name = type(encoding).__name__
     if encoding.reads_tokens:
-        return f"{name} reads each token, and a block of hierarchical attention is none"
+        return f"{name} reads each token, and a block of hierarchical attention is not a token"
     for term in encoding.terms({}):
         if not isinstance(term, OffsetBias):
-            return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has a distance alone"
+            return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has only a distance"
     if compose(encoding).regions():
-        return f"{name} moves a token by pairs, and a block of hierarchical attention is at one place"
+        return f"{name} moves positions by pair of tokens, and a block of hierarchical attention has one position"
     if getattr(encoding, "rotate_values", False):
         return f"{name} rotates values, and a block of hierarchical attention pools them without positions"
     if not encoding.stable_keys:
@@ -204,9 +204,9 @@ def attend_blocks(
 
 
 class Chunks(NamedTuple):
-    """The prefixes low size .. high size - 1, `size` of them, a power of two, in each chunk.
+    """The prefixes of low * size .. high * size - 1 tokens, in chunks of `size` prefixes, a power of two.
 
-    The digits of `size` and more are the same for all of a chunk, and so are their blocks; smaller blocks are inside it.
+    Prefixes of a chunk share the binary digits from `size` up, and so these blocks; smaller blocks are inside the chunk.
     """
 
     size: int
@@ -221,7 +221,7 @@ class Chunks(NamedTuple):
         return chunk * self.size >> (level + 1)
 
     def used(self, level: int, children: Int[Tensor, "chunks m"]) -> Bool[Tensor, "chunks size m"]:
-        """Whether the digit of `level` in a prefix is 1, and names this one of the left children."""
+        """Whether the digit of `level` in a prefix is 1 and its block is this left child."""
         digits = torch.arange(self.low * self.size, self.high * self.size, device=children.device) >> level
         digits = digits.view(-1, self.size, 1)
         return (digits & 1 == 1) & (digits >> 1 == children[:, None])
@@ -237,17 +237,17 @@ def over_blocks(
 ) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]]:
     """Attention over the blocks of the prefixes first, first + 1, ..., and the logsumexp; float32 or wider.
 
-    q is rotated, at `places`; levels: the pyramid over the longest prefix. One matrix product for each chunk of prefixes, of
-    which a mask leaves a query one score for each digit 1.
+    q is rotated, at `places`; levels: the pyramid over the longest prefix. A chunk of prefixes is one matrix
+    product, and a mask then keeps one score per query and digit 1.
     """
-    # A chunk ends within its first query's window: its blocks have nothing of that query's future, not even behind the mask.
+    # A chunk ends within its first query's window, so its blocks hold no token after that query, not even masked ones.
     size = min(CHUNK, 1 << (rule.window.bit_length() - 1))
     chunks = Chunks(size, first // size, (first + q.shape[2] - 1) // size + 1)
     front, number = first - chunks.low * size, chunks.high - chunks.low
     back = number * size - front - q.shape[2]
     found: tuple[list[Tensor], ...] = [], [], [], [], []  # of all levels: keys, values, twice the center, level, used
     for n, level in enumerate(levels):
-        if level.keys.shape[2] == 0:  # of a digit that no prefix here has
+        if level.keys.shape[2] == 0:  # no prefix here has this digit
             continue
         children = chunks.left_children(n, level.keys.device)
         at = (2 * children - level.first).clamp(0, level.keys.shape[2] - 1).flatten()  # unused blocks may be missing
@@ -283,7 +283,7 @@ def over_tabled_blocks(
 ) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]]:
     """`over_blocks` for all tokens of documents that start at `begins`, in a fixed sequence of operations for compilers.
 
-    Computes the blocks of each size from each token on. A query picks those at the start of its document. O(L log L) memory.
+    For each size, it computes the blocks that start at every token. A query picks those of its prefix. O(L log L) memory.
     """
     batch, length = q.shape[0], q.shape[2]
     dtype = torch.promote_types(q.dtype, torch.float32)

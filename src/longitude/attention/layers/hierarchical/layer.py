@@ -67,7 +67,7 @@ class HierarchicalAttention(StateMixer):
         merge: "mean", or "learned": a block is A_l [left; right] of its halves, the average at the start, with one matrix per
             level for keys and one for values.
         merge_levels: number of levels with learned matrices, for blocks of up to 2^merge_levels tokens. Higher levels average.
-            Levels that training sequences were too short to use average, too, except for the part that levels share.
+            Levels that no training sequence was long enough to use average, too, over what lower levels learned to merge.
         head_dim: width of a head; None: dim / num_heads.
         bias: whether the projections have biases.
         dropout: dropout probability of the weights, in training.
@@ -184,6 +184,5 @@ class HierarchicalAttention(StateMixer):
                 list(state.keys.shape),
             )
         if state is not None and (state.rotated is not None) != encoding.transforms:
-            raise ValueError(
-                "cache: expected the encoding that its tokens were rotated by; one encoding goes with a cache"
-            )
+            got = "one that rotates" if encoding.transforms else "one that does not rotate"
+            raise UsageError("cache: HierarchicalAttention", "the encoding of cached tokens", got, "make a new cache")
