@@ -68,7 +68,7 @@ conformance: $(VENV)/conformance.stamp ## transformers' own tests of models, ove
 	$(BIN)/python tests/conformance/run.py $(PYTEST_ARGS)
 
 ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, scikit-learn, and of export and caches (a few minutes)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models tests/test_c_threads.py
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models tests/attention tests/test_c_threads.py
 
 check: lint types ## lint, types and import contracts only
 

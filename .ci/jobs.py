@@ -32,6 +32,8 @@ ONLY_THERE = {
     "playwright install": "it loads a browser from elsewhere",
     "gh ": "it writes to the repository's pages",
 }
+HERE = {"server_url": "https://example.org", "repository": "longitude/longitude"}
+"""Values of GitHub's context that steps ask for."""
 SYSTEMS = {"linux": "ubuntu", "darwin": "macos", "win32": "windows"}
 
 
@@ -66,6 +68,7 @@ def cells(matrix: dict[str, Any]) -> list[dict[str, str]]:
 def filled(text: str, cell: dict[str, str]) -> str:
     """With the values of the matrix in it. A variable of the repository is one of the environment here, or empty."""
     text = re.sub(r"\$\{\{ *matrix\.([\w-]+) *\}\}", lambda found: cell[found[1]], text)
+    text = re.sub(r"\$\{\{ *github\.(\w+) *\}\}", lambda found: HERE.get(found[1], found[0]), text)
     return re.sub(r"\$\{\{ *vars\.(\w+) *\}\}", lambda found: os.environ.get(found[1], ""), text)
 
 
@@ -82,11 +85,12 @@ def why_not(job: Job, step: dict[str, Any]) -> str | None:
 
 def python(version: str) -> str | None:
     """An interpreter of this version that runs."""
-    named = shutil.which(f"python{version}")
     code = "import sys, ensurepip; print(*sys.version_info[:2], sep='.')"
-    if named is None or subprocess.run([named, "-c", code], capture_output=True, text=True).stdout.strip() != version:
-        return None
-    return named
+    named = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    for each in map(str, filter(None, named)):
+        if subprocess.run([each, "-c", code], capture_output=True, text=True).stdout.strip() == version:
+            return each
+    return None
 
 
 def run(job: Job, folder: Path, resolve: bool) -> bool:
@@ -108,7 +112,8 @@ def run(job: Job, folder: Path, resolve: bool) -> bool:
         return True
     for step in job.steps:
         name = step.get("name") or step.get("run") or step["uses"].partition("@")[0]
-        if "if" in step:  # of tags, or of main on GitHub
+        if "if" in step:
+            print(f"    not here: {name}: it is for {step['if']}", flush=True)
             continue
         if (why := why_not(job, step)) is not None:
             print(f"    not here: {name}: {why}{'' if 'run' in step else '; and what follows it'}", flush=True)
@@ -161,6 +166,7 @@ def do(
             if not command.startswith("pip install"):
                 return None
             command = command.replace("pip install", "pip install --dry-run", 1)
+        environment = environment | {key: filled(str(value), job.cell) for key, value in step.get("env", {}).items()}
         return call(["bash", "-eo", "pipefail", "-c", command], clone)
 
 

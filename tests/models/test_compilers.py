@@ -103,9 +103,10 @@ def test_no_graph_break(build, ids):
 @pytest.mark.ecosystem
 @pytest.mark.timeout(900)  # a compiler of C++ on a busy machine
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++, and there is no compiler")
-def test_inductor(build, ids):
+@pytest.mark.parametrize("spec", lg.list_encodings())
+def test_inductor(spec, build, ids):
     """torch's own backend: loss, gradients and a step of decoding are those of the eager model."""
-    eager, x = build("alibi"), ids(2, 12)
+    eager, x = build(spec), ids(2, 12)
     model = copy.deepcopy(eager)
     compiled = torch.compile(model, fullgraph=True)
     close(
