@@ -84,7 +84,7 @@ format: $(VENV)/test.stamp ## let ruff format and fix what it can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(VENV)/bench.stamp ## what each encoding costs, against our targets and other libraries (under ten minutes, quiet)
+bench: $(VENV)/bench.stamp ## what each encoding costs, against our targets and other libraries (about a quarter of an hour, quiet)
 	$(BIN)/python benchmarks/targets.py --out $(OUT) $(ARGS)
 
 bench-mixers: OF := -mixers

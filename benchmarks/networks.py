@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,6 +111,45 @@ def generating(model: Any, prompt: Tensor) -> Callable[[], object]:
     count, mask = prompt.shape[1], torch.ones_like(prompt)
     fixed = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
     return lambda: model.generate(prompt, attention_mask=mask, **fixed)
+
+
+SIZES_135M: dict[str, Any] = {
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "tie_word_embeddings": True,
+}  # fmt: skip
+"""Of SmolLM2-135M."""
+
+
+@torch.no_grad()
+def unmodified(session: Session) -> list[Row]:
+    """An unmodified Llama of 135 million random parameters, by our attention over sdpa: a prompt of 2048, then 64 tokens."""
+    import transformers
+
+    import longitude.hf  # noqa: F401 (registers the attention)
+
+    shape, rows = session.shape(2048, 1, 9, 64), []
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES_135M, max_position_embeddings=4096)).eval()
+    prompt = torch.randint(SIZES_135M["vocab_size"], (1, shape.length))
+    cache = model(prompt, logits_to_keep=1).past_key_values
+
+    def prefill(implementation: str) -> None:
+        model.set_attn_implementation(implementation)
+        model(prompt, logits_to_keep=1)
+
+    def tokens(implementation: str) -> None:
+        model.set_attn_implementation(implementation)
+        for _ in range(64):
+            model(prompt[:, :1], past_key_values=cache)
+        cache.crop(-64)
+
+    for passed, step in (("prefill", prefill), ("64 tokens", tokens)):
+        calls: dict[str, Call] = {
+            "sdpa": ("plain", "transformers", partial(step, "sdpa")),
+            "unmodified Llama": ("ours", "auto", partial(step, "longitude")),
+        }
+        rows += session.compare(calls, "sdpa", shape, passed, 5, "unmodified")
+    return rows
 
 
 @torch.no_grad()

@@ -302,6 +302,7 @@ TARGETS = (
     Target("decoding one token at 8192, any bias of the offset", 1.10, "the unbiased step", decoding),
     Target("generation", 1.0, "transformers' Llama", networks.generation("rope")),
     Target("generation with a bias", 0.9, "transformers' Llama", networks.generation("alibi", "t5")),
+    Target("unmodified Llama of 135M, prompt of 2048 and 64 tokens", 1.0, "the same with sdpa", networks.unmodified),
     Target("graphs compiled over 20 lengths", 2.0, "one graph", networks.graphs),
 )  # fmt: skip
 

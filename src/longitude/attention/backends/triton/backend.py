@@ -177,9 +177,7 @@ def limits(r: Request) -> str | None:
         return "it supports no bias of pairs but FIRE's, without another term"
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         if (own := mixed(r)) is None or own.reach is None or own.values is not None:
-            return (
-                "it supports no vectors of offsets but mixed profiles of limited reach, without another term"
-            )
+            return "it supports no vectors of offsets but mixed profiles of limited reach, without another term"
         if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
             return "mixed profiles need causality, and positions in the order of the tokens"
     if cap_of(r) and len(r.terms) > 1:
