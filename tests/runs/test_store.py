@@ -174,8 +174,10 @@ def test_a_place_is_new_empty_or_of_units(tmp_path):
     for place in (tmp_path / "thesis", tmp_path / "thesis" / "thesis.txt"):
         with pytest.raises(ValueError, match=str(place)):
             Store(place).ask("study", {})
-    (tmp_path / "empty").mkdir()
-    for place in (tmp_path / "empty", tmp_path / "new" / "run", tmp_path / "empty"):
+    for name in ("empty", "killed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "killed" / ".question.json.1.tmp").touch()  # of a process that was killed there, or still writes
+    for place in (tmp_path / "empty", tmp_path / "new" / "run", tmp_path / "killed", tmp_path / "empty"):
         Store(Path(place)).ask("study", {"asked": 1})
         assert Store(place).question() == {"verb": "study", "asked": 1}
     for content in ('{"verb": "measure"}', "3", "{}", "garbage"):

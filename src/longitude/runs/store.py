@@ -224,7 +224,9 @@ class Store:
         out = self.run
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out {out}: there is a file of this name; choose another --out")
-        if out.is_dir() and not (out / QUESTION).exists() and not self.units.is_dir() and any(out.iterdir()):
+        # Another process may be writing the question, or was killed there.
+        others = out.is_dir() and any(QUESTION not in path.name for path in out.iterdir())
+        if others and not (out / QUESTION).exists() and not self.units.is_dir():
             raise ValueError(f"--out {out}: the directory has other files and no results; choose another --out")
         asked = self.question()
         if asked is not None and (before := asked.get("verb") if isinstance(asked, dict) else None) != verb:
