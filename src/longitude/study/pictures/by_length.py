@@ -96,7 +96,7 @@ def finding(analysis: Analysis, found: list[Finding]) -> str:
 
 
 def _point(found: Finding) -> dict[str, Any]:
-    """A finding with its band: an interval over documents is none, since documents differ more than encodings do."""
+    """A finding with its band over seeds; no band over documents, since documents differ more than encodings do."""
     words = {
         "interval": lines.between(found.low, found.high),
         "change": percent(found.change) or "–",

@@ -1,8 +1,8 @@
 """The task of masked text: an encoder fills in bytes that are masked, from those on both sides (Devlin et al. 2019).
 
-15% of the bytes are masked, and a masked byte is always the mask, never itself or another byte. In a training window that is
-a number of places, rounded and at least one, which the seed and the window decide. When measuring, chance decides for each byte
-of a document, once: all lengths and models predict the same bytes.
+15% of the bytes are masked, and the mask token always replaces a masked byte, never another byte. A training window has a fixed
+number of masked bytes, rounded and at least one, at places that the seed and the window decide. When measuring, each byte of a
+document is masked with this probability, once: all lengths and models predict the same bytes.
 """
 
 from collections.abc import Sequence
