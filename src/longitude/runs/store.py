@@ -155,7 +155,7 @@ class Store:
         kind: Any,
         on_result: Callable[[int, Any], object] = lambda i, result: None,
     ) -> list[Any]:
-        """The result of each unit. Units of other processes are waited for, or taken over if these die; all others are computed.
+        """The result of each unit. Compute those that no process works on; wait for the others, or take them over.
 
         Args:
             units: Independent of each other.

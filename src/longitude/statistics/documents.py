@@ -6,8 +6,8 @@ independent. Percentile bootstrap (Efron and Tibshirani, An Introduction to the 
 scipy.stats.bootstrap, with a fixed seed. Two cells measured on the same documents are compared by resampling the
 documents once for both, which removes the spread that the documents have in common.
 
-These intervals are about trained models: they do not cover the variation of training again. Seeds and documents are crossed, and
-seeds are few: `longitude.statistics.seeds` has intervals over them.
+These intervals are about trained models: they do not cover the variation of training again. Seeds and documents are crossed,
+and seeds are few: `longitude.statistics.seeds` has intervals over them.
 """
 
 import math

@@ -63,7 +63,7 @@ def by_distance(analysis: Analysis) -> Iterator[Figure]:
 
 
 def _cells(run: Run, place_of: Callable[[Row], tuple[int, int] | None]) -> Any:
-    """Squares of the rows that have a place (first, one after the last); seeds and places in the same square are pooled."""
+    """Squares of the rows with a place (first, one after the last); seeds and places in the same square are pooled."""
     rows = [(row, place) for row in run.rows if row.value is not None and (place := place_of(row)) is not None]
     cells = [(row.label, row.length, *place, row.count or 1, row.value) for row, place in rows]
     frame: Any = pd.DataFrame(cells, columns=pd.Index(("label", "length", "from", "to", "count", "value")))
