@@ -59,7 +59,7 @@ def plan_json(plan: ExtendPlan) -> dict[str, Any]:
 
 
 def differences(plan: ExtendPlan) -> list[tuple[str, Any, Any]]:
-    """Keys that change, with the double for transformers 4 in one row."""
+    """Keys that change, with rope_scaling for transformers 4 in one row."""
     rows = [row for row in plan.difference() if not row[0].startswith("rope_scaling.")]
     if len(rows) < len(plan.difference()):
         rows.append(("rope_scaling", ABSENT, "the same as rope_parameters, for transformers 4"))

@@ -91,8 +91,8 @@ class Results:
 def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False) -> Results:
     """Measure what is not measured yet, and return all results.
 
-    Several processes may do so in one directory: each measures units that no other does. A unit that failed is reported in a line and
-    tried again next time; so is one of several checkpoints that cannot be loaded.
+    Several processes may do so in one directory: each measures units that no other does. A unit that failed is reported in a
+    line and tried again next time; so is one of several checkpoints that cannot be loaded.
 
     Args:
         plan: Result of `longitude.measure.plan.plan`.

@@ -67,7 +67,7 @@ def read_text(data: str, option: str = "--data") -> Text:
 
 
 def read_texts(data: Sequence[str], option: str = "--data") -> Text:
-    """Several sources of `read_text` as one text, with the source in the names. ValueError also if one is part of another."""
+    """Several sources of `read_text` as one text, their names before those of documents. ValueError if one is in another."""
     if len(data) == 1:
         return read_text(data[0], option)
     paths = {one: Path(one).resolve() for one in data if Path(one).exists()}
