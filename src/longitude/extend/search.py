@@ -102,7 +102,7 @@ def search(
         model: An unmodified causal Transformers model in eval mode, on its device; unchanged afterwards.
         space: Search space for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
         criterion: Windows on which candidates are scored: `running_text` or `needles` of criteria.py.
-        store: Stores the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
+        store: Keeps the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
             bitwise that of an uninterrupted call on the same machine.
         budget: Minutes of the search, converted to 32 or more candidates by the times of the starts.
         evaluations: Number of candidates, instead of a budget. Equal numbers and seeds give equal results.

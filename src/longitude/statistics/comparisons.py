@@ -30,7 +30,7 @@ class Comparison(NamedTuple):
         seed_high: Its upper end.
         p: p-value adjusted by Holm over all pairs of labels at this length; None if there is no interval.
         q: p-value adjusted by Benjamini and Hochberg: of the pairs with q below 0.05, one in twenty is expected to be noise.
-        decided: Whether p is below `SIGNIFICANT` and the interval excludes 0, with several seeds: only then one is called better.
+        decided: Whether p is below `SIGNIFICANT` and the interval excludes 0, over seeds: only then one is better.
     """
 
     better: str
