@@ -192,7 +192,7 @@ def declared_length(config: Any) -> int | None:
 
 
 def trained_length(config: Any) -> int | None:
-    """The training length: before extension, where the configuration has it; else the declared length."""
+    """The training length: that before an extension, if the configuration has it; else the declared length."""
     config = config.get_text_config()
     lengths = [each.get(ORIGINAL) for each in of_layers(getattr(config, "rope_parameters", None))]
     lengths.append(getattr(config, ORIGINAL, None))

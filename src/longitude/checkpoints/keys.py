@@ -68,7 +68,7 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
 
 
 def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:
-    """The file's keys, with what transformers' class adds where they are missing."""
+    """The file's keys, with those that transformers' class adds if they are missing."""
     inner = source.inner
     added: dict[str, Any] = {} if names_any(inner, BASES) else {BASES[0]: read.base}
     share = read.proportion if read.proportion != 1 else read.partial_rotary_factor

@@ -182,7 +182,7 @@ def auto_class_of(config: PreTrainedConfig) -> Any:
 
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
-    """The configuration of a checkpoint or of a config.json, without weights. ValueError, in one line, where there is none."""
+    """The configuration of a checkpoint or of a config.json, without weights. ValueError, in one line, if there is none."""
     path, raw = str(name_or_path), None
     if path.endswith(".json"):
         raw = _require_configuration(Path(path).expanduser())
@@ -387,7 +387,7 @@ def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig]
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 def local_folder(path: str) -> Path | None:
-    """The local folder, or None for a name of the hub: "model" or "owner/model", where no such folder is."""
+    """The local folder, or None for a name of the hub: "model" or "owner/model", if there is no such folder."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if folder.name.startswith(".") and folder.name.endswith(".unfinished"):
@@ -647,7 +647,7 @@ def refusing_code(path: str) -> Iterator[None]:
 
 
 def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) -> Any:
-    """A model on the meta device. ValueError, in one line, with the rotary key that is wrong where that is known."""
+    """A model on the meta device. ValueError, in one line, with the wrong rotary key, if that is known."""
     try:
         with quiet(), torch.device("meta"):
             return make(config)

@@ -101,7 +101,7 @@ def turning_alike(config: Mapping[str, Any] | Any) -> list[str]:
 
 
 def class_of(config: Mapping[str, Any] | Any) -> Any:
-    """A config's part about text as an object of transformers' class; None where transformers has none."""
+    """A config's part about text as an object of transformers' class; None if transformers has none."""
     if not isinstance(config, Mapping):
         text = text_part(config)
         return text if type(text).__module__.startswith("transformers.") else None

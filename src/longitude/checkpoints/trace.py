@@ -100,7 +100,7 @@ class Tables:
         return torch.atan2(sin[1, take], cos[1, take]), float(torch.hypot(cos[0], sin[0]).max())
 
     def axis_of_pair(self, pairs: int) -> list[int] | None:
-        """The axis that each pair follows, -1 for one that does not turn; None where the module leaves it to attention."""
+        """The axis that each pair follows, -1 for one that does not turn; None if the module leaves it to attention."""
         own = [-1] * pairs
         for axis in range(self.axes):
             _, sin = self.at(0, 1, axis=axis)

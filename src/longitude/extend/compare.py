@@ -127,7 +127,7 @@ class Comparison:
 
     @cached_property
     def beyond(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Method -> nats and tokens of each window beyond the training length, lowest first; only where all are finite."""
+        """Method -> nats and tokens of each window beyond the training length, lowest first; only methods with finite nats."""
         first = self.candidates.edges.index(self.candidates.original)
         sums = {
             name: tuple(np.sum([_per_token(each) for each in profile.buckets[first:]], axis=0))

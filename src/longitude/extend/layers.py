@@ -80,7 +80,7 @@ class Layers:
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions that rotate where distances grow."""
+        """Dimensions that rotate, in layers whose distances grow."""
         return 2 * len(rotation_of(self.tables[self.growing[0]][0], self.original).inverse)
 
     def label(self, layer: int) -> str:

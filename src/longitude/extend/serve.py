@@ -32,7 +32,7 @@ from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Lon
 FILE = "serve.md"
 """Name of the file in the new folder."""
 RENAMED = {"mistral": "llama", "mixtral": "llama", "cohere": "command-r", "gemma3_text": "gemma3"}
-"""Model type of transformers -> architecture of llama.cpp, where no plain spelling is the same."""
+"""Model type of transformers -> architecture of llama.cpp, if they differ by more than hyphens and underscores."""
 FLAGS = {
     "rope.freq_base": "--rope-freq-base",
     "rope.scaling.type": "--rope-scaling",

@@ -83,7 +83,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sums:
-    """The result of a unit, a number for each document: nats, None where they are not finite, bytes and tokens."""
+    """The result of a unit, a number for each document: nats (None if they are not finite), bytes and tokens."""
 
     nats: list[float | None]
     bytes: list[int]

@@ -71,7 +71,7 @@ def reading_of(model: Any, chunk: int, bos: int | None = None) -> Reading:
 
 
 def _probe(model: Any) -> tuple[Tensor, int]:
-    """Random tokens [1, 3 * size], and the size of a chunk: past a sliding window, where that is cheap."""
+    """Random tokens [1, 3 * size], and the size of a chunk: at least a sliding window, if that is short."""
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     size = max(8, window) if window <= 256 else 8
     generator = torch.Generator().manual_seed(0)

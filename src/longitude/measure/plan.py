@@ -348,7 +348,7 @@ def _positions(config: Any, last: int | None) -> str:
 
 
 def _labels(models: tuple[str, ...]) -> dict[str, str]:
-    """A short name for each: the last part of its path, and more of it where two would be called the same."""
+    """A short name for each: the last part of its path, and more of it if two would be called the same."""
     for parts in range(1, 9):
         labels = {model: "/".join(Path(model).parts[-parts:]) for model in models}
         if len(set(labels.values())) == len(models):

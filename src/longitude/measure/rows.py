@@ -38,7 +38,7 @@ class Row:
         window: Input tokens that the model attends over at once.
         stride: Tokens the window moved by.
         weighting: Items with equal weight in the average; "token": every scored target counts once.
-        bos: "none", or the place of a beginning-of-sequence token; "by the server" where a server makes the tokens.
+        bos: "none", or the place of a beginning-of-sequence token; "by the server" if a server makes the tokens.
         truncation: Treatment of text that did not fill the windows.
         documents: Documents scored.
         tokens: Target tokens scored.

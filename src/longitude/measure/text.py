@@ -72,7 +72,7 @@ class DocumentLosses:
 
     @property
     def metric(self) -> str:
-        """One of "bits_per_byte", where bytes are known, and "perplexity"."""
+        """Its name: "bits_per_byte" if bytes are known, else "perplexity"."""
         return "perplexity" if self.bytes is None else "bits_per_byte"
 
     @property

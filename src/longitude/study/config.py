@@ -119,7 +119,7 @@ class StudyConfig:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
-        """The configuration of a question.json, where an option that is not in it is at its default.
+        """The configuration in a question.json; options that are not in it have their defaults.
 
         Raises:
             ValueError: An option that no release had, a value of another type or out of its range.

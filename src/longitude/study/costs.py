@@ -53,7 +53,7 @@ def tokens_read(config: StudyConfig, data: StudyData, steps: int) -> int:
 
 
 def train_steps(config: StudyConfig) -> dict[str, int]:
-    """Label -> steps that cost what those of the study cost the reference; none where labels are matched by steps."""
+    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps."""
     if config.match == "steps":
         return {}
     budget = config.steps * flops_per_token(config, REFERENCE)

@@ -226,7 +226,7 @@ def _size(documents: Documents) -> int:
 
 # ---- what is trained and measured on ----------------------------------------------------------------------------------
 def longer(documents: Sequence[np.ndarray], length: int, separator: np.ndarray) -> list[np.ndarray]:
-    """Documents longer than a window; where these are fewer than `FEWEST`, all joined, unless that is too short as well."""
+    """Documents longer than a window; if these are fewer than `FEWEST`, all joined, unless that is too short as well."""
     found = [ids for ids in documents if len(ids) > length]
     if len(found) >= FEWEST or not documents:
         return found
@@ -260,7 +260,7 @@ def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:
 
 
 def _excerpt(name: str, read: Read, most: int, longest: int) -> Read:
-    """An excerpt of n * longest + 1 tokens, n as large as `most` and the document allow, from where the name's hash says."""
+    """An excerpt of n * longest + 1 tokens, n as large as `most` and the document allow; the name's hash draws its place."""
     length = min(len(read.ids) - 1, most - 1) // longest * longest + 1
     start = int(name_hash(name), 16) % (len(read.ids) - length + 1)
     return read.part(start, start + length)

@@ -13,7 +13,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.trial import Status, Trial
 
 Losses = dict[float, float | None]
-"""Rate -> loss on the selection text in nats per target; None where the model diverged."""
+"""Rate -> loss on the selection text in nats per target; None if the model diverged."""
 
 
 class Choice(NamedTuple):

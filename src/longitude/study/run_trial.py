@@ -72,7 +72,7 @@ class TrialRunner:
         return task_for(self.config)
 
     def run(self, units: TrialUnits, on_progress: OnShare = ignore, note: Note = ignore) -> Status:
-        """Train a trial and measure it, as far as that is not done yet, or continue it where it was killed.
+        """Train a trial and measure it, unless that is done already; a killed trial continues from its last checkpoint.
 
         Returns:
             How it ended. An error is recorded in the unfinished folder of its unit.

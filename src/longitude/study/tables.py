@@ -90,7 +90,7 @@ def markdown(analysis: Analysis) -> str:
 
 
 def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
-    """Heads and lines: values by length, what training took, and comparisons at the longest length, where there are any."""
+    """Heads and lines: values by length, what training took, and comparisons at the longest length, if there are any."""
     run, criterion = analysis.run, analysis.criterion
     heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
     lines = []

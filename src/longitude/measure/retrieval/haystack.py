@@ -72,7 +72,7 @@ def of_text(text: str) -> Haystack:
 def of_python() -> Haystack:
     """Paragraphs of the Python language reference as `help()` shows it: prose that every Python has, 200 kB of it.
 
-    Only whole sentences, each paragraph once: no grammar, no examples. ValueError where the reference was removed.
+    Only whole sentences, each paragraph once: no grammar, no examples. ValueError if the reference was removed.
     """
     paragraphs = [each.strip() for each in _reference().split("\n\n")]
     prose = [each for each in paragraphs if each[:1].isupper() and each.endswith(".") and "::=" not in each]

@@ -99,7 +99,7 @@ def masked_nats(model: Any, read: Tensor, text: Tensor, hidden: Tensor) -> float
 
 
 class MaskedWindows(Examples):
-    """Training windows with some bytes masked: {"input_ids": [length], "labels": [length], -100 where nothing is predicted}."""
+    """Training windows with some bytes masked: {"input_ids": [length], "labels": [length], -100 if not masked}."""
 
     def __init__(self, windows: Windows):
         self.windows = windows
