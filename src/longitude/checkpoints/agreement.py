@@ -211,7 +211,7 @@ class Agreement:
 
 
 def difference(table: Tables, rope: RopeConfig, width: int) -> tuple[str | None, list[str]]:
-    """(what differs between a table and parameters or None, what differs in long sequences alone)."""
+    """(difference between a table and parameters, or None; differences in long sequences only)."""
     lengths, scaling, notes = [SHORT], rope.scaling, list[str]()
     if isinstance(scaling, Follows):
         scaling = dataclasses.replace(

@@ -26,7 +26,7 @@ from longitude.models.decoder import LongitudeModel
 from longitude.runs.memory import Memory, available_memory, forward_memory, require_memory, training_memory
 
 H100 = 0.4 * 989e12
-"""FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
+"""FLOP/s of one H100 in bfloat16: 40%, which good code reaches, of the peak for dense products in its data sheet."""
 HERE, ON_H100 = "Time here: as busy as now.", "One H100: bfloat16 at 40% of 989 TFLOP/s."
 """Protocols of the times of a table of costs, on this machine and on one H100."""
 TRAINING = 3

@@ -42,7 +42,7 @@ HALVES = """
     starcoder2 openelm gptneox codeshell nemotron exaone exaone4 minicpm3 gpt-oss hunyuan-dense hunyuan-moe lfm2 seed_oss apertus
     dots1 qwen3next
 """.split()
-"""Architectures by the pairs that llama.cpp rotates (llama_model_rope_type in llama-model.cpp); no key in the file says it."""
+"""Architectures by the pairs that llama.cpp rotates (llama_model_rope_type in llama-model.cpp); no key in the file has it."""
 
 FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp's converter writes Llama 3's scheme; no key names it."""

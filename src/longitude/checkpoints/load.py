@@ -621,7 +621,7 @@ def one_line_of(error: BaseException) -> str:
 
 @contextmanager
 def in_one_line(problem: str) -> Iterator[None]:
-    """Whatever transformers, safetensors, tokenizers or torch raise about a user's files becomes one ValueError."""
+    """Turn any error of transformers, safetensors, tokenizers or torch about a user's files into one ValueError."""
     try:
         yield
     except Exception as error:

@@ -144,7 +144,7 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
 
 
 def fault_of(config: Mapping[str, Any] | Any) -> str | None:
-    """`rotary_fault`, or what is wrong with windows, heads and padding, with which no class can be built or run."""
+    """`rotary_fault`, or a fault of windows, heads or padding with which no class can be built or run."""
     if (fault := rotary_fault(config)) is not None:
         return fault
     keys = as_mapping(text_part(config))

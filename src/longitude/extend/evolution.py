@@ -14,7 +14,7 @@ POPULATION = 64
 ROUNDS = 40
 """Rounds of the evolution as published; a search with fewer tries has a smaller population."""
 GENE = 0.3
-"""Probability that a factor mutates; half of it, that a crossing takes the other parent's."""
+"""Probability that a factor mutates; in a crossing, half of it is that of taking the other parent's factor."""
 STEP = 0.01
 """New factors are multiples of it."""
 TRIES = 20

@@ -20,7 +20,7 @@ from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 
 STARTS = ("linear", "ntk", "yarn", "ntk-by-parts", "llama3")
-"""Methods that the search begins with: the three of the paper, and what came after it."""
+"""Methods that the search starts from: the three of the paper, and later ones."""
 
 
 @dataclass(frozen=True)

@@ -341,7 +341,7 @@ class Steps(TrainerCallback):
 
 # ---- what a kill leaves ----------------------------------------------------------------------------------------------
 class Keep(TrainerCallback):
-    """Saves by time. What the Trainer saved gets its name once it is on the disk, and then the older one is removed."""
+    """Saves by time. A state that the Trainer saved is renamed once it is on the disk, and then older ones are removed."""
 
     def __init__(self, on_note: Callable[[str], None]):
         self.on_note = on_note

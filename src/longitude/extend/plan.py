@@ -128,7 +128,7 @@ class ExtendPlan:
         return None if before is None or not self.original <= before < self.length else (before, self.length)
 
     def require_written(self, folder: Path) -> None:
-        """ValueError unless a folder that was written is read as meant: its tensors fit its model, which rotates as planned."""
+        """ValueError unless a written folder is read as planned: its tensors fit its model, which rotates as planned."""
         config = self.read_config(folder)
         if self.source.quantization is None:
             with (
@@ -148,7 +148,7 @@ class ExtendPlan:
             ) from error
 
     def require_rotation(self, config: PreTrainedConfig) -> float:
-        """The attention factor. NotAsMeant unless the class rotates as meant by a new configuration."""
+        """The attention factor. NotAsMeant unless the class rotates as planned with a new configuration."""
         if self.layers is None:
             return self.attention_factor
         assert self.ropes is not None

@@ -96,7 +96,7 @@ class MeasureConfig:
 
 
 def require_consistent(config: MeasureConfig) -> None:
-    """ValueError for options that are wrong whatever text and model are."""
+    """ValueError for options that are wrong for every text and model."""
     check_ascending("--lengths", config.lengths, 2)
     check_ascending("--depths", config.depths, 0, 1)
     check_each_once("--methods", config.methods)

@@ -82,7 +82,7 @@ class Subject:
 
 
 CONTENT = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
-"""Files of a checkpoint that decide what it answers."""
+"""Suffixes of files of a checkpoint that decide its outputs."""
 
 
 @dataclass(frozen=True)

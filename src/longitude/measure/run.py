@@ -32,7 +32,7 @@ VERB = "measure"
 """The command in the question.json of a measurement."""
 ROWS, REPORT, ANSWERS = "results.parquet", "report.html", "answers.jsonl"
 KEY_TEXT, WINDOWS = "key-text.json", "windows.jsonl"
-"""Files of a unit: what it measured; what an evaluator found; losses of the passes of a unit in progress."""
+"""Files of units: key text that an evaluator found; losses of the passes of a unit in progress."""
 DIFFERENCE = "bits_per_byte_difference"
 """Metric of a row that compares two contexts."""
 POLL_SECONDS = 0.5
@@ -89,7 +89,7 @@ class Results:
 
 
 def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False) -> Results:
-    """Measure what is not measured yet, and return all results.
+    """Measure all units that are missing, and return all results.
 
     Several processes may do so in one directory: each measures units that no other does. A unit that failed is reported in a
     line and tried again next time; so is one of several checkpoints that cannot be loaded.
@@ -354,7 +354,7 @@ def _having_any(losses: DocumentLosses) -> DocumentLosses:
 
 # ---- questions and results -------------------------------------------------------------------------------------------
 def _question(plan: MeasurePlan) -> dict[str, Any]:
-    """question.json: what was asked in words, and the units that answer it, in order."""
+    """Content of question.json: options, models and text, and the units that answer it, in order."""
     text = None if plan.text is None else {"source": plan.text.source, "sha256": plan.text.sha256}
     units = [
         {"model": subject.model, **part._asdict(), "kind": unit.kind, "key": unit.key}

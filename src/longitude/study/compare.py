@@ -1,4 +1,4 @@
-"""Several studies side by side: what they found on the same text, by which options they differ, and what cannot be compared."""
+"""Compare several studies: their findings on the same text, the options that differ, and reasons against a comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -187,7 +187,7 @@ def sides_of(text: Text, roots: Sequence[str] = ()) -> tuple[dict[str, Documents
 
 
 def package_of(name: str, roots: Sequence[str] = ()) -> str:
-    """The first folder below the root of a document's source, with the root; of a document in no folder its own name."""
+    """The first folder below the root of a document's source, with the root; the document's name if it is in no folder."""
     root = next((root for root in roots if name.startswith(root)), "")
     first, slash, _ = name[len(root) :].partition("/")
     return root + first if slash else name
@@ -235,7 +235,7 @@ def longer(documents: Sequence[np.ndarray], length: int, separator: np.ndarray) 
 
 
 def _measured(held: Documents, longest: int, most: int, by: Reader, cut: bool) -> tuple[list[tuple[str, Read]], str]:
-    """At most `most` excerpts of held-out documents or blocks, by the hashes of their names; and what they are."""
+    """At most `most` excerpts of held-out documents or blocks, by the hashes of their names; and the word for them."""
     read = [(name, by.read(content)) for name, content in held] if not cut else []
     long = [(name, each) for name, each in read if len(each.ids) > longest]
     if len(long) >= FEWEST:

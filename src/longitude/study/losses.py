@@ -1,4 +1,4 @@
-"""Losses: less is better. An encoding is judged on three things, and what failed is named.
+"""Losses: less is better. An encoding is judged on three criteria, and those that it fails are named.
 
 * loss: at the training length within `LOSS_MARGIN` of the best label's there.
 * context: it gains more than `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at

@@ -170,7 +170,7 @@ def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
 
 
 def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
-    """Each option with a bound, whether it is within, and what it must do."""
+    """Options with a condition: its name, whether the condition holds, and the words for it."""
     shortest = config.test_lengths[0]
     yield "accumulation", config.batch_size % config.accumulation == 0, f"divide --batch-size {config.batch_size}"
     yield "heads", config.width % config.heads == 0, f"divide --hidden {config.width}"
@@ -216,6 +216,6 @@ def _require_digits(label: str, task: Task, vocabulary: int) -> None:
 
 
 def layers_of(config: LongitudeConfig) -> list[Any]:
-    """The mixer of each layer with every option, and its encodings, to compare models of one shape however they are spelt."""
+    """The mixer of each layer with every option, and its encodings: equal for labels that describe the same model."""
     layers = zip(config.layer_mixers(), config.layer_specs(), strict=True)
     return [(mixer["name"], config.mixer_options(mixer), specs) for mixer, specs in layers]

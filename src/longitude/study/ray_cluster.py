@@ -78,7 +78,7 @@ class RayCluster:
 
 # ---- on a worker -----------------------------------------------------------------------------------------------------
 class _Reports:
-    """An actor: what workers report, until it is taken."""
+    """An actor that keeps the reports of workers until `take`."""
 
     def __init__(self) -> None:
         self.latest: dict[str, Any] = {}

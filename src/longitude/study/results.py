@@ -293,7 +293,7 @@ def keys_of(question: Mapping[str, Any]) -> list[Keys]:
 
 
 def run_of(store: Store, question: Mapping[str, Any], known: Sequence[Mapping[Trial, Status]] = ()) -> Run:
-    """Results of a question in the store. known: statuses of its trials and of those of its others, if they are known."""
+    """Results of a question in the store. known: statuses of its trials, then of those of each of `others`."""
     every, others = keys_of(question), question.get("others", [])
     statuses = known[0] if known else {keys.trial: status_of(store, keys) for keys in every}
     found = choices(statuses)

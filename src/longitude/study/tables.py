@@ -80,7 +80,7 @@ def latex(analysis: Analysis) -> str:
 
 
 def markdown(analysis: Analysis) -> str:
-    """The three lines, the values by length, what training took, and the comparisons at the longest length, as Markdown."""
+    """The three lines, the values by length, facts about training, and comparisons at the longest length, as Markdown."""
     conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
     values, *others = (as_markdown(*table) for table in _tables(analysis))
     if analysis.compared(analysis.run.lengths[-1]):
@@ -90,7 +90,7 @@ def markdown(analysis: Analysis) -> str:
 
 
 def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
-    """Heads and lines: values by length, what training took, and comparisons at the longest length, if there are any."""
+    """Heads and lines: values by length, facts about training, and comparisons at the longest length, if there are any."""
     run, criterion = analysis.run, analysis.criterion
     heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
     lines = []

@@ -100,7 +100,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 class LossLog:
-    """losses.jsonl: one line per step, appended; opening it at a step cuts what came after."""
+    """losses.jsonl: one line per step, appended; `cut` removes later steps."""
 
     def __init__(self, path: Path):
         self.path = path

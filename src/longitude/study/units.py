@@ -23,7 +23,7 @@ TRAINING = (
 )  # fmt: skip
 """Options that decide the weights of a trial, beside its label, seed, learning rate and steps."""
 MEASURING = ("test_lengths", "methods", "stride", "documents")
-"""Options that decide what is measured of a trained model."""
+"""Options that decide the measurement of a trained model."""
 
 
 class Keys(NamedTuple):

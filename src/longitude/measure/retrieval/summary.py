@@ -12,7 +12,7 @@ from longitude.measure.rows import Row
 WEIGHTING = "trial"
 """Weighting of retrieval rows, which no other rows have."""
 THRESHOLD = 0.856
-"""RULER's bar: what Llama2-7B reaches at 4K, averaged over its 13 tasks (Hsieh et al. 2024, table of results)."""
+"""RULER's threshold: the score of Llama2-7B at 4K, averaged over its 13 tasks (Hsieh et al. 2024, table of results)."""
 
 
 DEFINITION = (

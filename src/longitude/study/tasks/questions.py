@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
 
 class Questions(Generated):
-    """Accuracy of symbols. A subclass says what is drawn.
+    """Accuracy of symbols. A subclass draws the examples.
 
     Attributes:
         symbols: Size of the vocabulary.

@@ -50,7 +50,7 @@ Draws = np.ndarray
 
 
 class Sequences(Generated):
-    """Accuracy of whole answers by greedy generation. A subclass says what is drawn, and the answer to it.
+    """Accuracy of whole answers by greedy generation. A subclass draws sources and makes their answers.
 
     Attributes:
         alphabet: The symbols drawn, as bytes.
@@ -216,7 +216,7 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
 
 
 class Pairs(Examples):
-    """`count` training examples, `batch` after each other of one length: {"input_ids": [S], "labels": [T]}, int64.
+    """`count` training examples, each `batch` in a row of one length: {"input_ids": [S], "labels": [T]}, int64.
 
     Lengths are drawn from 1 to the limit of `growing`. With a sampler also "position_ids" [S] and "decoder_position_ids" [T],
     drawn independently.
