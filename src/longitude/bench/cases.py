@@ -95,7 +95,7 @@ class Case:
 
         def both() -> object:
             outputs = self.forward()
-            if not self._gradients:  # made in the turn that warms up
+            if not self._gradients:  # made in the warm-up turn
                 self._gradients.extend(torch.randn_like(out) for out in outputs)
             return torch.autograd.grad(outputs, self.wanted, self._gradients, allow_unused=True)
 
@@ -103,7 +103,7 @@ class Case:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal scaled_dot_product_attention and nothing else."""
+    """Causal scaled_dot_product_attention without position information."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
 
 
@@ -128,7 +128,7 @@ def built(label: str, shape: AttentionShape) -> Composed:
 def ours(label: str, backend: str, inputs: Inputs, gradients: bool = True) -> Case:
     """lg.attend with an encoding, including what it does at the input and the columns that it reads off the tokens.
 
-    gradients: whether a step computes them, because a backend may be chosen by that. ValueError where the backend refuses.
+    gradients: whether a step computes them, because the choice of a backend may depend on it. ValueError if none runs it.
     """
     q, k, v, x = inputs.q, inputs.k, inputs.v, inputs.x
     encoding = built(label, inputs.shape)
@@ -145,7 +145,7 @@ def ours(label: str, backend: str, inputs: Inputs, gradients: bool = True) -> Ca
 
 
 def verdict(encoding: Composed, backend: str, inputs: Inputs, gradients: bool) -> tuple[str, int]:
-    """The backend that runs it, and the bytes that it needs beyond inputs and output. ValueError where it refuses."""
+    """The backend that runs it, and the bytes that it needs beyond inputs and output. ValueError if there is none."""
     with torch.set_grad_enabled(gradients), redirect_stdout(io.StringIO()):
         columns = encoding.context(inputs.x)[0] if encoding.reads_tokens else None
         verdicts = lg.explain(inputs.q, inputs.k, inputs.v, encoding=encoding, context=columns, backend=backend)

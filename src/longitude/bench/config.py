@@ -20,13 +20,13 @@ class BenchConfig:
     lengths: tuple[int, ...] = (1024, 2048)
     """Lengths of queries and keys, ascending."""
     backends: tuple[str, ...] = ("auto",)
-    """Backends to time each encoding on; auto is the cheapest that takes it."""
+    """Backends to time each encoding on; auto is the cheapest that supports it."""
     batch: int = 1
-    """Sequences."""
+    """Number of sequences."""
     heads: int = 8
-    """Heads of queries."""
+    """Number of query heads."""
     kv_heads: int | None = None
-    """Heads of keys and values, which divide the heads of queries; by default as many."""
+    """Number of key and value heads, which must divide --heads; by default as many."""
     head_dim: int = 64
     """Width of a head."""
     dtype: DType = "float32"
@@ -34,15 +34,15 @@ class BenchConfig:
     passes: tuple[Pass, ...] = ("forward", "forward+backward")
     """forward, forward+backward, or both."""
     threads: int | None = None
-    """Threads of torch; by default as many as it takes by itself, one per core."""
+    """Threads of torch; by default torch's own number, one per core."""
     cpu_time: bool = False
     """Count processor seconds instead of wall-clock seconds: for a busy machine, with --threads 1."""
     repeats: int = 7
-    """Turns; each calls everything once, and medians are of turns."""
+    """Number of turns; each calls every case once, and medians are over turns."""
     no_memory: bool = False
-    """Leave out the memory of forward and backward at the longest length, which takes a process for each (Linux)."""
+    """Do not measure the memory of forward and backward at the longest length, in a process for each case (Linux)."""
     no_peers: bool = False
-    """Leave out other libraries: what is installed of x-transformers, rotary-embedding-torch and transformers."""
+    """Do not time other libraries: those installed of x-transformers, rotary-embedding-torch and transformers."""
 
     @property
     def clock(self) -> str:

@@ -67,7 +67,7 @@ def ratio_domain(ratios: list[float]) -> list[float]:
 
 
 def ratio_axis(title: str, domain: list[float]) -> alt.X:
-    """Logarithmic."""
+    """Logarithmic axis of ratios."""
     ticks = [m * 10.0**e for e in range(-2, 4) for m in (1, 1.5, 2, 5) if m != 1.5 or e == 0]
     ticks = [tick for tick in ticks if domain[0] <= tick <= domain[1]]
     axis = alt.Axis(values=ticks, format="~g", titleAnchor="start", titleColor=INK)

@@ -17,7 +17,7 @@ from longitude.runs.memory import memory_growth
 
 STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 """Larger blocks go back to the system as soon as they are freed, so that the peak is what was held at a time. Otherwise glibc
-keeps holes, by the order of threads another amount each time, and what fits into those of the warm-up is no growth at all."""
+keeps holes, whose size varies with the order of threads, and blocks that fit into those of the warm-up count as no growth."""
 
 
 def growth(shape: AttentionShape, name: str, backend: str, threads: int) -> float:

@@ -1,7 +1,7 @@
-"""The libraries people use, on the same tensors: each does in its own code what one of our encodings does in ours.
+"""Other libraries on the same tensors: each corresponds to one of our encodings.
 
-A peer is timed where its package is installed. Whole modules of transformers run between given queries, keys and values: their
-projections are replaced by something that returns those.
+A peer is timed if its package is installed. Whole modules of transformers run on given queries, keys and values: their
+projections are replaced by functions that return those.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Peer:
         return Case(self.name, "peer", self.package, forward, [inputs.q, inputs.k, inputs.v, *learned])
 
     def bytes(self, shape: AttentionShape) -> int:
-        """About what forward and backward need beyond what plain attention does."""
+        """Approximate bytes that forward and backward need beyond those of plain attention."""
         return self.scores * shape.batch * shape.heads * shape.length**2 * shape.torch_dtype.itemsize
 
 
@@ -66,7 +66,7 @@ def x_rotation(inputs: Inputs) -> Rotation:
 
 
 def rotary_torch(inputs: Inputs) -> Rotation:
-    """It keeps its angles after the first call."""
+    """This library keeps its angles after the first call."""
     from rotary_embedding_torch import RotaryEmbedding
 
     rotary = RotaryEmbedding(inputs.shape.head_dim, cache_max_seq_len=inputs.shape.length)

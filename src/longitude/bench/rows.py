@@ -59,5 +59,5 @@ def timed(timing: Timing, against: str) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """The note of a row where something raised."""
+    """The note of a row whose measurement raised an error."""
     return f"{FAILED}: {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"

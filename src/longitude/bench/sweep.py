@@ -46,7 +46,7 @@ def shape_of(config: BenchConfig, length: int) -> AttentionShape:
 
 
 def require_room(config: BenchConfig) -> None:
-    """ValueError where the longest length does not fit into memory; allocates little."""
+    """ValueError if the longest length does not fit into memory; allocates little."""
     shape = shape_of(config, config.lengths[-1])
     linear, free = TENSORS * shape.tensor_bytes, available_memory()
     require_memory(linear, free, f"attention itself needs at length {shape.length}", SMALLER)

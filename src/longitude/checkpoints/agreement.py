@@ -1,4 +1,4 @@
-"""Parameters that the keys of a config declare, held layer by layer to the tables that its class makes."""
+"""Parameters that the keys of a config declare, compared layer by layer with the tables that its class makes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from longitude.positions.rotary import MultimodalRotary
 from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
 
 EQUAL = 2e-6
-"""Relative: between our frequencies and those of transformers, which are computed in float32."""
+"""Relative tolerance between our frequencies and those of transformers, which are computed in float32."""
 SHORT = 3
-"""Tokens of a sequence in which no table has changed yet."""
+"""Tokens of a sequence that is too short to change a table."""
 Ropes = RopeConfig | dict[str, RopeConfig | None]
 
 
@@ -40,8 +40,8 @@ class LayerRope(NamedTuple):
 
     Attributes:
         rope: Its parameters.
-        head_dim: The width of heads, or of their part, that a partial rotation is a part of.
-        label: The layer type, or other name, that the config has the parameters under; None where it has them for all layers.
+        head_dim: The width of which a partial rotation is a share: of a head, or of its rotary part.
+        label: The layer type, or other name, that the config has the parameters under; None if it has them for all layers.
     """
 
     rope: RopeConfig
@@ -84,7 +84,7 @@ def refusal(keys: Mapping[str, Any], table: Tables, why: str) -> NotUnderstood:
 
 
 class Agreement:
-    """Parameters that the keys of a config declare, held to the tables that its class makes."""
+    """Parameters that the keys of a config declare, compared with the tables that its class makes."""
 
     def __init__(self, config: Any, keys: Mapping[str, Any], declared: Ropes, seen: list[Layer]):
         self.config, self.keys, self.declared, self.seen = config, keys, declared, seen
@@ -113,7 +113,7 @@ class Agreement:
         return self.known[key]
 
     def rotation(self, n: int) -> LayerRope:
-        """The parameters that the tables of a layer are made of. NotUnderstood where they are of none that is declared."""
+        """The declared parameters that the tables of a layer are made of. NotUnderstood if there are none."""
         table, *others = self.seen[n].tables
         if any((one.module, one.label) != (table.module, table.label) for one in others):
             raise refusal(self.keys, table, f"rotates layer {n} by several tables")
@@ -132,7 +132,7 @@ class Agreement:
         raise refusal(self.keys, table, next((why for why in reasons if "numbers" not in why), reasons[0]))
 
     def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
-        """(label, parameters) that may be those of a layer: of its type, else any."""
+        """(label, parameters) that a layer may have: those of its type, else all."""
         own: dict[Any, RopeConfig | None] = (
             {None: self.declared} if isinstance(self.declared, RopeConfig) else {**self.declared}
         )
@@ -153,7 +153,7 @@ class Agreement:
         return list(dict.fromkeys(each for each in found if isinstance(each, int) and each > 0))
 
     def variants(self, rope: RopeConfig, table: Tables, width: int) -> Iterator[RopeConfig]:
-        """Parameters with what a class has by default where no key says it: a share, and how pairs of several axes lie."""
+        """Parameters with defaults of the class that no key gives: a share, and the arrangement of pairs of several axes."""
         shares = [rotated / width for rotated in (table.width, 2 * table.width) if rotated < width]
         if names_any(self.keys, SHARES):
             shares = []
@@ -211,7 +211,7 @@ class Agreement:
 
 
 def difference(table: Tables, rope: RopeConfig, width: int) -> tuple[str | None, list[str]]:
-    """(what differs between a table and parameters or None, what differs in long sequences alone)."""
+    """(difference between a table and parameters, or None; differences in long sequences only)."""
     lengths, scaling, notes = [SHORT], rope.scaling, list[str]()
     if isinstance(scaling, Follows):
         scaling = dataclasses.replace(

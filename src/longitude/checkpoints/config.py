@@ -1,4 +1,4 @@
-"""The positions that a config.json declares: rotary parameters, head_dim, lengths, and where its keys contradict one another."""
+"""The positions that a config.json declares: rotary parameters, head_dim, lengths, and contradictions between its keys."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def declared_length(config: Any) -> int | None:
 
 
 def trained_length(config: Any) -> int | None:
-    """The training length: before extension, where the configuration has it; else the declared length."""
+    """The training length: that before an extension, if the configuration has it; else the declared length."""
     config = config.get_text_config()
     lengths = [each.get(ORIGINAL) for each in of_layers(getattr(config, "rope_parameters", None))]
     lengths.append(getattr(config, ORIGINAL, None))
@@ -206,7 +206,7 @@ def rope_types(config: Any) -> list[str]:
 
 
 def not_rotary(config: Any) -> str | None:
-    """Why positions are not rotary; None where they are, and where that is not understood."""
+    """Why positions are not rotary; None if they are, or if that is not understood."""
     if (reason := unread(config)) is not None:
         return reason
     if not getattr(config, "rope_parameters", None):
@@ -218,7 +218,7 @@ def not_rotary(config: Any) -> str | None:
 
 
 def unread(config: Any) -> str | None:
-    """Why the model does not follow rope_parameters, where its config has a reason; else None."""
+    """Why the model does not follow rope_parameters, by another key of its config; None if no key says so."""
     if getattr(config, KEY, None) is not None:
         return "its positions are those that set_positions of longitude.hf gave it"
     if getattr(config, "alibi", None) is True and has_key(config, "alibi"):  # Falcon keeps rope_parameters as well
@@ -258,7 +258,7 @@ def border_of(config: Any) -> int | None:
 
 # ---- contradictions --------------------------------------------------------------------------------------------------
 def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Each as a message with what to do. raw: config.json as it is written; config: what transformers read."""
+    """Contradictions of a config.json, each with what to do. raw: the file's content; config: as transformers reads it."""
     yield from outside_text(raw, config)
     raw = text_part(raw)
     yield from unknown_keys(raw, config)
@@ -281,7 +281,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     try:
         ours = read_ropes(raw if theirs is None else with_own_base(raw, config, theirs))
     except NotUnderstood:
-        return  # said where keys that nothing reads are said
+        return  # reported with the keys that nothing reads
     except ValueError as error:
         default = "; transformers takes a default of its class without a warning: write the one of training"
         yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
@@ -313,12 +313,12 @@ def _of_class(raw: Mapping[str, Any], config: Any, ours: Any) -> Iterator[str]:
         return
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
-            with suppress(ValueError):  # no width of heads is known: no list of factors can be held to it
+            with suppress(ValueError):  # the width of heads is unknown, so lists of factors cannot be checked
                 yield from lengths(raw, rope, head_dim_of(config, layer), parameters_of(raw, layer))
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Unknown keys that look like misspelt keys about positions, and those that turn on positions which its class has not."""
+    """Unknown keys that look like misspelt keys about positions, and flags for positions that its class does not have."""
     flags = [] if has_key(config, "alibi") else [("alibi", raw.get("alibi"))]
     for key, value in (*strangers_inside(raw, config), *flags):
         if value is True and any(word in key for word in (*ROTARY, "alibi")):
@@ -329,7 +329,7 @@ def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 
 def scalings_of_none(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Scalings where no position is rotary: ALiBi's, or those of a class without rotary parameters."""
+    """Scalings without effect, since positions are not rotary: with ALiBi, or in a class without rotary parameters."""
     reason = unread(config)
     if reason is None and not has_key(config, SCHEMAS[0]):
         reason = f"{type(config).__name__} has no rotary parameters"
@@ -341,7 +341,7 @@ def scalings_of_none(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 
 def outside_text(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """A base or a scaling beside a text_config, where no class reads it, that is not the one inside."""
+    """A base or a scaling outside text_config, where no class reads it, that differs from the one inside."""
     if text_part(raw) is raw or not_rotary(text := config.get_text_config()):
         return
     inside = of_layers(getattr(text, SCHEMAS[0], None))
@@ -361,9 +361,9 @@ LAYER_RULES = {"layer_types": "sliding_window_pattern", "no_rope_layers": "no_ro
 
 
 def layers_twice(raw: Mapping[str, Any], config: Any, defaults: bool) -> Iterator[str]:
-    """Lists by layer that are not those which their rules, given as well, make in their class.
+    """Lists by layer that differ from those which the class makes by their rules, if both are given.
 
-    defaults: of the rules that its class has a default of, which transformers writes beside a list; else of the others.
+    defaults: check rules for which its class has a default, which transformers writes beside a list; else the other rules.
     """
     raw = text_part(raw)
     if (usual := by_default(config)) is None:
@@ -371,7 +371,7 @@ def layers_twice(raw: Mapping[str, Any], config: Any, defaults: bool) -> Iterato
     for key, rule in LAYER_RULES.items():
         if not isinstance(given := raw.get(key), list) or raw.get(rule) is None or (rule in vars(usual)) != defaults:
             continue
-        with suppress(ValueError):  # its class refuses the config, which is said elsewhere
+        with suppress(ValueError):  # its class rejects the config, which is reported elsewhere
             made = getattr(class_of({name: one for name, one in raw.items() if name != key}), key, None) or []
             if off := [layer for layer, (a, b) in enumerate(zip(given, made, strict=False)) if a != b]:
                 yield (
@@ -381,7 +381,7 @@ def layers_twice(raw: Mapping[str, Any], config: Any, defaults: bool) -> Iterato
 
 
 def other_types(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Layer types of rope parameters that no layer has, and those for which transformers takes a default unasked."""
+    """Layer types of rope parameters that no layer has, and those without, for which transformers uses a default."""
     config = text_part(config)
     if (fresh := by_default(config)) is None:
         return
@@ -430,7 +430,7 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     except NotUnderstood as error:
         found.append(str(error))
     except ValueError:
-        pass  # said among the contradictions
+        pass  # reported among the contradictions
     return list(dict.fromkeys(found))
 
 
@@ -467,7 +467,7 @@ def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 
 def _changed(scaling: Any, name: str, value: Any) -> Any:
-    """A scaling with another number; None for one that it refuses, which is none without effect."""
+    """A scaling with another number; None if it rejects the number, which therefore has an effect."""
     try:
         return dataclasses.replace(scaling, **{name: value})
     except ValueError:
@@ -496,7 +496,7 @@ def _other_classes(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
-    """Keys about positions that neither transformers' class of this config has nor anything here reads."""
+    """Keys about positions that neither transformers' class of this config has nor Longitude reads."""
     raw = text_part(raw)
     strangers = _strangers(raw, keys_of(config))
     about = [key for key in strangers if any(word in key for word in ROTARY)]
@@ -510,7 +510,7 @@ def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
 
 
 def strangers_inside(raw: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Any]]:
-    """Keys, with their place, of dicts that a class has a config of its own for (MPT's attn_config), and that it has not."""
+    """Unknown keys, with their place, of dicts for which a class has a separate config (MPT's attn_config)."""
     for name, given in raw.items():
         if isinstance(given, Mapping) and isinstance(own := getattr(config, name, None), PreTrainedConfig):
             valid = keys_of(own)
@@ -518,14 +518,14 @@ def strangers_inside(raw: Mapping[str, Any], config: Any) -> Iterator[tuple[str,
 
 
 def _slip_of(key: str, config: Any) -> str | None:
-    """The key about positions that a key nearly is."""
+    """The key about positions that a key is probably a misspelling of; None if there is none."""
     valid = keys_of(config)
     about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
     return next(iter(get_close_matches(key, about, n=1, cutoff=0.8)), None)
 
 
 def by_default(config: Any) -> Any:
-    """The config that a class makes of nothing; None for a class with required arguments."""
+    """The config that a class makes without arguments; None for a class with required arguments."""
     try:
         return type(config)()
     except Exception:
@@ -539,7 +539,7 @@ def keys_of(config: Any) -> set[str]:
 
 
 def has_key(config: Any, key: str) -> bool:
-    """Whether a config's class has a key; a class that is not transformers' has those that it is given."""
+    """Whether a config's class has a key; True for every key of a class that is not transformers'."""
     return key in keys_of(config) or not type(config).__module__.startswith("transformers.")
 
 
@@ -552,12 +552,12 @@ def _strangers(raw: Mapping[str, Any], valid: set[str]) -> list[str]:
 
 
 def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of the rope dicts that are another type's, or a slip of one."""
+    """Unknown keys of the rope dicts: those of another type, and misspelt ones."""
     for name, one in rope_dicts(raw):
         kind = one.get("rope_type", one.get("type", "default"))
         kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
         if kind not in KEYS:
-            continue  # it is refused where it is read
+            continue  # reading it raises an error
         valid = {*KEYS[kind], *((ORIGINAL,) if "llama_4_scaling_beta" in one else ())}
         for key in one.keys() - valid:
             if is_foreign(key) or (kind == "dynamic" and one.get("alpha") and key in ALL_KEYS):
@@ -574,7 +574,7 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
         for keys in (BASES, SHARES):
             key = next((key for key in keys if raw.get(key) is not None), None)
             inside = [given.get(keys[0]) for given in of_layers(raw.get(name))]
-            if key is not None and None not in inside and raw[key] not in inside:  # the top is for layer types without
+            if key is not None and None not in inside and raw[key] not in inside:  # the top is for other layer types
                 both = f"{key} is {raw[key]} at the top and {inside[0]} in {name}"
                 yield f"{both}; transformers takes the latter; remove the wrong one"
     for name, given in rope_dicts(raw):

@@ -26,13 +26,13 @@ from longitude.models.decoder import LongitudeModel
 from longitude.runs.memory import Memory, available_memory, forward_memory, require_memory, training_memory
 
 H100 = 0.4 * 989e12
-"""FLOP/s of one H100 in bfloat16: what its data sheet has for dense products, and the share of it that good code reaches."""
+"""FLOP/s of one H100 in bfloat16: 40%, which good code reaches, of the peak for dense products in its data sheet."""
 HERE, ON_H100 = "Time here: as busy as now.", "One H100: bfloat16 at 40% of 989 TFLOP/s."
 """Protocols of the times of a table of costs, on this machine and on one H100."""
 TRAINING = 3
 """Cost of a training step in forward passes."""
 LARGEST = 250_000_000
-"""Most parameters of a model that is timed on this machine; a larger one gets fewer layers and a smaller vocabulary."""
+"""Maximum parameters of a model that is timed on this machine; a larger one gets fewer layers and a smaller vocabulary."""
 WORDS, WIDEST = 8192, 1024
 """Size of the smaller vocabulary, and largest window that is timed, in tokens."""
 
@@ -52,7 +52,7 @@ class Cost:
         memory: Peak memory.
         seconds: Seconds on this machine under its current load.
         h100_seconds: Seconds on one H100 in bfloat16 at 40% of its peak rate.
-        reason: Reason why there is no time, or why the command refuses.
+        reason: Reason why there is no time, or why the command would raise an error.
     """
 
     model: str
@@ -110,7 +110,7 @@ def forward_flops(outline: Any) -> Flops:
     near, far = 256, 512
     try:
         a, b = count(near), count(far)
-    except Exception as error:  # whatever code that wants numbers raises
+    except Exception as error:  # any error of code that needs values of tensors
         name = type(outline).__name__
         raise ValueError(f"{name}: its FLOPs cannot be counted without weights ({one_line_of(error)})") from error
     per_pair = (b / far - a / near) / (far - near)
@@ -168,7 +168,7 @@ def flops_per_second(
 
 
 def smaller(outline: Any) -> Any:
-    """The configuration, of fewer layers and words where the model is large."""
+    """The configuration, with fewer layers and a smaller vocabulary if the model is large."""
     config = copy.deepcopy(outline.config)
     size = sum(parameter.numel() for parameter in outline.parameters())
     if size <= LARGEST:
@@ -210,7 +210,7 @@ def _training_step(model: Any, ids: Any) -> Callable[[], object]:
 
 
 def _seconds(step: Callable[[], object], times: int) -> float:
-    """The median, the first call left out; fewer calls of what takes long."""
+    """Median seconds of a call, without the first; fewer calls if they take long."""
     step()
     found: list[float] = []
     while len(found) < times and sum(found) < 20:

@@ -42,7 +42,7 @@ HALVES = """
     starcoder2 openelm gptneox codeshell nemotron exaone exaone4 minicpm3 gpt-oss hunyuan-dense hunyuan-moe lfm2 seed_oss apertus
     dots1 qwen3next
 """.split()
-"""Architectures by the pairs that llama.cpp rotates (llama_model_rope_type in llama-model.cpp); no key in the file says it."""
+"""Architectures by the pairs that llama.cpp rotates (llama_model_rope_type in llama-model.cpp); no key in the file has it."""
 
 FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp's converter writes Llama 3's scheme; no key names it."""
@@ -62,19 +62,19 @@ WINDOW_BASES = {"gemma3": 10_000.0, "gemma3n": 10_000.0}
 
 
 class Divided(NamedTuple):
-    """Radians a position of each pair [pairs], float64, and the base of which a scheme made them."""
+    """Radians per position of each pair [pairs], float64, and the base before a scheme divided them."""
 
     base: float
     inverse: Tensor
 
     def of_pair(self, pair: int) -> str:
-        """A frequency, and by what a scheme divides it."""
+        """The frequency of a pair in words, and the divisor of its scheme."""
         plain, rad = self.base ** (-pair / len(self.inverse)), float(self.inverse[pair])
         return f"pair {pair}: {rad:.6g} rad, " + (f"{plain:.6g} divided by {plain / rad:.5g}" if rad else "not rotated")
 
 
 class GGUF:
-    """A GGUF file, opened. ValueError for another kind of file, or a truncated file."""
+    """An open GGUF file. ValueError for another kind of file, or a truncated file."""
 
     def __init__(self, path: Path):
         try:
@@ -88,12 +88,12 @@ class GGUF:
         self.architecture = str(self.field("general.architecture"))
 
     def field(self, name: str) -> Any:
-        """The value of a key; None where the file has none."""
+        """The value of a key; None if the file has none."""
         field = self.reader.get_field(name)
         return None if field is None else field.contents()
 
     def own(self, name: str) -> Any:
-        """The value of a key of the file's architecture; None where it has none."""
+        """The value of a key of the file's architecture; None if it has none."""
         return self.field(f"{self.architecture}.{name}")
 
     def facts(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class GGUF:
         kind, factor = self.own("rope.scaling.type"), self.own("rope.scaling.factor")
         factor = (self.own("rope.scale_linear") if factor is None else factor) or None  # an older name; 0 is none
         if kind is None and factor:
-            kind = "linear"  # what llama.cpp takes where a file has a factor and no type
+            kind = "linear"  # llama.cpp's default for a file with a factor and no type
         factored = self.architecture in FACTORED
         if kind in (None, "none") and factored and FACTORS in self._tensors:
             kind = "llama3"
@@ -164,7 +164,7 @@ class GGUF:
         }
 
     def factors(self, name: str) -> list[float]:
-        """Factors by which the frequency of each pair is divided; 1 where the file has no tensor of this name."""
+        """Factors by which the frequency of each pair is divided; 1 if the file has no tensor of this name."""
         pairs = self.facts()["rotated dimensions"] // 2
         if name not in self._tensors:
             return [1.0] * pairs
@@ -174,7 +174,7 @@ class GGUF:
         return found
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name as transformers has it, weight) of what makes queries and keys, one by one, as float32."""
+        """(name in transformers, weight in float32) of each projection of queries and keys, one by one."""
         names = {"attn_q": "q_proj", "attn_k": "k_proj"}
         for tensor in self.reader.tensors:
             match tensor.name.split("."):

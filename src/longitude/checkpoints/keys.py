@@ -50,7 +50,7 @@ def ropes_of(source: Source) -> Ropes:
 
 
 def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
-    """The rotation of layers with full attention. ValueError where none rotates, or several differently."""
+    """The rotation of layers with full attention. ValueError if none rotates, or if they have different schemes."""
     if isinstance(ropes, RopeConfig):
         return ropes
     full = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in WINDOWED}
@@ -68,7 +68,7 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
 
 
 def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:
-    """The file's keys, with what transformers' class adds where they are missing."""
+    """The file's keys, with those that transformers' class adds if they are missing."""
     inner = source.inner
     added: dict[str, Any] = {} if names_any(inner, BASES) else {BASES[0]: read.base}
     share = read.proportion if read.proportion != 1 else read.partial_rotary_factor
@@ -95,7 +95,7 @@ def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     inner |= _entries(source, ropes, head_dim)
     parameters = inner["rope_parameters"]
     if parameters["rope_type"] == "proportional":
-        return inner  # transformers 4 never knew it
+        return inner  # transformers 4 does not have it
     inner[base] = parameters["rope_theta"]
     if ropes.partial_rotary_factor != 1:
         inner["rotary_pct" if neox else SHARES[0]] = ropes.partial_rotary_factor

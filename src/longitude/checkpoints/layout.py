@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint that make queries and keys, and what each becomes in another rotary layout."""
+"""The tensors of a checkpoint that make queries and keys, and the conversion of each to another rotary layout."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def _by_head(weight: Tensor, head_dim: int, change: Change) -> Tensor:
 
 
 def _by_kind(weight: Tensor, rows: int, change: Change) -> Tensor:
-    """[all queries, all keys, all values]; rows: of queries and keys."""
+    """[all queries, all keys, all values]; rows: number of rows of queries and keys."""
     return torch.cat([change(weight[:rows]), weight[rows:]])

@@ -46,7 +46,7 @@ PICKLED = "pytorch_model*.bin"
 PARTS = ("*.incomplete", "*.part", "*.crdownload")
 """Patterns of the names of incomplete downloads."""
 DEEPEST = 32
-"""Lists and dicts inside one another in a config.json, at most."""
+"""Maximum nesting depth of lists and dicts in a config.json."""
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Dtypes of weights that are not quantized, in the notation of safetensors, with the bytes of a number."""
 PACKED = (
@@ -55,7 +55,7 @@ PACKED = (
 )  # fmt: skip
 """Methods whose files always have packed tensors. BitNet, compressed-tensors and others may have plain ones."""
 NO_MEMORY = re.compile("(cannot|can't) allocate memory", re.IGNORECASE)
-"""What torch and the operating system say where memory ends, in a RuntimeError."""
+"""Messages of torch and the operating system in a RuntimeError if there is not enough memory."""
 SMALLER = "take a machine with more memory, or a smaller --dtype"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -158,7 +158,7 @@ def load(
 
 
 def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
-    """ValueError, in one line, for what `load` would refuse about a local folder's files, without reading the weights."""
+    """ValueError, in one line, for files of a local folder for which `load` raises it, without reading the weights."""
     where = local_folder(str(name_or_path))
     if where is not None:
         _require_config(where)
@@ -182,7 +182,7 @@ def auto_class_of(config: PreTrainedConfig) -> Any:
 
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
-    """The configuration of a checkpoint or of a config.json, without weights. ValueError, in one line, where there is none."""
+    """The configuration of a checkpoint or of a config.json, without weights. ValueError, in one line, if there is none."""
     path, raw = str(name_or_path), None
     if path.endswith(".json"):
         raw = _require_configuration(Path(path).expanduser())
@@ -249,7 +249,7 @@ Untied = tuple[tuple[str, str], ...]
 
 
 def held_against(path: str, model: Any, info: dict[str, Any]) -> tuple[tuple[str, ...], Untied]:
-    """`unused` and `untied` of a Checkpoint, from what transformers says of loading it. ValueError for what does not fit."""
+    """`unused` and `untied` of a Checkpoint, from transformers' loading info. ValueError for tensors that do not fit."""
     require_tensors(path, info["mismatched_keys"], info["missing_keys"])
     declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
     untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
@@ -270,7 +270,7 @@ def require_tensors(path: str, mismatched: Iterable[tuple[str, Any, Any]], missi
 
 
 def _is_harmless(name: str, model: Any) -> bool:
-    """Whether nothing is lost with a tensor: the model computes it, or it is of layers that config.json counts apart."""
+    """Whether a tensor may be left out: the model computes it, or it is of layers that config.json counts separately."""
     if name.endswith(".masked_bias"):  # -1e9, in files of older releases of transformers
         return True
     if any(f".{buffer}".endswith(f".{name}") for buffer, _ in model.named_buffers()):
@@ -282,7 +282,7 @@ def _is_harmless(name: str, model: Any) -> bool:
 
 
 def loaded_on_meta(path: str, skeleton: Any) -> tuple[Any, dict[str, Any]]:
-    """(model, info) as from_pretrained gives them, from headers alone: but for tied tensors no number is read."""
+    """(model, info) as from_pretrained gives them, from headers alone: only tied tensors are read."""
     tied = skeleton.get_expanded_tied_weights_keys(all_submodels=True)
     places = {"": "meta"} | {name.rpartition(".")[0]: "cpu" for pair in tied.items() for name in pair}
     with quiet(), in_one_line(f"{path}: its weights do not fit its config.json"):
@@ -297,7 +297,7 @@ def loaded_on_meta(path: str, skeleton: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def differences(model: Any, unused: Sequence[str], untied: Untied = ()) -> tuple[list[str], list[str]]:
-    """(where config.json describes another model than the files have, what else nothing reads), in words with names."""
+    """(contradictions between config.json and the files, other tensors that nothing reads), in words with names."""
     beyond = beyond_layers(model, unused)
     wrong = [
         f"the files have {source} and another {target}, and config.json ties the two: some readers take one tensor for "
@@ -380,14 +380,14 @@ def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig]
         return bool({module, module.removeprefix(inside)} & modules)
 
     lost = [name for name in missing if not is_packed(name)]
-    # Where no tensor is found packed, the files have names of another kind, and nothing is known of what they lack.
+    # If no tensor is found packed, the files have names of another kind, and missing tensors cannot be recognized.
     if lost and any(is_packed(name) for name, _ in skeleton.named_parameters()):
         raise ValueError(f"{path}: the weights lack {listed(lost)}; complete the checkpoint, or correct config.json")
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 def local_folder(path: str) -> Path | None:
-    """The local folder, or None for a name of the hub: "model" or "owner/model", where no such folder is."""
+    """The local folder, or None for a name of the hub: "model" or "owner/model", if there is no such folder."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if folder.name.startswith(".") and folder.name.endswith(".unfinished"):
@@ -469,7 +469,7 @@ def _require_configuration(file: Path) -> dict[str, Any]:
 
 
 def _unknown_type(file: Path, kind: str) -> UsageError:
-    """The nearest model_type is offered where the numbers in it are the same: with others it is another model."""
+    """The error for an unknown model_type; it suggests the nearest with the same numbers: others are other models."""
 
     def numbers(name: str) -> list[str]:
         return re.findall(r"\d+", name)
@@ -489,7 +489,7 @@ def depth_of(value: Any) -> int:
 
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
-    """ValueError where there are no weights, or only pickled ones that were not allowed."""
+    """ValueError if there are no weights, or only pickled ones that were not allowed."""
     if any(not path.name.startswith("adapter_") for path in folder.glob("*.safetensors")):
         return
     if any(folder.glob("*.safetensors.index.json")):
@@ -517,7 +517,7 @@ def _refuse_adapter(folder: Path) -> NoReturn:
 def require_shards(folder: Path) -> dict[str, list[int]]:
     """Name -> shape of every tensor in a folder's safetensors, from their headers.
 
-    ValueError where a file is truncated, or one that the index names is missing.
+    ValueError if a file is truncated, or one that the index names is missing.
     """
     held = {name: shape for shard in sorted(folder.glob("*.safetensors")) for name, shape in shapes_of(shard).items()}
     index = folder / INDEX
@@ -552,7 +552,7 @@ def size_of(folder: Path, dtype: torch.dtype | str) -> int:
 
 
 def _downloading(folder: Path) -> str:
-    """The first file of a download that has not ended, for a message; empty where there is none."""
+    """The first file of a download that has not ended, for a message; empty if there is none."""
     parts = sorted(path for part in PARTS for path in folder.rglob(part))
     return f"; a download into the folder has not ended ({parts[0].relative_to(folder)})" if parts else ""
 
@@ -612,7 +612,7 @@ def _device(device: str | torch.device) -> torch.device:
 
 # ---- errors in one line -----------------------------------------------------------------------------------------------
 def one_line_of(error: BaseException) -> str:
-    """An error's message in one line, its end cut off where it is long; without advice to run what comes with a checkpoint."""
+    """An error's message in one line, cut off if it is long, and without advice to run code that comes with a checkpoint."""
     if "trust_remote_code" in str(error):
         return "it is code that comes with the checkpoint, and such code is never run"
     message = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # which prints its key alone
@@ -621,7 +621,7 @@ def one_line_of(error: BaseException) -> str:
 
 @contextmanager
 def in_one_line(problem: str) -> Iterator[None]:
-    """Whatever transformers, safetensors, tokenizers or torch raise about a user's files becomes one ValueError."""
+    """Turn any error of transformers, safetensors, tokenizers or torch about a user's files into one ValueError."""
     try:
         yield
     except Exception as error:
@@ -647,7 +647,7 @@ def refusing_code(path: str) -> Iterator[None]:
 
 
 def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) -> Any:
-    """A model on the meta device. ValueError, in one line, with the rotary key that is wrong where that is known."""
+    """A model on the meta device. ValueError, in one line, with the wrong rotary key, if that is known."""
     try:
         with quiet(), torch.device("meta"):
             return make(config)

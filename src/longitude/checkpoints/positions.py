@@ -24,7 +24,7 @@ Kind = Literal["rotary", "learned", "alibi"]
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Whether a module makes rotary tables: it is called so, or has no weights and its frequencies, or extends what is so."""
+    """Whether a module makes rotary tables: by its name, or, if it has no weights, by its frequencies or a base class."""
     names = [kind.__name__.lower() for kind in type(module).__mro__]
     own = next(module.parameters(), None) is None and (has_frequencies(module) or "rotary" in " ".join(names))
     return own or "rotary" in names[0]
@@ -43,7 +43,7 @@ def rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module
 
 
 def rotary_of(model: nn.Module) -> nn.Module | None:
-    """The first of them, if the model rotates its queries and keys by parameters of its config."""
+    """The first of `rotary_modules`; None unless the model rotates queries and keys by parameters of its config."""
     return next((module for _, _, module in rotary_modules(model)), None)
 
 
@@ -61,9 +61,7 @@ def last_position(model: Any) -> int | None:
         if VISION.search(name):  # tables of an image's patches
             continue
         if isinstance(module, nn.Embedding) and TABLE.search(name):
-            first = (
-                0 if module.padding_idx is None else module.padding_idx + 1
-            )  # RoBERTa's begin behind that of padding
+            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa's begin after that of padding
             longest = getattr(model.config, "max_position_embeddings", None) or module.num_embeddings
             return min(module.num_embeddings, longest) - first
         end = getattr(module, "max_length", None)

@@ -1,4 +1,4 @@
-"""The one place that silences transformers and the hub: Longitude reports what matters about a checkpoint itself."""
+"""Silence transformers and the hub, here only: Longitude itself reports what matters about a checkpoint."""
 
 import logging as python
 from collections.abc import Iterator

@@ -101,7 +101,7 @@ def turning_alike(config: Mapping[str, Any] | Any) -> list[str]:
 
 
 def class_of(config: Mapping[str, Any] | Any) -> Any:
-    """A config's part about text as an object of transformers' class; None where transformers has none."""
+    """A config's part about text as an object of transformers' class; None if transformers has none."""
     if not isinstance(config, Mapping):
         text = text_part(config)
         return text if type(text).__module__.startswith("transformers.") else None
@@ -144,7 +144,7 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
 
 
 def fault_of(config: Mapping[str, Any] | Any) -> str | None:
-    """`rotary_fault`, or what is wrong with windows, heads and padding, with which no class can be built or run."""
+    """`rotary_fault`, or a fault of windows, heads or padding with which no class can be built or run."""
     if (fault := rotary_fault(config)) is not None:
         return fault
     keys = as_mapping(text_part(config))
@@ -171,7 +171,7 @@ def heads_apart(keys: Mapping[str, Any]) -> str | None:
 def require_numbers(raw: Mapping[str, Any]) -> None:
     """ValueError for a number that is not finite, a size, a base or a largest bias that is 0 or less, or too short a list.
 
-    A model may be built of them all the same.
+    Transformers may build a model from these nevertheless.
     """
     raw = text_part(raw)
     for key in {*UNDERSTOOD, *OF_CLASSES, *LENGTHS, "attn_config"} & {*raw}:
@@ -204,7 +204,7 @@ def numbers_in(key: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
-    """The part about text of a config of text and images, any other config as it is."""
+    """The part about text of a config of text and images; any other config unchanged."""
     if isinstance(config, Mapping):
         text = config.get("text_config") or config
         if not isinstance(text, Mapping):
@@ -213,7 +213,7 @@ def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
     if not hasattr(config, "get_text_config"):
         return config
     text = config.get_text_config(decoder=True)
-    if type(text) is type(config):  # of an encoder-decoder a copy, without keys of the decoder that its class reads
+    if type(text) is type(config):  # an encoder-decoder's: a copy, without keys that its class reads
         for key in vars(config).keys() - vars(text).keys():
             setattr(text, key, getattr(config, key))
     return text
@@ -247,7 +247,7 @@ def follows_bases_of_layers(written: Mapping[str, Any], theirs: Any) -> bool:
 
 
 def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
-    """ValueError where transformers lost a base or a scheme that is written in a file. shares: or the part of heads that rotates.
+    """ValueError if transformers lost a base or a scheme that is in a file. shares: also the share of heads that rotates.
 
     A class that makes parameters by layer type of flat ones (OLMo 3, DeepSeek V4) may have the base in one and the scheme in
     another.

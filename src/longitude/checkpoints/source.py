@@ -116,7 +116,7 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
 
 
 def fetched(name: str, allow_pickle: bool) -> Path:
-    """A hub name -> its files on this disk."""
+    """Download the files of a hub name; returns their folder."""
     from huggingface_hub import snapshot_download
 
     unused = ["*.msgpack", "*.h5", "*.onnx", "*.py"]
@@ -152,6 +152,6 @@ def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:
 
 
 def require_same(name: str, model: Any, unread: Sequence[str], untied: Untied) -> None:
-    """ValueError where config.json describes another model than the files have; tensors that nothing else reads are no fault."""
+    """ValueError if config.json describes another model than the files have; other tensors that nothing reads are allowed."""
     if wrong := differences(model, unread, untied)[0]:
         raise ValueError(f"{name}: {'; '.join(wrong)}")

@@ -68,7 +68,7 @@ class Tables:
 
     @property
     def axes(self) -> int:
-        """Axes of positions (time, height and width of images); 0 where a token has one position."""
+        """Axes of positions (time, height and width of images); 0 if a token has one position."""
         several = [len(x) for x in tree_iter((self.given, self.named)) if isinstance(x, Tensor) and x.dim() == 3]
         return next((n for n in several if n > 1), 0)
 
@@ -93,14 +93,14 @@ class Tables:
         return cos.double(), sin.double()
 
     def rotation(self, pairs: int, length: int) -> tuple[Tensor, float] | None:
-        """(frequencies [pairs], factor of cos and sin) in a sequence of `length`; None where there are fewer pairs."""
+        """(frequencies [pairs], factor of cos and sin) in a sequence of `length`; None if there are fewer pairs."""
         cos, sin = (each.reshape(-1, *each.shape[-2:])[0] for each in self.at(0, 1, max(length, TOKENS) - 1))
         if (take := _one_of_each(cos, pairs)) is None:
             return None
         return torch.atan2(sin[1, take], cos[1, take]), float(torch.hypot(cos[0], sin[0]).max())
 
     def axis_of_pair(self, pairs: int) -> list[int] | None:
-        """The axis that each pair follows, -1 for one that does not turn; None where the module leaves it to attention."""
+        """The axis that each pair follows, -1 for one that does not turn; None if the module leaves it to attention."""
         own = [-1] * pairs
         for axis in range(self.axes):
             _, sin = self.at(0, 1, axis=axis)
@@ -202,7 +202,7 @@ def mark(values: Any, with_marks: frozenset[Mark]) -> None:
 
 
 def all_of(index: Any) -> Any:
-    """An index that keeps everything where a list of booleans would choose, which the meta device cannot count."""
+    """An index in which lists of booleans keep everything, since the meta device cannot count what they select."""
     if isinstance(index, tuple):
         return tuple(map(all_of, index))
     return slice(None) if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() == 1 else index
@@ -221,7 +221,7 @@ class Zeros(TorchFunctionMode):
 
 
 class Following(TorchFunctionMode):
-    """Gives what a function returns, or changes in place, the marks of all that it got."""
+    """Marks all that a function returns, or changes in place, with the marks of its arguments."""
 
     def __init__(self, used: Callable[[frozenset[Mark]], None], mixed: Callable[[], None]):
         super().__init__()
@@ -270,7 +270,7 @@ class Pass:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(recording(self.attended))
-            # It asks positions for numbers, which these have not, and takes each token for a document.
+            # It reads the values of positions, which meta tensors do not have, and takes each token for a document.
             stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", lambda positions: None))
             for handle in self.hooks():
                 stack.enter_context(handle)
@@ -365,7 +365,7 @@ def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
 
 
 def tolerant(module: nn.Module) -> None:
-    """Let zeros stand for what cannot run on the meta device, as kernels, unless its forward asks for tables."""
+    """Return zeros for a module that cannot run on the meta device, such as a kernel, unless its forward gets tables."""
     forward = module.forward
     takes = {name for name, each in signature(forward).parameters.items() if each.kind is not each.VAR_KEYWORD}
 
@@ -474,7 +474,7 @@ def _traced(written: Written, tokens: int) -> list[Layer] | NotUnderstood:
 
 
 def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of the class that transformers has for a config, in eval mode. NotUnderstood where it has none."""
+    """A model of the class that transformers has for a config, in eval mode. NotUnderstood if it has none."""
     for kind in (AutoModelForCausalLM, AutoModel):
         if type(config) in kind._model_mapping:
             model = kind.from_config(config)

@@ -39,14 +39,14 @@ from longitude.statistics.documents import Interval, interval, paired_difference
 
 UNCHANGED = "unchanged"
 COMPARED = [name for name, method in METHODS.items() if not method.searched and name not in ("drope", "base")]
-"""Methods that need neither a search, nor training, nor a further number."""
+"""Methods that need no search, no training and no additional option."""
 MOST = 3
-"""Buckets of positions beyond the training length, about."""
+"""Approximate number of buckets of positions beyond the training length."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Losses of a method: those of each bucket of positions."""
+    """Losses of a method, for each bucket of positions."""
 
     buckets: list[Sums]
 
@@ -57,9 +57,9 @@ class Candidates:
 
     Attributes:
         source: The checkpoint.
-        original: The training length in tokens; of a checkpoint that was extended already the length that it declares.
+        original: The training length in tokens; for a checkpoint that was extended already, the length that it declares.
         length: The new length.
-        options: Further options of a command that extends it by one of them.
+        options: Options to add to the command that extends the checkpoint by one of them.
         configs: Method -> the configuration that it writes, or the reason why it does not fit the model.
     """
 
@@ -106,7 +106,7 @@ class Comparison:
         }
 
     def _told(self, found: Interval) -> Interval:
-        """An interval, or its value alone: resampled windows are no interval where they are few."""
+        """The interval, or only its value if there are too few windows to resample."""
         return found if self.windows >= FEWEST else Interval(found.value, None, None)
 
     @property
@@ -127,7 +127,7 @@ class Comparison:
 
     @cached_property
     def beyond(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Method -> nats and tokens of each window beyond the training length, lowest first; only where all are finite."""
+        """Method -> nats and tokens of each window beyond the training length, lowest first; only methods with finite nats."""
         first = self.candidates.edges.index(self.candidates.original)
         sums = {
             name: tuple(np.sum([_per_token(each) for each in profile.buckets[first:]], axis=0))
@@ -138,7 +138,7 @@ class Comparison:
 
     @cached_property
     def against_best(self) -> dict[str, Interval]:
-        """Method -> how many times the perplexity of the best it has beyond the training length, paired over windows."""
+        """Method -> its perplexity beyond the training length, divided by that of the best, paired over windows."""
         names = [*self.beyond]
         pairs = {name: (self.beyond[name], self.beyond[names[0]]) for name in names[1:]}
         found = {name: self._told(paired_difference(*pair, metric="mean")) for name, pair in pairs.items()}
@@ -146,13 +146,13 @@ class Comparison:
 
     @property
     def undecided(self) -> list[str]:
-        """The best and those that may be as good, where the intervals of paired differences have 0; empty where none have."""
+        """The best method and those that may be as good: their interval has 1, or is unknown; empty if there are none."""
         alike = [name for name, ratio in self.against_best.items() if ratio.low is None or ratio.low <= 1]
         return [next(iter(self.beyond)), *alike] if alike else []
 
     @property
     def recommendation(self) -> str:
-        """A sentence, with what it rests on."""
+        """The recommendation as a sentence, with its numbers."""
         where = f"beyond {self.candidates.original} tokens"
         if len(self.beyond) < 2:
             why = f"no two have finite losses {where}" if len(self.profiles) > 1 else "none fits the model"
@@ -175,7 +175,7 @@ class Comparison:
 
     @property
     def command(self) -> str | None:
-        """The command that writes the best extended checkpoint; None where no method fits."""
+        """The command that writes the best extended checkpoint; None if no method fits."""
         writing = next((name for name in self.beyond if name != UNCHANGED), None)
         if writing is None:
             return None
@@ -217,7 +217,7 @@ def candidates(
 
 
 def costs(chosen: Candidates, minutes: float = MINUTES) -> list[Cost]:
-    """The cost of a comparison, by timing a few layers of the model; its reason is why `compare` would refuse."""
+    """The cost of a comparison, by timing a few layers of the model; its reason says why `compare` would raise an error."""
     source, length, models = chosen.source, chosen.length, len(chosen.fitting)
     sample = sample_within(source, length, minutes, models, shortest=length, fewest=1)
     cost, refused = (
@@ -228,7 +228,7 @@ def costs(chosen: Candidates, minutes: float = MINUTES) -> list[Cost]:
 
 
 def too_slow(chosen: Candidates, sample: Sample, minutes: float) -> UsageError | None:
-    """The error where one window takes longer than `minutes`, with the minutes that are enough; None if it does not."""
+    """The error if one window takes longer than `minutes`, with the minutes that are enough; None if it does not."""
     if sample.seconds is None or sample.seconds <= 60 * minutes:
         return None
     needed, several = (math.ceil(n * sample.seconds / 6) / 10 for n in (1, FEWEST))
@@ -246,13 +246,13 @@ def compare(
     on_progress: Progress = lambda what, done, total: None,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> Comparison:
-    """Losses by position of every method on the same windows of the new length. Nothing is written beside the store.
+    """Losses by position of every method on the same windows of the new length. Nothing is written except to the store.
 
     Each window is the start of another document, read whole. The losses of a method are those of the checkpoint that it writes.
 
     Args:
         chosen: Result of `candidates`.
-        store: Has the losses of each method, so that the same call continues.
+        store: Stores the losses of each method, so that the same call continues.
         text: A file, a folder, "datasets:NAME" or "stdlib".
         minutes: Approximate time for all methods.
         on_progress: Called as on_progress(description, done, total).

@@ -1,4 +1,4 @@
-"""`convert`: weights of queries and keys from one rotary layout to the other, and the proof that the model stays the same."""
+"""`convert`: weights of queries and keys from one rotary layout to the other, and a check that the model is unchanged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pic
         allow_pickle: Read a checkpoint that has pickled weights (which cannot be converted).
 
     Returns:
-        The differences of the logits, and the layout that transformers takes the model to have.
+        The differences of the logits, and the layout that transformers assumes for the model.
 
     Raises:
         ValueError: For a model with unknown weights of queries and keys, or if the logits change.

@@ -74,7 +74,7 @@ def costs(
 
 
 def _window(source: Source, target: Target | None, original: int, tuning: Tuning) -> int:
-    """Tokens of a window of the training, of the checkpoint that is not there yet."""
+    """Tokens of a window of the training, for the checkpoint that is not written yet."""
     if target is None:
         return window_of(source.config, tuning.length, tuning.positions)[0]
     short = tuning.positions != "contiguous" or target.method == "drope"

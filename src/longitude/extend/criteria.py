@@ -21,9 +21,9 @@ from longitude.measure.retrieval.tasks import TASKS
 from longitude.measure.windows import Bounded, Resumable, Windows, score
 
 TOKENS, FEWEST_WINDOWS, FEWEST_NEEDLES = 16_384, 4, 10
-"""About this many tokens in all, and no fewer windows than these."""
+"""Approximate number of tokens in all, and minimum numbers of windows of text and of windows with a needle."""
 BATCH = 8192
-"""Tokens read at once, or one window where it is longer."""
+"""Tokens read at once, or one window if that is longer."""
 NEEDLE = "needle-single"
 """The question of LongRoPE2's windows: a task of `longitude measure`."""
 
@@ -32,14 +32,14 @@ NEEDLE = "needle-single"
 class Criterion:
     """The mean loss of the tokens that count.
 
-    windows: int64 [n + 1] each, n tokens with the one after each; skipped: how many of these n do not count, from the first on.
+    windows: int64 [n + 1] each, n tokens and the one after them; skipped: how many of the first targets do not count.
     """
 
     windows: list[Tensor]
     skipped: list[int]
 
     def loss(self, model: nn.Module, passes: Path | None = None) -> float:
-        """Nats per token that counts; infinite where the model gave no number. passes: a file of those that were read before."""
+        """Nats per token that counts; inf if that is not finite. passes: a journal with the losses of earlier passes."""
         counts = [len(window) - 1 for window in self.windows]
         plan: Windows = defaultdict(list)
         for i, shape in enumerate(zip(counts, self.skipped, strict=True)):
@@ -57,9 +57,9 @@ class Criterion:
 
 
 def running_text(documents: Sequence[Tensor], length: int) -> Criterion:
-    """Every token of windows of `length` tokens, as far from each other as they can be: the criterion of LongRoPE.
+    """Every token of windows of `length` tokens, spread evenly over the documents: the criterion of LongRoPE.
 
-    documents: int64 [n] each, of length + 1 tokens or more, ValueError where one is shorter.
+    documents: int64 [n] each, of length + 1 tokens or more, ValueError if one is shorter.
     """
     if (shortest := min(map(len, documents), default=0)) <= length:
         raise ValueError(f"longrope: expected documents of {length + 1} tokens or more, got one of {shortest}")

@@ -14,11 +14,11 @@ POPULATION = 64
 ROUNDS = 40
 """Rounds of the evolution as published; a search with fewer tries has a smaller population."""
 GENE = 0.3
-"""Probability that a factor mutates; half of it, that a crossing takes the other parent's."""
+"""Probability that a factor mutates; in a crossing, half of it is that of taking the other parent's factor."""
 STEP = 0.01
 """New factors are multiples of it."""
 TRIES = 20
-"""Attempts to make a candidate that is new and monotone, before the search does without."""
+"""Attempts to make a candidate that is new and within the bounds, before the search gives it up."""
 LAST = 4.0
 """Largest difference of the last factor from the one before in LongRoPE2."""
 
@@ -66,7 +66,7 @@ class RisingBounds(Bounds):
         )
 
     def drawn(self, factors: Sequence[float], k: int, random: Random) -> float:
-        """A new factor of pair k, a multiple of STEP apart from both neighbours; as it is where there is none."""
+        """A new factor of pair k, a multiple of STEP between those of its neighbours; unchanged if there is none."""
         low, high = self._between(factors, k)
         first, last = math.floor(low / STEP + 1.001), math.ceil(high / STEP - 1.001)
         if k == self.critical:
@@ -95,8 +95,8 @@ def evolve(
         starts: Tried first.
         bounds: Limits of all other genes.
         evaluate: The losses of candidates that do not depend on each other: all starts, then those of each round.
-        evaluations: How many are tried, starts included.
-        random: Draws.
+        evaluations: Number of candidates to try, starts included.
+        random: Source of random numbers.
     """
 
     def losses(candidates: Sequence[Candidate]) -> dict[Candidate, float]:
@@ -126,7 +126,7 @@ def _children(
     bounds: Bounds,
     random: Random,
 ) -> list[Candidate]:
-    """`count` new ones, `crossings` of them crossings; fewer where no new one can be made."""
+    """`count` new candidates, `crossings` of them by crossing; fewer if no new one can be made."""
 
     def new(make: Callable[[], Candidate]) -> Candidate | None:
         for _ in range(TRIES):

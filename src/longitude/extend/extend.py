@@ -1,4 +1,4 @@
-"""`extend`: decide, measure, show, write, measure, in this order, so that what is wrong shows before anything is written."""
+"""`extend`: decide, measure, show, write, measure, in this order, so that errors are raised before anything is written."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ def extend(
 
 
 def _written(plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | None, train: Train | None) -> Extension:
-    """The checkpoint is written aside; when it is measured or trained, it gets its name.
+    """Write the checkpoint into a temporary folder; rename it when it is measured or trained.
 
-    Processes that were given the same command wait for the one that writes, but for a training.
+    Other processes with the same command wait for the one that writes, except with a training.
     """
     extension = Extension(plan, written=True)
 
@@ -194,7 +194,7 @@ def _search(
     on_progress: Progress,
     on_note: Callable[[str], None],
 ) -> SearchResult | None:
-    """The factors of longrope or longrope2; None where the length stays, or nothing rotates."""
+    """The factors of longrope or longrope2; None if the length does not grow, or nothing rotates."""
     if source.kind != "rotary" or target.to <= (original := original_length(source, target)):
         return None
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:

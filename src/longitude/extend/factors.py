@@ -20,7 +20,7 @@ from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 
 STARTS = ("linear", "ntk", "yarn", "ntk-by-parts", "llama3")
-"""Methods that the search begins with: the three of the paper, and what came after it."""
+"""Methods that the search starts from: the three of the paper, and later ones."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RotaryPairs:
         return max(0, math.ceil(pair) - 1)
 
     def candidate(self, scaling: Scaling | None) -> Candidate:
-        """A scheme as factors: the plain frequencies over its own."""
+        """A scheme as factors: the plain frequencies divided by its own."""
         plain, _, _ = rope_frequencies(self.rotary_dim, self.base)
         inverse, attention_factor, _ = rope_frequencies(self.rotary_dim, self.base, scaling)
         factors = (plain / inverse).clamp(max=UNROTATED)  # pairs of frequency 0, and JSON has no infinity
@@ -82,7 +82,7 @@ def ntk_below(factors: Sequence[float], critical: int) -> tuple[float, ...]:
 
 
 def writable(scheme: Scaling, rope: RopeConfig, rotary_dim: int, original_length: int, length: int) -> Scaling:
-    """The scheme, or, where no rope_type of transformers exists for it, the same frequencies as factors for each pair."""
+    """The scheme, or, if transformers has no rope_type for it, the same frequencies as factors for each pair."""
     try:
         to_hugging_face(rope._replace(scaling=scheme), rotary_dim)
         return scheme

@@ -49,7 +49,7 @@ SAVED = 120.0
 """Seconds between saves of the training; a kill loses at most this and a step."""
 
 UNFINISHED, WHOLE = "checkpoint", "step"
-"""Names of what is being saved, which the Trainer gives, and of what is on the disk."""
+"""Folder names of a state that the Trainer is saving, and of a state that is complete on the disk."""
 
 _OPTIONS = [field.name for field in fields(TrainingArguments)]
 _CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in _OPTIONS)
@@ -161,7 +161,7 @@ def fine_tune(
             raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
         for each in differences(model, checkpoint.unused)[1]:
             on_note(f"{each}: the trained checkpoint does not have them.")
-        # what dropped its rotation is recalibrated at the original length
+        # a model without rotation ("drope") is recalibrated at the original length
         short = source.kind == "rotary" and is_unrotated(of_full_attention(ropes_of(source)).scaling)
         length, rule = window_of(config, length, positions, short)
         model.config.use_cache = False
@@ -189,7 +189,7 @@ def fine_tune(
             )
             trainer.remove_callback(PrinterCallback)
             begun = time.perf_counter()
-            with quiet():  # of bars while shards are written, and logs that Steps has
+            with quiet():  # no bars while shards are written, and no logs: Steps reports
                 trainer.train(resume_from_checkpoint=newest and str(newest))
             seconds = time.perf_counter() - begun
             share = 1 - (_step_of(newest) if newest else 0) / steps
@@ -197,7 +197,7 @@ def fine_tune(
             trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
             if arguments.process_index == 0:
                 _save(trainer.accelerator.unwrap_model(trainer.model), source, unfinished, lora)
-        trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
+        trainer.accelerator.wait_for_everyone()  # no process continues before `out` is written
         costs = [] if cost is None else cost.compare(out)
         tokens = len(windows) * length
         return Training(losses, tokens, trained, seconds, share * tokens / seconds, costs)
@@ -254,10 +254,10 @@ class Windows(Dataset):
         return len(self.order)
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """input_ids, labels [length]; where they are not contiguous, position_ids and a mask of ones [length] too."""
+        """input_ids, labels [length]; if positions are not contiguous, position_ids and a mask of ones [length] too."""
         tokens = self.rows[self.order[i]]
         labels = tokens.clone()
-        labels[0] = -100  # nothing predicts it; so the mean is over what is predicted
+        labels[0] = -100  # nothing predicts it: the mean is over predicted tokens only
         item = {"input_ids": tokens, "labels": labels}
         if not isinstance(self.positions, Contiguous):
             own = np.random.SeedSequence(self.seed, spawn_key=(i,)).generate_state(1)[0]
@@ -304,7 +304,7 @@ def _with_lora(model: Any, seed: int) -> Any:
 
 
 def _save(model: Any, source: Source, out: Path, lora: bool) -> None:
-    """New weights, and every other file of the extended checkpoint as it is. ValueError where these weights do not fit it."""
+    """Write new weights, and copy every other file of the checkpoint. ValueError if these weights do not fit its model."""
     if lora:
         model = model.merge_and_unload()
     with quiet():
@@ -320,7 +320,7 @@ def _save(model: Any, source: Source, out: Path, lora: bool) -> None:
 
 
 class Steps(TrainerCallback):
-    """Reports the loss of every step, and stops where it is no number."""
+    """Reports the loss of every step; ValueError if it is not finite."""
 
     def __init__(self, on_progress: Callable[[str, float, float], None]):
         self.on_progress = on_progress
@@ -341,7 +341,7 @@ class Steps(TrainerCallback):
 
 # ---- what a kill leaves ----------------------------------------------------------------------------------------------
 class Keep(TrainerCallback):
-    """Saves by time. What the Trainer saved gets its name once it is on the disk, and then the older one is removed."""
+    """Saves by time. A state that the Trainer saved is renamed once it is on the disk, and then older ones are removed."""
 
     def __init__(self, on_note: Callable[[str], None]):
         self.on_note = on_note

@@ -1,4 +1,4 @@
-"""A GGUF file with other keys of positions: the weights stay as they are, bit for bit."""
+"""Copy a GGUF file with other keys of positions: the weights are unchanged, bit for bit."""
 
 import io
 from contextlib import redirect_stderr
@@ -13,14 +13,14 @@ from longitude.runs.files import place, require_space
 
 
 def require_keys(plan: ExtendPlan, file: Path) -> dict[str, str | int | float]:
-    """The keys of the copy, after the architecture. ValueError where llama.cpp would not rotate by them as the plan asks."""
+    """The keys of the copy, after the architecture. ValueError if llama.cpp would not rotate by them as the plan asks."""
     try:
         keys = gguf_keys(plan)
     except ValueError as error:
         method = f"--method {plan.target.method}"
-        raise UsageError("--gguf", "a scheme that keys of a GGUF file say", method, f"llama.cpp: {error}") from error
+        raise UsageError("--gguf", "a scheme that a GGUF file's keys can set", method, f"llama.cpp: {error}") from error
     if any("beta" in key for key in keys) and GGUF(file).architecture not in BETAS:
-        raise UsageError("--gguf", "betas of 32 and 1, which llama.cpp takes for this architecture", str(plan.scheme))
+        raise UsageError("--gguf", "betas of 32 and 1, which llama.cpp uses for this architecture", str(plan.scheme))
     return keys
 
 
@@ -36,7 +36,7 @@ def write_copy(plan: ExtendPlan, file: Path, out: Path, folder: Path) -> None:
         folder: The extended checkpoint.
 
     Raises:
-        ValueError: For a scheme that no keys say, too little disk, and a copy that differs from the checkpoint.
+        ValueError: For a scheme that no keys can set, too little disk, and a copy that differs from the checkpoint.
     """
     import gguf
     from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
@@ -50,7 +50,7 @@ def write_copy(plan: ExtendPlan, file: Path, out: Path, folder: Path) -> None:
     writer = gguf.GGUFWriter(aside, source.architecture, endianess=source.reader.endianess)
     writer.data_alignment = source.reader.alignment
     try:
-        with redirect_stderr(io.StringIO()):  # its bar
+        with redirect_stderr(io.StringIO()):  # its progress bar
             copy_with_new_metadata(source.reader, writer, details, [])
         for fact in against(folder, aside):
             if fact.differs:

@@ -1,4 +1,4 @@
-"""The proof that a family's own class rotates each layer as meant: its tables before an extension and after it, compared."""
+"""Check that a family's own class rotates each layer as meant: compare its tables before an extension and after it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from longitude.positions.scaling import rope_frequencies
 from longitude.positions.scaling.base import Frequencies
 
 CLOSE = 2e-5
-"""Relative: float32 tables of the same formula, in another order of operations, stay below."""
+"""Tolerance: float32 tables of the same formula, in another order of operations, differ by less."""
 
 
 class NotAsMeant(ValueError):
-    """Raised where a class does something else than what was asked, or does not show what it does."""
+    """Raised if a class does something else than what was asked, or does not show what it does."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Layers:
 
     @classmethod
     def of(cls, source: Source, ropes: Ropes, original: int) -> Layers:
-        """ValueError where the class does not show its tables, or no layer has a use for another rotation."""
+        """ValueError if the class does not show its tables, or if no layer's distances grow with the context."""
         try:
             with catch_warnings(action="ignore"):  # of keys that are not understood, as notes say
                 each = positions_of_layers(source.config, "half")
@@ -74,13 +74,13 @@ class Layers:
 
     @property
     def sharing(self) -> list[int]:
-        """Layers with a window that share the one table of the others, and so are rotated as they are."""
+        """Layers with a window that share one table with the others, so that their rotation changes, too."""
         labels = {table.label for tables in self.tables.values() for table in tables}
         return [layer for layer in self.tables if layer not in self.growing] if labels == {None} else []
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions that rotate where distances grow."""
+        """Dimensions that rotate, in layers whose distances grow."""
         return 2 * len(rotation_of(self.tables[self.growing[0]][0], self.original).inverse)
 
     def label(self, layer: int) -> str:
@@ -120,7 +120,7 @@ class Layers:
         return next(factor for factor in factors if factor is not None)
 
     def require_same_scales(self, config: PreTrainedConfig) -> None:
-        """The scores of every layer are multiplied by what they were."""
+        """Raise NotAsMeant unless the scores of every layer are multiplied by the same scale as before."""
         with quiet(), torch.device("meta"):
             after = scales_of(auto_class(self.source).from_config(config))
         for name, scale in scales_of(self.source.skeleton).items():
@@ -128,7 +128,7 @@ class Layers:
                 raise NotAsMeant(f"{name} would multiply scores by {after.get(name)} instead of {scale:.6g}")
 
     def require_layer(self, layer: int, after: list[Tables], meant: Ropes, length: int) -> float | None:
-        """The tables of one layer; the attention factor that is meant, where distances grow."""
+        """Check the tables of one layer; returns the attention factor that is meant, if its distances grow."""
         factor = None
         for old, new in zip(self.tables[layer], after, strict=True):
             was, got = rotation_of(old, length), rotation_of(new, length)
@@ -173,7 +173,7 @@ def scales_of(model: nn.Module) -> dict[str, float]:
 
 
 def listed(layers: list[int]) -> str:
-    """Numbers of layers, few of many."""
+    """Numbers of layers in words, shortened if there are more than 8."""
     shown = layers if len(layers) <= 8 else [*layers[:6], "...", layers[-1]]
     return ", ".join(map(str, shown))
 

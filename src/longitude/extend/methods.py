@@ -25,7 +25,7 @@ class Method:
 
     Attributes:
         note: For the user.
-        scheme: (factor, original length) -> the scheme; None where more than these decides it.
+        scheme: (factor, original length) -> the scheme; None if it depends on more than these.
         raises_length: Whether max_position_embeddings becomes the new length.
         searched: Loss by which a search with the model chooses the factors; empty if nothing is searched.
     """
@@ -86,7 +86,7 @@ def method_of(name: str) -> Method:
         method = METHODS[name]
         return method if make is None else replace(method, scheme=make)
     if scheme is None or make is None:
-        names = [*METHODS, *["all"] * (name != "all")]  # of the command line, where it compares others
+        names = [*METHODS, *["all"] * (name != "all")]  # "all" is for the command line only
         raise unknown(
             "method", name, names, "`longitude extend --method all` compares those without search and training."
         )

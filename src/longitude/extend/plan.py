@@ -116,19 +116,19 @@ class ExtendPlan:
 
     @property
     def inner(self) -> dict[str, Any]:
-        """The part of config.json about the text model, as it becomes."""
+        """The part of the new config.json about the text model."""
         return self.config if self.source.inner is self.source.json else self.config["text_config"]
 
     def difference(self) -> list[tuple[str, Any, Any]]:
         return difference(self.source.json, self.config)
 
     def tokenizer_limit(self) -> tuple[int, int] | None:
-        """(before, after) of the tokenizer's model_max_length, where that would cut longer texts off."""
+        """(before, after) of the tokenizer's model_max_length, if that would cut longer texts off."""
         before = tokenizer_length(self.source)
         return None if before is None or not self.original <= before < self.length else (before, self.length)
 
     def require_written(self, folder: Path) -> None:
-        """ValueError unless a folder that was written is read as meant: its tensors fit its model, which rotates as planned."""
+        """ValueError unless a written folder is read as planned: its tensors fit its model, which rotates as planned."""
         config = self.read_config(folder)
         if self.source.quantization is None:
             with (
@@ -148,7 +148,7 @@ class ExtendPlan:
             ) from error
 
     def require_rotation(self, config: PreTrainedConfig) -> float:
-        """The attention factor. NotAsMeant unless the class rotates as meant by a new configuration."""
+        """The attention factor. NotAsMeant unless the class rotates as planned with a new configuration."""
         if self.layers is None:
             return self.attention_factor
         assert self.ropes is not None
@@ -166,7 +166,7 @@ class ExtendPlan:
 def plan_extension(
     source: Source, target: Target, search: SearchResult | None = None, must_fit: bool = True
 ) -> ExtendPlan:
-    """The plan for a checkpoint. ValueError for what cannot or should not be done; must_fit: on this machine, in memory."""
+    """The plan for a checkpoint. ValueError if it cannot or should not be extended; must_fit: also if memory is too small."""
     original = original_length(source, target)
     if target.to < original:
         below = f"less than the length {original} that {source.name} was trained at, a factor below one"
@@ -231,7 +231,7 @@ def _require_unextended(source: Source, target: Target, scheme: Scaling | None, 
 
 
 def tokenizer_length(source: Source) -> int | None:
-    """model_max_length of its tokenizer; None where it is a huge number."""
+    """model_max_length of its tokenizer; None if it is a huge number, which means no limit."""
     path = source.folder / "tokenizer_config.json"
     length = read_json(path).get("model_max_length") if path.is_file() else None
     return length if isinstance(length, int) and length < 10**9 else None
@@ -244,7 +244,7 @@ def number_or_dict(read: dict[str, Any]) -> Any:
 
 # ---- rotary ----------------------------------------------------------------------------------------------------------
 def _require_no_slip(source: Source) -> None:
-    """ValueError for a key that is a slip of one about positions: what it meant would be lost in what is written."""
+    """ValueError for a misspelt key about positions: its meaning would be lost in the new config.json."""
     for slip in unknown_keys(source.inner, source.config):
         raise ValueError(f"{source.name}: config.json: {slip}")
 
@@ -340,7 +340,7 @@ def _plan_table(plan: ExtendPlan) -> None:
     inner, key = plan.inner, source.length_key
     before = inner.get(key, getattr(source.config, key))
     inner[key] = before + plan.length - table.rows
-    if inner.get("n_ctx") == before:  # GPT-2's, an old double
+    if inner.get("n_ctx") == before:  # GPT-2's older key for the same
         inner["n_ctx"] = inner[key]
     plan.notes.append(
         "Rows between trained ones are their averages: adjacent rows are nearly alike, and no row but the first and the last is "
@@ -355,7 +355,7 @@ class LearnedTable:
     Attributes:
         name: The tensor's name.
         rows: Positions it has.
-        offset: Rows before them for no position (2 in OPT, one more than the padding token's id in RoBERTa).
+        offset: Rows before them that are no positions (2 in OPT, one more than the padding token's id in RoBERTa).
         dim: Width of a row.
     """
 

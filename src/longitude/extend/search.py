@@ -53,7 +53,7 @@ class SearchResult:
     question: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """The question, and the factors first of what was found; None for a loss that is not finite."""
+        """The question, then the result, factors first; None for a loss that is not finite."""
         scheme = self.scheme.as_dict()
         names = ("short_factor", "long_factor", "attention_factor", "factor")
         found = {name: scheme[name] for name in names} | {
@@ -68,7 +68,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of a unit: nats per token, None where the model gave no number, and how long it took."""
+    """The result of a unit: nats per token, None if they are not finite, and the seconds that it took."""
 
     nats: float | None
     seconds: float
@@ -102,7 +102,7 @@ def search(
         model: An unmodified causal Transformers model in eval mode, on its device; unchanged afterwards.
         space: Search space for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
         criterion: Windows on which candidates are scored: `running_text` or `needles` of criteria.py.
-        store: Has the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
+        store: Keeps the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
             bitwise that of an uninterrupted call on the same machine.
         budget: Minutes of the search, converted to 32 or more candidates by the times of the starts.
         evaluations: Number of candidates, instead of a budget. Equal numbers and seeds give equal results.
@@ -167,8 +167,8 @@ def affordable(budget: float, spent: float, seconds: float) -> int:
 
 
 def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, criterion: Criterion, passes: Path) -> float:
-    """Nats per token; infinite where the model gave no number."""
-    scheme = pairs.longrope(candidate, short=candidate.factors)  # both, so that they apply however a window is read
+    """Nats per token; inf if they are not finite."""
+    scheme = pairs.longrope(candidate, short=candidate.factors)  # as short factors, too: they apply at every length
     with rotating_with(model, scheme):
         return criterion.loss(model, passes)
 
@@ -176,7 +176,7 @@ def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, criterion:
 def _best(
     pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float], question: Mapping[str, Any]
 ) -> SearchResult:
-    """The best candidate; one that leaves short texts alone comes first, unless a start beats it."""
+    """The best candidate with an attention factor of 1, which leaves short texts unchanged, unless a start is better."""
     best = min(losses, key=losses.__getitem__)
     note = ""
     plain = min((each for each in losses if each.attention_factor == 1), key=losses.__getitem__)

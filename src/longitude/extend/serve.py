@@ -1,6 +1,6 @@
 """Commands that serve an extended checkpoint: the new folder, or the original weights with the new keys as options.
 
-Each engine reads the keys of config.json in its own way; what it does not read as transformers does is a note.
+Each engine reads the keys of config.json in its own way; notes name differences from transformers.
 
 Source:
     vLLM: get_rope (vllm/model_executor/layers/rotary_embedding), get_config (vllm/transformers_utils/config.py).
@@ -32,7 +32,7 @@ from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Lon
 FILE = "serve.md"
 """Name of the file in the new folder."""
 RENAMED = {"mistral": "llama", "mixtral": "llama", "cohere": "command-r", "gemma3_text": "gemma3"}
-"""Model type of transformers -> architecture of llama.cpp, where no plain spelling is the same."""
+"""Model type of transformers -> architecture of llama.cpp, if they differ by more than hyphens and underscores."""
 FLAGS = {
     "rope.freq_base": "--rope-freq-base",
     "rope.scaling.type": "--rope-scaling",
@@ -43,7 +43,7 @@ FLAGS = {
 }
 """Keys of a GGUF file, after the architecture -> flags of llama.cpp. Others are given with --override-kv."""
 DOUBLES = (*BASES, *SHARES, *SCHEMAS[1:], ORIGINAL)
-"""Older keys of what rope_parameters has."""
+"""Older keys for the contents of rope_parameters."""
 COMPARE = "`longitude check FOLDER --against FILE` says whether the converter wrote all of it"
 
 
@@ -53,7 +53,7 @@ class Line:
 
     Attributes:
         engine: Its name.
-        command: The command; empty where there is none.
+        command: The command; empty if there is none.
         note: What differs from transformers, or why there is no command.
     """
 
@@ -75,7 +75,7 @@ def gguf_keys(plan: ExtendPlan) -> dict[str, str | int | float]:
     """Keys of a GGUF file of the original weights, after the architecture, by which llama.cpp rotates as the new folder.
 
     Raises:
-        ValueError: Why no keys do.
+        ValueError: No keys do; with the reason.
     """
     scheme, before = plan.scheme, ropes_of(plan.source)
     if not isinstance(before, RopeConfig) or before.scaling is not None or "deepseek" in plan.source.config.model_type:
@@ -98,7 +98,7 @@ def gguf_keys(plan: ExtendPlan) -> dict[str, str | int | float]:
 
 
 def _missing(plan: ExtendPlan) -> float | None:
-    """What engines that multiply by 0.1 ln s + 1 alone have to multiply by beside it; None where that is all."""
+    """The factor that engines which multiply by 0.1 ln s + 1 need in addition; None if they need none."""
     assert plan.scheme is not None
     missing = plan.attention_factor / (0.1 * math.log(plan.factor) + 1)
     return None if math.isclose(missing, 1, rel_tol=1e-6) else missing
@@ -161,7 +161,7 @@ def _llama_cpp(plan: ExtendPlan) -> Line:
 
 
 def notes(plan: ExtendPlan) -> list[str]:
-    """What engines do otherwise than transformers, of the folder and of the original alike."""
+    """Differences of engines from transformers, with the folder and with the original weights."""
     scheme, found = plan.scheme, []
     if is_unrotated(scheme):
         found.append(
@@ -188,7 +188,7 @@ def notes(plan: ExtendPlan) -> list[str]:
 
 
 def page(plan: ExtendPlan, trained: bool) -> str:
-    """What `serve.md` says, wherever its folder is moved."""
+    """Content of `serve.md`, which is valid wherever its folder is moved."""
     parts = [
         "# How to serve this checkpoint",
         f"In this folder, give only the length, {plan.length} tokens:",
@@ -202,7 +202,7 @@ def page(plan: ExtendPlan, trained: bool) -> str:
 
 
 def terminal(plan: ExtendPlan | None, folder: str, trained: bool) -> Iterator[str]:
-    """The commands for the terminal: those with the original weights; of trained weights those of the folder."""
+    """The commands for the terminal: with the original weights, or, if weights were trained, with the folder."""
     if plan is None or plan.layers is None:
         return
     yield f"\nserve ({folder}/{FILE} has more)"

@@ -30,13 +30,13 @@ from longitude.statistics.documents import Interval, interval, paired_difference
 TOKENS, DOCUMENTS, FEWEST = 65_536, 32, 4
 """Approximate maximum of scored tokens, maximum of documents, and minimum of windows."""
 SHORTEST = 64
-"""Tokens of a window that is not made shorter to save time."""
+"""Windows of this many tokens or fewer are not shortened to save time."""
 TIMED = 256
 """Tokens of the window by which this machine is timed."""
 MINUTES = 1.0
-"""About how long measuring may take, of both models."""
+"""Approximate minutes for measuring both models."""
 BATCH = 4096
-"""Tokens read at once, or one window where it is longer."""
+"""Tokens read at once, or one window if that is longer."""
 WITHOUT = "leave out the measured cost with --no-measure"
 
 Progress = Callable[[str, float, float], None]
@@ -83,7 +83,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sums:
-    """The result of a unit, a number for each document: nats, None where they are not finite, bytes and tokens."""
+    """The result of a unit, a number for each document: nats (None if they are not finite), bytes and tokens."""
 
     nats: list[float | None]
     bytes: list[int]
@@ -104,7 +104,7 @@ class Sums:
 def sample_within(
     source: Source, length: int, minutes: float, models: int = 2, shortest: int = SHORTEST, fewest: int = FEWEST
 ) -> Sample:
-    """Windows of `length` tokens, or shorter ones where `fewest` of these take the models longer than `minutes`."""
+    """Windows of `length` tokens, or shorter ones if `fewest` of these take the models longer than `minutes`."""
     try:
         flops = forward_flops(source.skeleton)
         rate = flops_per_second(source.skeleton, min(length, TIMED), dtype=source.dtype, times=2)
@@ -190,7 +190,7 @@ class CostMeasurement:
             raise ValueError(f"{error}; or {WITHOUT}") from error
 
     def measure_original(self, lengths: Sequence[int]) -> None:
-        """Before anything is written, as much as fits into the minutes; a note says first how long it takes.
+        """Measure the original, before anything is written, within the minutes; a note says first how long it takes.
 
         ValueError for a text that is too short, more memory than is free, or losses that are not finite.
         """

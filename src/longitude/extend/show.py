@@ -59,7 +59,7 @@ def plan_json(plan: ExtendPlan) -> dict[str, Any]:
 
 
 def differences(plan: ExtendPlan) -> list[tuple[str, Any, Any]]:
-    """Keys that change, with the double for transformers 4 in one row."""
+    """Keys that change, with rope_scaling for transformers 4 in one row."""
     rows = [row for row in plan.difference() if not row[0].startswith("rope_scaling.")]
     if len(rows) < len(plan.difference()):
         rows.append(("rope_scaling", ABSENT, "the same as rope_parameters, for transformers 4"))
@@ -89,7 +89,7 @@ def parity_line(parity: Parity, to: str) -> str:
 
 
 def cost_parts(costs: Sequence[Cost]) -> Iterator[Any]:
-    """A table of bits per byte, and what it is about."""
+    """A table of bits per byte, with its text, protocol and verdict."""
     compared = costs[0].after is not None
     yield f"\n{'cost on short contexts' if compared else 'what the model has'}, bits per byte"
     shown = table("tokens", *(("original", "extended", "difference") if compared else ("as it is",)))
@@ -178,7 +178,7 @@ def as_json(
     costs: Sequence[Cost] = (),
     out: str | None = None,
 ) -> dict[str, Any]:
-    """All of it for machines."""
+    """The results of an extension, conversion or training as JSON."""
     result: dict[str, Any] = {"out": out}
     if plan is not None:
         result |= {"model": plan.source.name} | plan_json(plan)

@@ -8,7 +8,7 @@ from longitude.extend.evolution import Bounds, RisingBounds
 from longitude.extend.factors import Candidate, RotaryPairs, ntk_below
 
 STARTS, APART = 8, 0.1
-"""LongRoPE2's starts, and how far the factors of neighbours are from each other in them."""
+"""Number of LongRoPE2's starts, and the difference between factors of neighboring pairs in them."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Space:
 
 
 def longrope(pairs: RotaryPairs) -> Space:
-    """Ding et al. 2024: every pair, from 1 to 1.25 times the factor, from the published schemes on."""
+    """Ding et al. 2024: factors from 1 to 1.25 times the extension for every pair; the starts are published schemes."""
     return Space("longrope", pairs, pairs.starts(), Bounds(low=1.0, high=1.25 * pairs.factor))
 
 

@@ -17,13 +17,13 @@ from longitude.runs.store import Store
 PASSES = "passes.jsonl"
 """Losses of forward passes, in the folder of a unit in progress."""
 TRAINING = "training"
-"""With a hyphen and a key: the folder of a training's newest checkpoint."""
+"""Before a hyphen and a key: the folder of a training's saved states."""
 SAMPLE = "sample"
 """The kind of units that store how fast this machine is: not worth keeping alone."""
 
 
 def work_of(out: Path) -> Path:
-    """The folder of what is computed for `out`, until that is there."""
+    """The folder of intermediate results for `out`, until `out` exists."""
     return out.with_name(f".{out.name}.work")
 
 
@@ -34,7 +34,7 @@ def staged(out: Path) -> Path:
 
 @contextmanager
 def working(out: Path) -> Iterator[Store]:
-    """The store of what is computed for `out`. Its last process removes it, unless the same command would continue from it."""
+    """The store of intermediate results for `out`. The last process removes it, unless the same command can continue it."""
     folder, kept = work_of(out), True
     made = [each for each in out.parents if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,10 +44,10 @@ def working(out: Path) -> Iterator[Store]:
             lock(descriptor, shared=True)
             # Another process may have finished since the caller looked, and have removed what it had computed.
             if out.exists():
-                raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
+                raise ValueError(f"--out {out} was created meanwhile, and is not overwritten; choose another --out")
             yield store
         kept = False
-    except ValueError:  # the same command would meet it again: only what is finished is of use
+    except ValueError:  # the same command would fail again: only finished results are of use
         finished = [*store.units.glob("[!.]*"), *folder.glob(f"{TRAINING}-*")]
         kept = any(not each.name.startswith(SAMPLE) for each in finished)
         raise

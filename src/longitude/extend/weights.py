@@ -20,7 +20,7 @@ CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vo
 """Ends of files that are copied: tokenizer, generation config, chat templates, the card."""
 NAMED = ("LICENSE", "NOTICE", "USE_POLICY", "README")
 LEFT = ("trainer_state.json", "config.json", "pytorch_model.bin.index.json", "serve.md")
-"""Files that say nothing true of another checkpoint, or are written again."""
+"""Files that are not valid for another checkpoint, or are written anew."""
 
 
 def write_checkpoint(
@@ -70,7 +70,7 @@ def left_out(source: Source) -> list[str]:
 
 
 def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -> None:
-    """Weights and what is carried into `folder`, as safetensors; changes: tensor name -> what becomes of it."""
+    """Write weights as safetensors, and copy the carried files, into `folder`; changes: tensor name -> its change."""
     if source.pickled:
         checkpoint = load(source.folder, allow_pickle=True, tokenizer=False)
         require_same(source.name, checkpoint.model, checkpoint.unused, checkpoint.untied)
@@ -119,7 +119,7 @@ def require_numbers(source: Source) -> None:
 
 
 def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:
-    """A safetensors file with some tensors changed, its metadata as before. -> bytes that it grew by."""
+    """Write a safetensors file with some tensors changed and the same metadata; returns the bytes that it grew by."""
     with safe_open(origin, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict

@@ -14,16 +14,16 @@ from longitude.runs.device import Device
 SAME_TARGETS = "same-targets"
 Method = Literal["non-overlapping", "sliding", "per-position", "same-targets"]
 METHODS: tuple[Method, ...] = ("non-overlapping", "sliding", "per-position")
-"""Those that a measurement has unless others are named."""
+"""The default of --methods."""
 TARGETS = 256
-"""Targets of a document whose context grows, at most half of the shortest window."""
+"""Default of --targets, but at most half of the shortest window."""
 Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
     "key-value", "copy", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common",
 ]  # fmt: skip
 OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure", "evaluator")
-"""Options that questions do not read."""
+"""Options that only perplexity uses."""
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
 """The task of losses, and the unit of the text that is colored by them."""
 BOS = Literal["tokenizer", "always", "never"]
@@ -46,9 +46,9 @@ class MeasureConfig:
     text: str = "stdlib"
     """Text for perplexity: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME"."""
     documents: int = 20
-    """Documents to measure perplexity on, at most; each gives as many tokens as the longest length."""
+    """Maximum number of documents to measure perplexity on; each gives as many tokens as the longest length."""
     tokens: int | None = None
-    """Tokens of text to measure perplexity on, at most: fewer documents, never shorter ones."""
+    """Maximum tokens of text to measure perplexity on: this reduces the number of documents, not their length."""
     methods: tuple[Method, ...] = METHODS
     """Ways to measure perplexity."""
     stride: int | None = None
@@ -60,9 +60,9 @@ class MeasureConfig:
     text_figure: bool = False
     """Draw one text in the report, each token colored by its loss, at the longest length."""
     evaluator: str | None = None
-    """A model that finds the tokens which need a long context: LongPPL beside perplexity, the perplexity of these alone."""
+    """Model that finds the tokens which need a long context; LongPPL, their perplexity, is then measured, too."""
     evaluator_context: int = 4096
-    """Tokens of the short context that it compares the whole one with; published: 4096."""
+    """Tokens of the short context that the evaluator compares with the whole context; published: 4096."""
     trials: int = 10
     """Questions per length and depth."""
     chat: Annotated[
@@ -82,21 +82,21 @@ class MeasureConfig:
     seed: int = 0
     """Random seed of the retrieval questions, and of the resampling for intervals."""
     endpoint: str | None = None
-    """Address of an OpenAI-compatible server to measure, in the place of MODEL; OPENAI_API_KEY is sent if it is set."""
+    """Address of an OpenAI-compatible server to measure instead of MODEL; OPENAI_API_KEY is sent if it is set."""
     model: str | None = None
     """With --endpoint: the server's name of the model."""
     tokenizer: str | None = None
     """With --endpoint: folder or name of the model's tokenizer, in whose tokens lengths are; perplexity needs it."""
     concurrency: int = 4
-    """With --endpoint: requests at a time."""
+    """With --endpoint: number of parallel requests."""
     thinking: int = 0
-    """With --endpoint: tokens for thinking before an answer, besides those of the length; what follows is scored."""
+    """With --endpoint: tokens for thinking before an answer, in addition to the length; only the answer is scored."""
     allow_pickle: bool = False
     """Load weights that are saved as a pickle, from a source you trust."""
 
 
 def require_consistent(config: MeasureConfig) -> None:
-    """ValueError for options that are wrong whatever text and model are."""
+    """ValueError for options that are wrong for every text and model."""
     check_ascending("--lengths", config.lengths, 2)
     check_ascending("--depths", config.depths, 0, 1)
     check_each_once("--methods", config.methods)
@@ -117,8 +117,8 @@ def require_consistent(config: MeasureConfig) -> None:
     served = ("model", "tokenizer", "concurrency", "thinking")
     for name in served if config.endpoint is None else ("dtype", "evaluator", "allow_pickle"):
         if (value := getattr(config, name)) != getattr(MeasureConfig, name):
-            whose = "a checkpoint's" if config.endpoint else "a server's"
-            raise UsageError(f"--{name}", f"{whose} option only where one is measured", value, "leave it out")
+            needed = "a checkpoint, without --endpoint" if config.endpoint else "--endpoint, a server"
+            raise UsageError(f"--{name.replace('_', '-')}", f"this option only with {needed}", value, "leave it out")
     if config.endpoint is not None and not config.model:
         raise UsageError("--endpoint", "--model NAME, the server's name of the model", "none")
     if config.endpoint and config.bos != "tokenizer" and config.chat and {*config.tasks} != {PERPLEXITY}:
@@ -154,14 +154,14 @@ def require_read(config: MeasureConfig) -> None:
 
 
 def check_ascending(name: str, values: Sequence[float], low: float, high: float = math.inf) -> None:
-    """ValueError unless there are some, from low to high, each above the one before."""
+    """ValueError unless there are values, from low to high, each above the one before."""
     if not values or not low <= min(values) <= max(values) <= high or any(a >= b for a, b in pairwise(values)):
         limits = f"from {low}" if high == math.inf else f"from {low} to {high}"
         raise UsageError(name, f"one or more numbers {limits}, ascending without repeats", words(values) or "none")
 
 
 def check_each_once(name: str, values: Sequence[str]) -> None:
-    """ValueError unless there are some, all different."""
+    """ValueError unless there are values, all different."""
     if not values or len({*values}) < len(values):
         raise UsageError(name, "at least one name, and each once", words(values) or "none")
 
@@ -175,7 +175,7 @@ def checked_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def with_trained(lengths: Iterable[int], trained: Iterable[int | None]) -> list[int]:
-    """Lengths in order, and those of training among them, as long as a longer one is measured."""
+    """Lengths in order, with the training lengths that are below the longest of them."""
     longest = max(lengths)
     return sorted({*lengths, *(length for length in trained if length is not None and length < longest)})
 

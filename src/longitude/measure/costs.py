@@ -26,7 +26,7 @@ def costs(
         on_progress: Called before each timing with a description, the number of finished models, and the number of models.
 
     Raises:
-        ValueError: For options or a config.json that `measure` would refuse, too, and for a class whose FLOPs cannot be
+        ValueError: For options or a config.json for which `measure` also raises it, and for a class whose FLOPs cannot be
             counted.
     """
     require_consistent(config)
@@ -63,7 +63,7 @@ def costs(
 
 
 def _windows(config: MeasureConfig, length: int) -> float:
-    """Windows of a length, of perplexity, and prompts of all tasks."""
+    """Number of windows of a length for perplexity, plus the number of prompts of all other tasks."""
     prompts = [len(config.depths) if retrieval.TASKS[task].depths else 1 for task in config.tasks if task != PERPLEXITY]
     windows = float(config.trials * sum(prompts))
     if PERPLEXITY in config.tasks:

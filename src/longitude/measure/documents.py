@@ -17,12 +17,12 @@ from longitude.measure.config import BOS
 from longitude.measure.sources import Text, name_hash
 
 ENOUGH = 20
-"""Documents from which a text is measured by document; with fewer that are long enough, in blocks of joined documents."""
+"""With this many documents of enough tokens, each gives an excerpt; with fewer, documents are joined and cut into blocks."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """ids: [length + 1] int64 each. sizes: of each token, its bytes of the text. text: that text. unit: what a document is."""
+    """ids: int64 [length + 1] each. sizes: bytes of each token. text: the text of each. unit: what a document is, in words."""
 
     ids: list[Tensor]
     sizes: list[Tensor]
@@ -43,7 +43,7 @@ class Documents:
 
 
 def pieces_of(text: bytes, sizes: np.ndarray) -> list[str]:
-    """The text of each token; of a character of several tokens it is with the last of them."""
+    """The text of each token; a character of several tokens is in the last of them."""
     decoder, ends = codecs.getincrementaldecoder("utf-8")("replace"), np.cumsum(sizes).tolist()
     return [decoder.decode(text[start:stop]) for start, stop in pairwise([0, *ends])]
 
@@ -75,7 +75,7 @@ def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Document
     ranked = sorted(text.documents, key=lambda named: name_hash(named[0]))
     found: list[tuple[Tensor, Tensor, bytes]] = []
     for name, content in ranked:
-        if len(content) > length:  # a token is a byte at least, but for those that share a character
+        if len(content) > length:  # a token has at least one byte, unless several share a character
             ids, sizes = tokens_of(content.decode("utf-8"), tokenizer)
             if len(ids) > length:
                 start = int(name_hash(name), 16) % (len(ids) - length)
@@ -143,11 +143,11 @@ def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:
 
 
 def ends_of(ids: list[int], tokenizer: Any, back: int = 16) -> np.ndarray:
-    """Bytes of decoded text up to the end of each token: it and the few before it, decoded with it and without it."""
+    """Bytes of decoded text up to the end of each token: the `back` tokens before it are decoded with and without it."""
 
     def size(some: list[int]) -> int:
         text = tokenizer.decode(some, clean_up_tokenization_spaces=False)
-        return len(text.rstrip("\ufffd").encode())  # a character whose last bytes are still to come
+        return len(text.rstrip("\ufffd").encode())  # without a character whose last bytes are missing
 
     more = [size(ids[max(0, i - back) : i + 1]) - size(ids[max(0, i - back) : i]) for i in range(len(ids))]
     return np.cumsum(np.array(more, dtype=np.int64))

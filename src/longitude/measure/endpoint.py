@@ -1,4 +1,4 @@
-"""A server with the API of OpenAI in the place of a checkpoint: losses from completions that echo, answers from chat."""
+"""A server with the API of OpenAI instead of a checkpoint: losses from completions that echo, answers from chat."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUCH = "an OpenAI-compatible server, such as http://localhost:8000/v1"
 
 
 class Refused(RuntimeError):
-    """The server answers, and not with what was asked for. code: of HTTP, where that says so."""
+    """The server answers, but not with what was asked for. code: the HTTP status, if that is an error."""
 
     def __init__(self, problem: str, code: int | None = None):
         super().__init__(problem)
@@ -84,7 +84,7 @@ class Endpoint:
         return f", as a chat message{thinking}" if self.chat else ""
 
     def post(self, where: str, **content: Any) -> Any:
-        """The server's answer. Refused or Unreachable where there is none after some attempts."""
+        """The server's answer. Refused or Unreachable if there is none after several attempts."""
         body = json.dumps({"model": self.model, **content}).encode()
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
@@ -120,7 +120,7 @@ class Endpoint:
 
     # ---- losses -----------------------------------------------------------------------------------------------------
     def nats(self, ids: Sequence[int], tokenizer: Any, bos: int | None = None, skip: int = 0) -> list[float]:
-        """-ln p of the tokens behind the first and `skip` more, each given those before it."""
+        """-ln p of the tokens after the first and `skip` more, each given those before it."""
         if self.forced:  # in order, so that the server computes one token for each
             return [-self.next_token(ids[:at], ids[at])[1] for at in range(skip + 1, len(ids))]
         given = self._prompt(ids, tokenizer, bos)
@@ -129,8 +129,8 @@ class Endpoint:
             found = (choice.get("logprobs") or {}).get("token_logprobs")
             if not found or len(found) < 2:
                 raise Refused("completions with echo and logprobs give no log-probabilities of a prompt")
-            # The token after the prompt may be there. Of text without a BOS it must: else a server that adds no BOS, and has
-            # that token, would look the same, and every number would be its neighbor's.
+            # The generated token may be included. If text was sent without its BOS, it must be: otherwise a server that adds no
+            # BOS, but includes that token, would give as many numbers, each of them its neighbor's.
             least = len(ids) + (self.text and bos is not None and ids[0] == bos)
             if not least <= len(found) <= len(ids) + 1:
                 raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(found)} of the server's")
@@ -148,14 +148,14 @@ class Endpoint:
         return token, log_probability
 
     def require_raw(self, ids: Sequence[int]) -> None:
-        """Refused where a bias changes the log-probability of the token that is likeliest without it."""
+        """Raise Refused if a bias changes the log-probability of the token that is likeliest without it."""
         for at in range(1, len(ids)):
             token, free = self.next_token(ids[:at])
             if abs(self.next_token(ids[:at], token)[1] - free) > SAME:
                 raise Refused("completions with logit_bias give log-probabilities with that bias")
 
     def _prompt(self, ids: Sequence[int], tokenizer: Any, bos: int | None) -> Any:
-        """Token ids, or the text that a server makes the same ones of."""
+        """Token ids, or text that a server reads as these tokens."""
         if not self.text:
             return [*ids]
         own = [*ids[1:]] if bos is not None and ids[0] == bos else [*ids]
@@ -171,7 +171,7 @@ class Endpoint:
             yield from pool.map(partial(self.answer, tokenizer), prompts)
 
     def answer(self, tokenizer: Any, prompt: Prompt) -> str:
-        """The greedy answer to a prompt, without what was thought before it."""
+        """The greedy answer to a prompt, without the thinking before it."""
         if not self.chat:
             given = self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)
             with as_documented("completions"):
@@ -188,9 +188,9 @@ class Endpoint:
 
     # ---- before anything is measured --------------------------------------------------------------------------------
     def checked(self, ids: Sequence[int] | None, bos: int | None, tokenizer: Any, asks: bool) -> Endpoint:
-        """The server as it takes prompts: as token ids, or else as text; and where it echoes neither, token by token.
+        """The server with the first form of prompts that works: token ids, text, or a request per token if it echoes neither.
 
-        UsageError unless it gives losses of `ids`, where there are any, and answers a question, if it `asks`.
+        UsageError unless it gives losses of `ids`, if there are any, and answers a question, if `asks`.
         """
         expected = SUCH + ", whose completions with echo give log-probabilities of a prompt" * (ids is not None)
         hello: Any = SimpleNamespace(ids=encode(tokenizer, "Hello"), text="Hello", new_tokens=1)
@@ -299,7 +299,7 @@ class ServerTokenizer:
 
 
 def address(url: str) -> str:
-    """An address up to /v1. UsageError where it is none."""
+    """An address up to /v1. UsageError if it is not an address."""
     if not url.startswith(("http://", "https://")):
         raise UsageError("--endpoint", SUCH, url)
     url = url.rstrip("/")

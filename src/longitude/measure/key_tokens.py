@@ -24,7 +24,7 @@ def key_tokens(
 
         key_t:  ln p(t | all before) - ln p(t | short) > 2   and   ln p(t | all before) > -2
 
-    The short context is of `context` tokens, and of less than a quarter more: windows move by that quarter.
+    The short context has `context` tokens, or up to a quarter more, since windows move by that quarter.
 
     Args:
         model: The evaluator, as for `losses_by_length`.

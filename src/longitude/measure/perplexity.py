@@ -1,4 +1,4 @@
-"""How a checkpoint reads long windows in bounded memory: in chunks with its cache, where that gives the same logits."""
+"""How a checkpoint reads long windows in bounded memory: in chunks with its cache, if that gives the same logits."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ def described(chunk: int | None, width: int) -> str:
 
 
 def follows_length(model: Any) -> str | None:
-    """Why chunks of a text would be read with other positions than the whole; None where they would not."""
+    """Why chunks of a text would have other positions than the whole text; None if they would not."""
     for module in model.modules():
         if isinstance(module, Encoding) and (at := compose(module).length_at)(0, 0) != at(0, 2**40):
             return "its positions follow the length of the whole sequence"
@@ -50,10 +50,9 @@ def follows_length(model: Any) -> str | None:
 
 
 def reading_of(model: Any, chunk: int, bos: int | None = None) -> Reading:
-    """Chunks of `chunk` tokens, where the model reads a text in chunks as it reads it whole. ValueError: it is not causal.
+    """Chunks of `chunk` tokens, if the model's logits are the same in chunks as in one pass. ValueError: it is not causal.
 
-    A few random tokens are read both ways. A model that reads them otherwise in chunks, or keeps no cache, reads windows in
-    one pass.
+    A few random tokens are read both ways. A model with other logits in chunks, or without a cache, reads windows in one pass.
     """
     reason = follows_length(model)
     restart = "dynamic" in rope_types(model.config)
@@ -72,7 +71,7 @@ def reading_of(model: Any, chunk: int, bos: int | None = None) -> Reading:
 
 
 def _probe(model: Any) -> tuple[Tensor, int]:
-    """Random tokens [1, 3 * size], and the size of a chunk: past a sliding window, where that is cheap."""
+    """Random tokens [1, 3 * size], and the size of a chunk: at least a sliding window, if that is short."""
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     size = max(8, window) if window <= 256 else 8
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +80,7 @@ def _probe(model: Any) -> tuple[Tensor, int]:
 
 
 def _unlike(model: Any, ids: Tensor, size: int, whole: Tensor, scale: float) -> str | None:
-    """Why ids in chunks are not read as the whole; None where they are."""
+    """Why ids cannot be read in chunks with the logits of one pass; None if they can."""
     cache, answers, name = None, [], cache_name(model) or INSTALLED
     for some in ids.split(size, dim=1):
         try:

@@ -54,7 +54,7 @@ class Subject:
         model: Folder or name of the checkpoint.
         label: A short name.
         trained: The length it was trained at, from config.json.
-        last: Last position of a table of positions.
+        last: Last position of its table of positions; None without a table.
         positions: Short description of its encoding.
         content: Hash of its files.
         bos: The token that begins its windows of text; None: none does.
@@ -82,7 +82,7 @@ class Subject:
 
 
 CONTENT = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
-"""Files of a checkpoint that decide what it answers."""
+"""Suffixes of files of a checkpoint that decide its outputs."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class MeasurePlan:
     evaluator: Subject | None = None
     server: Endpoint | None = None
     tokenizer: Any = None
-    """With a server."""
+    """That of a server's model; None for checkpoints."""
 
     def units(self, subject: Subject) -> dict[Part, Unit]:
         """Every part of a model's measurement, with its unit in the run directory."""
@@ -143,7 +143,7 @@ class MeasurePlan:
         return Unit("key-tokens", evaluator.label, inputs)
 
     def _reading(self, subject: Subject) -> dict[str, Any]:
-        """Which model, and how it computes."""
+        """Inputs of a unit about the model, and how it computes."""
         config, used = self.config, [plugin.record["sha256"] for plugin in plugins.loaded()]
         return {
             "model": subject.content,
@@ -210,7 +210,7 @@ def _text(config: MeasureConfig) -> Text | None:
 
 
 def _served(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
-    """The plan for a model on a server, which is asked once. UsageError where it cannot be measured."""
+    """The plan for a model on a server, which is asked once. UsageError if it cannot be measured."""
     assert config.endpoint is not None and config.model is not None
     if models:
         raise UsageError("--endpoint", "--model NAME alone, which the server has", f"MODEL {models[0]}", "leave it out")
@@ -290,7 +290,7 @@ def _subject(
 
 
 def _documents(options: MeasureConfig, tokenizer: Any, text: Text, read: dict[str, Documents]) -> Documents:
-    """The text in a tokenizer's tokens; read: by tokenizers, for models that share one."""
+    """The text in a tokenizer's tokens; read: documents that are known already, by tokenizer."""
     alphabet = json.dumps([tokenizer.get_vocab(), str(type(tokenizer)), getattr(tokenizer, "name_or_path", "")])
     if alphabet not in read:
         longest = options.lengths[-1]
@@ -300,7 +300,7 @@ def _documents(options: MeasureConfig, tokenizer: Any, text: Text, read: dict[st
 
 
 def outline_of(model: str, config: Any) -> Any:
-    """The model without its numbers. ValueError for what is no causal model, or what config.json gives twice or wrongly."""
+    """The model without weights. ValueError unless it is causal, and for contradictions or wrong keys in config.json."""
     checkpoints.require_causal(model, config)
     folder, ours = Path(model).expanduser(), getattr(config, KEY, None) is not None
     if folder.is_dir() and not ours:  # else its rotary parameters are a mark, no values
@@ -348,7 +348,7 @@ def _positions(config: Any, last: int | None) -> str:
 
 
 def _labels(models: tuple[str, ...]) -> dict[str, str]:
-    """A short name for each: the last part of its path, and more of it where two would be called the same."""
+    """A short name for each: the last part of its path, and more of it if two would be called the same."""
     for parts in range(1, 9):
         labels = {model: "/".join(Path(model).parts[-parts:]) for model in models}
         if len(set(labels.values())) == len(models):

@@ -41,7 +41,7 @@ def write_report(results: Results) -> Path:
 
 
 def _protocol(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The question, legibly, and how the rows came about."""
+    """The question in readable form, and the protocol of the rows."""
     about = results.question
     text = dict(about["text"] or {})
     for model in about["models"].values():

@@ -1,4 +1,4 @@
-"""One measurement, one row: the versioned table that every number of Longitude ends in."""
+"""One measurement, one row: the versioned table that stores every number of Longitude."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from longitude.errors import UsageError, unknown
 from longitude.runs.files import atomic
 
 SCHEMA = 2
-"""Tables of other versions are refused."""
+"""Version of the table; reading a table of another version raises ValueError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Row:
         window: Input tokens that the model attends over at once.
         stride: Tokens the window moved by.
         weighting: Items with equal weight in the average; "token": every scored target counts once.
-        bos: "none", or the place of a beginning-of-sequence token; "by the server" where a server makes the tokens.
+        bos: "none", or the place of a beginning-of-sequence token; "by the server" if a server makes the tokens.
         truncation: Treatment of text that did not fill the windows.
         documents: Documents scored.
         tokens: Target tokens scored.
@@ -54,13 +54,13 @@ class Row:
         prefill: Passes over a window, "one pass" or "chunks of 1024 with the cache", with the reason if another way was
             requested.
         depth: Depth of the needle, 0 (first) to 1 (last); None if it was random or there is none.
-        distance: How far before the question what it asks for lies, in the units of `length`; of several that share a
-            row, the least. None: over all.
+        distance: Distance from the question back to what it asks for, in the units of `length`; the smallest, if several
+            share a row. None: over all.
         reason: Why the model was not measured.
         learning_rate: Peak learning rate of its training.
         train_steps: Optimizer steps of its training.
         train_tokens: Tokens that it read in training.
-        train_bytes: Bytes of text that they are; with a tokenizer at the mean bytes per token of the training text.
+        train_bytes: Bytes of these tokens; with a tokenizer, estimated by the mean bytes per token of the training text.
         train_seconds: Time of its training, which no other run repeats exactly; None if training was interrupted.
         parameters: Number of parameters of the model.
         flops_per_token: FLOPs of its training per token, forward and backward, as counted by longitude/checkpoints/costs.py.
@@ -116,7 +116,7 @@ class Row:
 
 
 TRAINING = tuple("learning_rate train_steps train_tokens train_bytes train_seconds parameters flops_per_token".split())
-"""Columns of what training was and took."""
+"""Columns about the training of the model: settings, amount and time."""
 LABELS = (
     tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split()) + TRAINING
 )
@@ -124,7 +124,7 @@ LABELS = (
 
 
 def check_labels(labels: Iterable[str]) -> None:
-    """ValueError for a label that is none of the columns that a caller may fill."""
+    """ValueError for a label that is not among the columns that a caller may fill."""
     for name in labels:
         if name not in LABELS:
             raise unknown("label", name, LABELS, "They are columns of longitude.measure.Row.")
@@ -138,7 +138,7 @@ def _dtype(annotation) -> str:
 # Column order is field order. The nullable dtypes keep integers integers, and a missing value apart from NaN.
 COLUMNS = {field.name: _dtype(field.type) for field in fields(Row)}
 ADDED = ("train_positions", "prefill", "depth", "distance", "reason", *TRAINING)
-"""Columns that are in a table only where a row has a value in them: all other tables are as they were without them."""
+"""Columns that a table has only if a row has a value in them, so that other tables are as before these were added."""
 
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
@@ -213,7 +213,7 @@ def read_rows(path: str | os.PathLike) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: When it is no parquet table or not of schema version `SCHEMA`.
+        ValueError: When it is not a parquet table, or not of schema version `SCHEMA`.
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"no results at {path}")

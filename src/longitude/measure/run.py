@@ -1,4 +1,4 @@
-"""Measuring into a run directory: every measurement is a unit of its store, and the same command continues."""
+"""Measure into a run directory: every measurement is a unit of its store, so that the same command continues."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -29,14 +29,14 @@ from longitude.runs.store import RESULT, BusyError, Store, Unit
 from longitude.statistics.documents import paired_difference
 
 VERB = "measure"
-"""Which command a question.json is of."""
+"""The command in the question.json of a measurement."""
 ROWS, REPORT, ANSWERS = "results.parquet", "report.html", "answers.jsonl"
 KEY_TEXT, WINDOWS = "key-text.json", "windows.jsonl"
-"""Files of a unit: what it measured; what an evaluator found; losses of the passes of a unit in progress."""
+"""Files of units: key text that an evaluator found; losses of the passes of a unit in progress."""
 DIFFERENCE = "bits_per_byte_difference"
 """Metric of a row that compares two contexts."""
 POLL_SECONDS = 0.5
-"""Between two looks at what another process measures."""
+"""Seconds between two checks of units that another process measures."""
 
 
 class Measured(NamedTuple):
@@ -89,10 +89,10 @@ class Results:
 
 
 def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False) -> Results:
-    """Measure what is not measured yet, and return all results.
+    """Measure all units that are missing, and return all results.
 
-    Several processes may do so in one directory: each measures what no other is at. A unit that failed is reported in a line and
-    tried again next time; so is one of several checkpoints that cannot be loaded.
+    Several processes may do so in one directory: each measures units that no other does. A unit that failed is reported in a
+    line and tried again next time; so is one of several checkpoints that cannot be loaded.
 
     Args:
         plan: Result of `longitude.measure.plan.plan`.
@@ -140,7 +140,7 @@ class Opened(NamedTuple):
 
 
 class Run:
-    """The measuring of a plan into a store."""
+    """Measures a plan into a store."""
 
     def __init__(self, plan: MeasurePlan, store: Store, watcher: Watcher):
         self.plan, self.config, self.store, self.watcher = plan, plan.config, store, watcher
@@ -150,7 +150,7 @@ class Run:
         self.total = sum(len(plan.units(subject)) for subject in plan.subjects)
 
     def all(self) -> None:
-        """Every unit that is not there, this process's own first; then wait for those of others, or take them over."""
+        """Measure every missing unit; wait for the units of other processes, or take them over."""
         waiting = list(self.plan.subjects)
         while waiting := [subject for subject in waiting if self.measure(subject)]:
             sleep(POLL_SECONDS)
@@ -219,7 +219,7 @@ class Run:
             reader.path.unlink(missing_ok=True)
 
     def attempt(self, opened: Opened, part: Part, unit: Unit, done: int) -> None:
-        """One unit. Where it fails the next may succeed, and the same command tries it again."""
+        """Measure one unit. If it fails, the next may succeed, and the same command tries it again."""
         label = opened.subject.label
         what = " ".join(str(word) for word in (label, *part) if word)
         try:
@@ -233,7 +233,7 @@ class Run:
             raise
         except BusyError:
             pass
-        except Unreachable as error:  # so would the next unit be
+        except Unreachable as error:  # the next unit would fail, too
             raise UsageError("--endpoint", SUCH, str(error), "the same command continues") from None
         except Exception as error:
             kind = (
@@ -298,7 +298,7 @@ class Run:
         return {"text": documents.pieces(which)[1 : length + 1], "nats": nats.tolist()}
 
     def perplexity(self, opened: Opened, part: Part, folder: Path, progress: Progress) -> dict[str, Any]:
-        """All lengths of a measurement score the same targets of every document."""
+        """Measure perplexity; all lengths of a measurement score the same targets of every document."""
         documents, reading = opened.subject.documents, opened.reading
         assert documents is not None
         methods, chosen = [part.way], None
@@ -347,14 +347,14 @@ class Run:
 
 
 def _having_any(losses: DocumentLosses) -> DocumentLosses:
-    """The losses of the documents of which any token was selected."""
+    """The losses of the documents with at least one selected token."""
     have = losses.tokens > 0
     return replace(losses, nats=losses.nats[have], tokens=losses.tokens[have])
 
 
 # ---- questions and results -------------------------------------------------------------------------------------------
 def _question(plan: MeasurePlan) -> dict[str, Any]:
-    """question.json: what was asked in words, and the units that answer it, in order."""
+    """Content of question.json: options, models and text, and the units that answer it, in order."""
     text = None if plan.text is None else {"source": plan.text.source, "sha256": plan.text.sha256}
     units = [
         {"model": subject.model, **part._asdict(), "kind": unit.kind, "key": unit.key}
@@ -367,7 +367,7 @@ def _question(plan: MeasurePlan) -> dict[str, Any]:
 
 
 def is_measured(run: Path) -> bool:
-    """Whether a directory was asked last by `longitude measure`."""
+    """Whether the last question in a directory is of `longitude measure`."""
     question = Store(run).question()
     return isinstance(question, dict) and question.get("verb") == VERB
 
@@ -400,9 +400,9 @@ def least_context(question: Mapping[str, Any]) -> int:
 
 
 def _compared(measured: list[Measured], question: Mapping[str, Any]) -> Iterator[Measured]:
-    """With a row of the difference from the shortest context to each longer one, of the same targets, paired over documents.
+    """Add a row of the difference from the shortest context to each longer one, on the same targets, paired over documents.
 
-    A model that was not measured at the shortest has none: another base would stand in the same column.
+    A model that was not measured at the shortest has none, since its differences would have another base.
     """
     least, seed = least_context(question), question["configuration"]["seed"]
     alike = [each for each in measured if each.part.way == SAME_TARGETS and each.documents and each.rows]
@@ -431,7 +431,7 @@ def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:
 
 
 def _write_answers(results: Results, path: Path) -> None:
-    """A line of JSON for each answer, whole or not at all; no file where there are none."""
+    """A line of JSON for each answer, whole or not at all; no file if there are none."""
     path.unlink(missing_ok=True)
     if results.answers:
         with atomic(path) as unfinished:

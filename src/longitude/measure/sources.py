@@ -22,7 +22,7 @@ NOT_STDLIB = {
 
 @dataclass(frozen=True)
 class Text:
-    """Named documents of UTF-8 bytes, in a fixed order; `left_out` is what of the source is not in them."""
+    """Named documents of UTF-8 bytes, in a fixed order; `left_out` names the parts of the source that are missing."""
 
     source: str
     documents: list[tuple[str, bytes]]
@@ -44,7 +44,7 @@ def name_hash(name: str) -> str:
 def read_text(data: str, option: str = "--data") -> Text:
     """Documents of "stdlib", "package:NAME", a file, a folder or "datasets:NAME". ValueError when there is none or it is no text.
 
-    option: what the user calls it.
+    option: the command-line option that names it, for messages.
     """
     if data == "stdlib":
         return _stdlib(option)
@@ -67,7 +67,7 @@ def read_text(data: str, option: str = "--data") -> Text:
 
 
 def read_texts(data: Sequence[str], option: str = "--data") -> Text:
-    """Several of what `read_text` takes as one text, documents named by it. ValueError also where one is part of another."""
+    """Several sources of `read_text` as one text, their names before those of documents. ValueError if one is in another."""
     if len(data) == 1:
         return read_text(data[0], option)
     paths = {one: Path(one).resolve() for one in data if Path(one).exists()}

@@ -213,7 +213,7 @@ def _cell(row: Row | None, value: str, ends: str) -> Cell:
 
 # ---- sentences --------------------------------------------------------------------------------------------------------
 def sentences(results: Results) -> list[str]:
-    """The cost on short contexts compared with the first model; what is not in the tables, and why; what failed."""
+    """The cost on short contexts compared with the first model; values that are missing, and why; failures."""
     return [*_costs(results), *_kept(results), *_missing(results), *results.failures]
 
 
@@ -275,7 +275,7 @@ def _missing(results: Results) -> list[str]:
 
 
 def effective(results: Results) -> dict[str, Any]:
-    """Label -> effective length over all retrieval tasks of the run; empty where there are none."""
+    """Label -> effective length over all retrieval tasks of the run; empty if there are none."""
     with_tasks = {row.label for row in results.rows if row.weighting == WEIGHTING}
     labels = [label for label in results.labels if label in with_tasks]
     return {label: retrieval.effective_length(row for row in results.rows if row.label == label) for label in labels}

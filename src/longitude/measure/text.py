@@ -1,17 +1,17 @@
 """Loss of a causal language model by length, by window and by position, from the same target tokens every time.
 
 A document of n tokens gives N = floor((n - 1) / span) * span targets, tokens 1..N, where span is the longest length.
-Whatever the length and the method (but the last), each of these N targets is scored exactly once, so that the rows differ in the
-context a target was given and in nothing else:
+For every length and every method except the last, each of these N targets is scored exactly once, so that rows differ only in
+the context of a target:
 
 * non-overlapping, window W: inputs sW..sW+W-1 predict targets sW+1..sW+W. A target has from 1 to W tokens of context.
 * sliding, window W and stride S: the window moves by S; the first scores all its targets, each later one the last S.
   A target past the first window has from W-S+1 to W tokens of context. S = W is non-overlapping.
 * per-position: the non-overlapping losses of the longest length, averaged by position in the window.
 * same-targets, K targets: a window of W inputs ends with the last K targets of every span and scores those alone. A target
-  has from W-K+1 to W tokens of context. Not the N targets of the others: K of every span.
+  has from W-K+1 to W tokens of context. It scores K targets of every span, not all N.
 
-Where the windows do not fill N, the last one of a document begins where the next window would and is shorter.
+If the windows do not fill N, the last one of a document begins where the next window would, and is shorter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,12 +72,12 @@ class DocumentLosses:
 
     @property
     def metric(self) -> str:
-        """One of "bits_per_byte", where bytes are known, and "perplexity"."""
+        """Its name: "bits_per_byte" if bytes are known, else "perplexity"."""
         return "perplexity" if self.bytes is None else "bits_per_byte"
 
     @property
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """(nats, weights) of the metric: what `interval` and `paired_difference` take."""
+        """(nats, weights) of the metric, as `interval` and `paired_difference` accept them."""
         return self.nats, self.tokens if self.bytes is None else self.bytes
 
     def row(self, *, resamples: int = 2000, bootstrap_seed: int = 0, **labels: Any) -> Row:
@@ -153,7 +153,7 @@ def by_length(
         One row per method and length, one per bin of positions.
 
     Raises:
-        ValueError: For arguments that are not so, and an unknown label.
+        ValueError: For arguments that are not as described, and an unknown label.
     """
     check_labels(labels)
     losses = losses_by_length(
@@ -192,19 +192,19 @@ def losses_by_length(  # noqa: C901
         span: Targets per document are a multiple of it; at least the longest length, which is the default. Pass the same
             span for models measured at different lengths to compare them on the same targets.
         token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
-        bins: Ascending edges of the per-position averages, within 0..longest length; None: `default_bins`. Of other windows
-            than the longest: {window: edges}.
+        bins: Ascending edges of the per-position averages, within 0..longest length; None: `default_bins`. For other
+            windows than the longest: {window: edges}.
         batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         reader: How the model reads a window; one pass by default, `Bounded` of longitude.measure.windows for long ones.
-        selected: By name, for each document, which tokens count in a further entry per length, bool [tokens].
+        selected: Name -> for each document, which tokens count in an additional entry per length, bool [tokens].
 
     Returns:
         The sums, one entry per method and length, then one per bin of positions, then those of selected tokens, one per
         length of windows that do not overlap.
 
     Raises:
-        ValueError: For each of these that is not so.
+        ValueError: For arguments that are not as described.
     """
     lengths = checked_lengths(lengths)
     longest = lengths[-1]
@@ -219,7 +219,7 @@ def losses_by_length(  # noqa: C901
         if len(of_window) < 2:
             raise UsageError("bins", "at least two edges", of_window)
     if alien := [window for window in edges if window not in lengths]:
-        raise UsageError("bins", f"of windows that are measured, {lengths}", alien)
+        raise UsageError("bins", f"windows among the lengths {lengths}", alien)
     if span < longest:
         raise UsageError("span", f"at least the longest length {longest}", span, "leave it out or raise it")
     if "sliding" in methods and stride is not None and stride > lengths[0]:
@@ -277,7 +277,7 @@ def losses_by_length(  # noqa: C901
 
 
 def targets_of(lengths: Sequence[int]) -> int:
-    """Targets of each span whose context grows, for windows of these lengths, ascending."""
+    """Default number of targets per span for same-targets, for windows of these lengths, ascending."""
     return min(TARGETS, max(1, lengths[0] // 2))
 
 

@@ -1,4 +1,4 @@
-"""The one place where a model is run for its losses: windows over documents, batched, every target scored once."""
+"""Run a model for its losses, here only: windows over documents, batched, every target scored once."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +112,7 @@ class Reader:
 
 
 class Bounded(Reader):
-    """Reads a window of a transformers model with memory that a long window or a large vocabulary does not blow up.
+    """Reads a window of a transformers model in bounded memory, also for long windows and large vocabularies.
 
     size: tokens that the model reads at once, before it continues with its own cache; None: the whole window. Either way
     the head computes few positions at a time, so that no more than `logits` numbers of its output are held.
@@ -167,7 +167,7 @@ class Bounded(Reader):
 
 
 def nats_of(reader: Reader, ids: Tensor) -> np.ndarray:
-    """-ln p of each token of a text [n + 1] but the first, given all before it as the reader reads it: float64 [n]."""
+    """-ln p of each token of a text [n + 1] except the first, given all tokens before it: float64 [n]."""
     tokens = ids[None].clone()
     if reader.bos is not None:
         tokens[:, 0] = reader.bos
@@ -179,7 +179,7 @@ def nats_of(reader: Reader, ids: Tensor) -> np.ndarray:
 class Resumable(Reader):
     """Reads through another reader and keeps the losses of each pass in a journal, so that after a kill none is read again.
 
-    path: of one unit, as losses depend on more than tokens. Losses that are not finite are not kept.
+    path: a journal for one unit only, since losses depend on more than tokens. Losses that are not finite are not kept.
     """
 
     def __init__(self, reader: Reader, path: Path):

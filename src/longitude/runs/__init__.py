@@ -1,1 +1,1 @@
-"""Run directories and what every verb shares: files that are whole or not there, locks, progress, memory, provenance."""
+"""Run directories and helpers of all commands: files that are whole or not there, locks, progress, memory, provenance."""

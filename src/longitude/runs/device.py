@@ -1,4 +1,4 @@
-"""Which device computes, how many cores there are for it, and with how many threads. Importing this does not load torch."""
+"""The device of a run, the cores that it may use, and its number of threads. Importing this does not load torch."""
 
 import math
 import os
@@ -41,7 +41,7 @@ def cores() -> int:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[int]:
-    """With this many threads of torch; None: as many as it has. Afterwards as many as before. Gives their number."""
+    """Set torch's number of threads; None leaves it. Yields the number, and restores the previous one afterwards."""
     import torch
 
     before = torch.get_num_threads()

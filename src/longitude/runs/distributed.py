@@ -1,4 +1,4 @@
-"""The processes that `torchrun` or `accelerate launch` started, by their variables. Importing this does not load torch."""
+"""The processes of `torchrun` or `accelerate launch`, from environment variables. Importing this does not load torch."""
 
 import os
 from datetime import timedelta
@@ -13,7 +13,7 @@ def launched() -> bool:
 
 
 def processes() -> int:
-    """How many the launcher started, on all machines."""
+    """Number of processes that the launcher started, on all machines."""
     return int(os.environ.get("WORLD_SIZE", "1")) if launched() else 1
 
 

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, one writer per directory, and full disks."""
+"""Write files and folders whole or not at all, with one writer per directory; recognize full disks."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     import fcntl
-except ImportError:  # Windows, where everything that writes no run directory works
+except ImportError:  # Windows, where only commands that write a run directory fail
     fcntl = None
 
 LOCK = ".lock"
@@ -79,17 +79,17 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def place(folder: Path, out: Path) -> None:
-    """Give a folder its name when all of it is on the disk. ValueError where there is something of that name."""
+    """Flush a folder to the disk, then rename it to `out`. ValueError if `out` exists."""
     for path in (*folder.rglob("*"), folder):
         flush(path)
     if out.exists():
-        raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
+        raise ValueError(f"--out {out} was created meanwhile, and is not overwritten; choose another --out")
     os.rename(folder, out)
     flush(out.parent)
 
 
 def checksums(folder: Path) -> dict[str, int]:
-    """CRC-32 of each file but COMPLETE. torch.load skips those of its zip files, and safetensors has none."""
+    """CRC-32 of each file except COMPLETE. torch.load ignores those of its zip files, and safetensors has none."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != COMPLETE:
@@ -110,7 +110,7 @@ def is_as_sealed(folder: Path) -> bool:
 
 
 def lock(descriptor: int, shared: bool = False) -> None:
-    """Lock an open file or folder until it is closed, or its process ends. Shared: with all who share, waiting for them.
+    """Lock an open file or folder until it is closed, or its process ends. Shared: wait for an exclusive lock to end.
 
     Raises:
         BlockingIOError: Another process has locked it, unless `shared`.
@@ -118,14 +118,14 @@ def lock(descriptor: int, shared: bool = False) -> None:
     """
     if fcntl is None:
         raise ValueError(
-            "expected a system with locks of POSIX for what writes a directory, got Windows; Linux in WSL has them"
+            "expected a system with POSIX locks for a command that writes a directory, got Windows; use Linux in WSL"
         )
     fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def held(folder: Path, out: Path) -> Iterator[None]:
-    """Within: `folder` is this process's, which makes `out` from it. ValueError when it is another's."""
+    """Hold the lock of `folder`, from which this process makes `out`. ValueError if another process holds it."""
     with opened(folder) as descriptor:
         try:
             lock(descriptor)
@@ -159,20 +159,20 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """A file or folder onto the disk, not only to the system."""
+    """Write a file or folder from the system's cache to the disk."""
     with opened(path) as descriptor:
         os.fsync(descriptor)
 
 
 def write_json(path: Path, value: Any, allow_nan: bool = False) -> None:
-    """Whole or not at all. allow_nan: for files of others, which may have NaN or Infinity."""
+    """Write JSON, whole or not at all. allow_nan: for files of other programs, which may have NaN or Infinity."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
     with atomic(path) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, remedy: str = "restore the file") -> Any:
-    """The value, or None where there is no such file. ValueError when it is not JSON, or has a key twice."""
+    """The value, or None if there is no such file. ValueError if it is not JSON, or has a key twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
@@ -180,7 +180,7 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
             raise ValueError(f"{twice[0]!r} is in it twice")
         return dict(pairs)
 
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # reading a pipe would wait
         raise ValueError(f"{path} is no file; {remedy}")
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
@@ -193,7 +193,7 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
 
 
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:
-    """A line of JSON more, on the disk when this returns."""
+    """Append a line of JSON, which is on the disk when this returns."""
     with naming(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()
@@ -235,7 +235,7 @@ def require_space(directory: Path, needed: int, what: str) -> None:
 
 
 def require_writable(out: Path) -> None:
-    """ValueError unless `out` can be made: better now than after minutes of work."""
+    """ValueError unless `out` can be created; check it before minutes of work."""
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ValueError(f"--out {out}: {parent} is not a directory that can be written to; choose another --out")

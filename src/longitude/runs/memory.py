@@ -1,4 +1,4 @@
-"""Memory: what is free, what a model needs, and by how much a call lifts the peak of this process."""
+"""Memory: how much is free, how much a model needs, and by how much a call raises the peak of this process."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def total_memory(device: str = "cpu") -> int:
 
 
 def require_memory(needed: float, free: float, what: str, remedy: str) -> None:
-    """ValueError where more bytes are needed than there are. what: "reading takes"; remedy: "take less"."""
+    """ValueError if more bytes are needed than are free. what: such as "reading takes"; remedy: such as "take less"."""
     if needed > free:
         there = f"{free / 2**30:.1f} GiB are available"
         raise ValueError(f"{what} about {needed / 2**30:.1f} GiB of memory, {there}; {remedy}")
@@ -83,9 +83,9 @@ class Memory:
 def forward_memory(
     model: Any, head_dim: int, dtype: torch.dtype, width: int, rows: int, chunk: int, logits: int
 ) -> Memory:
-    """For `rows` windows of `width` tokens, read `chunk` tokens at once, with `logits` numbers of the head's output.
+    """Memory to read `rows` windows of `width` tokens, `chunk` tokens at once, with `logits` numbers of the head's output.
 
-    The model may be on the meta device. head_dim: 0 where no layer keeps keys and values.
+    The model may be on the meta device. head_dim: 0 if no layer keeps keys and values.
     """
     config, chunk = model.config.get_text_config(), min(chunk, width)
     heads, hidden = getattr(config, "num_attention_heads", 0), config.hidden_size
@@ -107,7 +107,7 @@ def forward_memory(
 
 
 def inner_size(config: Any) -> int:
-    """Width of an MLP inside; the largest where layers have several (Gemma 3n)."""
+    """Inner width of the MLPs; the largest if layers differ (Gemma 3n)."""
     size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return max(size) if isinstance(size, list | tuple) else size
 
@@ -136,19 +136,19 @@ def training_memory(model: Any, config: Any, batch: int, length: int, gradient_c
 
 # ---- what a call takes -----------------------------------------------------------------------------------------------
 def can_measure_peak() -> bool:
-    """Linux: the peak of a process is read from /proc, and reset there."""
+    """Whether /proc has the peak of a process and can reset it, as on Linux."""
     return STATUS.exists() and RESET.exists()
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has held."""
+    """The peak of this process's memory, in bytes."""
     found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
 def memory_growth(call: Callable[[], object]) -> int:
-    """Bytes by which call() lifts the peak of this process above what it has now."""
+    """Bytes by which call() raises the peak of this process above its memory before."""
     RESET.write_text("5")  # the peak starts again from what is held now: imports peak higher
     before = peak_memory()
     call()

@@ -1,4 +1,4 @@
-"""The progress of any work: bars on a terminal; elsewhere only the lines that say what is finished."""
+"""The progress of any work: bars and lines on a terminal; elsewhere only lines about finished parts."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -58,16 +58,16 @@ class Progress:
         while len(self._parts) < len(parts):
             self._parts.append(self._bar.add_task("", total=1))
         for task, (words, share) in zip(self._parts, parts.items(), strict=False):
-            if share < self._bar.tasks[self._bar.task_ids.index(task)].completed:  # another one in its place
+            if share < self._bar.tasks[self._bar.task_ids.index(task)].completed:  # another part in its place
                 self._bar.reset(task)
             self._bar.update(task, description=words, completed=share, visible=True)
         for task in self._parts[len(parts) :]:
             self._bar.update(task, visible=False)
 
     def advance(self, description: str | None = None, by: float = 1) -> None:
-        """`by` more of the total is done."""
+        """Add `by` to the done part of the total."""
         self.update(description, self.done + by)
 
     def note(self, message: str) -> None:
-        """A line that stays, on a terminal or not."""
+        """Print a line that stays, on a terminal or not."""
         self.console.print(message, highlight=False, markup=False)

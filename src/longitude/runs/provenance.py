@@ -1,4 +1,4 @@
-"""Which code, on which machine, with which packages: what a number came from."""
+"""The code, machine and packages that a number was computed with."""
 
 import os
 import platform
@@ -55,7 +55,7 @@ def machine() -> dict[str, Any]:
 
 @cache
 def commit_of_code() -> str | None:
-    """The git commit of this source tree, "-dirty" where files differ from it; None outside of a repository of ours."""
+    """The git commit of this source tree, with "-dirty" if files differ from it; None if it is in no repository."""
     here = Path(longitude.__file__).parent
 
     def git(*arguments: str) -> str | None:

@@ -25,9 +25,9 @@ from longitude.runs.files import LOCK, lock, naming, place, read_json, remove_un
 
 QUESTION, UNITS, UNIT, RESULT = "question.json", "units", "unit.json", "result.json"
 FORMAT = 1
-"""Version of what is in the folder of a unit; a change that an older release would read wrongly makes it 2."""
+"""Version of the files of a unit; raise it with a change that an older release would read wrongly."""
 POLL_SECONDS = 0.1
-"""Between two looks at what another process computes."""
+"""Seconds between two checks of units that another process computes."""
 KEY_DIGITS = 12
 """Hexadecimal digits of a key: 48 bits, so that a million units collide once in 500 runs."""
 
@@ -93,10 +93,10 @@ class Store:
         return self.units / f".{kind}-{key}"
 
     def find(self, kind: str, key: str) -> Path | None:
-        """The folder of a finished unit, whatever its label is; None where it is not finished.
+        """The folder of a finished unit, whatever its label is; None if it is not finished.
 
         Raises:
-            ValueError: The folder is damaged: what it says of its inputs is not what its name says. Or a newer release wrote it.
+            ValueError: The folder is damaged (the inputs in it do not have the key in its name), or a newer release wrote it.
         """
         folder = next(iter(sorted(self.units.glob(f"{kind}-*-{key}"))), None)
         if folder is None:
@@ -114,7 +114,7 @@ class Store:
         return folder
 
     def holds(self, unit: Unit) -> bool:
-        """Whether a unit is finished. ValueError where its folder is damaged."""
+        """Whether a unit is finished. ValueError if its folder is damaged."""
         return self.find(unit.kind, unit.key) is not None
 
     def is_busy(self, unit: Unit) -> bool:
@@ -127,7 +127,7 @@ class Store:
 
     @contextmanager
     def making(self, unit: Unit) -> Iterator[Path]:
-        """The folder of a unit in progress, locked by this process; on leaving it is finished, on an error it stays as it is.
+        """The folder of a unit in progress, locked by this process; on leaving it is finished, on an error it is kept.
 
         Raises:
             BusyError: Another process works on the unit, or has just finished it.
@@ -140,7 +140,7 @@ class Store:
                 raise BusyError(unit.name)
             remove_unfinished(unfinished)
             yield unfinished
-            from longitude.runs.provenance import provenance  # it loads torch, which options of a command do without
+            from longitude.runs.provenance import provenance  # it loads torch, which options of a command do not need
 
             with naming(self.folder(unit)):
                 about = {"format": FORMAT, "kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
@@ -155,18 +155,18 @@ class Store:
         kind: Any,
         on_result: Callable[[int, Any], object] = lambda i, result: None,
     ) -> list[Any]:
-        """The result of each unit. What no process is at is computed; what another is at is waited for, or taken over.
+        """The result of each unit. Compute those that no process works on; wait for the others, or take them over.
 
         Args:
             units: Independent of each other.
-            run: run(i, folder) computes unit i; in the unfinished folder is what it was continued from.
+            run: run(i, folder) computes unit i in its unfinished folder, which has the files of an interrupted attempt.
             kind: The type of the results, a dataclass of JSON values.
             on_result: Called with i and a result as soon as it is known.
 
         Raises:
             ValueError: A unit is damaged.
         """
-        import msgspec  # `longitude report` of a run directory does without
+        import msgspec  # `longitude report` of a run directory does not need it
 
         results: dict[int, Any] = {}
         while len(results) < len(units):
@@ -192,7 +192,7 @@ class Store:
 
     @contextmanager
     def _held(self, unit: Unit, unfinished: Path) -> Iterator[None]:
-        """Within: the unfinished folder is this process's. BusyError where it is another's, or was renamed into place."""
+        """Hold the lock of the unfinished folder. BusyError if another process holds it, or renamed the folder into place."""
         path = unfinished / LOCK
         try:
             file = open(path, "a")  # noqa: SIM115 - a folder with its lock, not the lock alone, must be ours
@@ -210,7 +210,7 @@ class Store:
 
     # ---- the question ---------------------------------------------------------------------------------------------
     def ask(self, verb: str, question: Mapping[str, Any]) -> None:
-        """Write what a command was asked, whole or not at all. ValueError where the directory has something else."""
+        """Write the question of a command, whole or not at all. ValueError if the directory has something else."""
         self.require_place(verb)
         self.run.mkdir(parents=True, exist_ok=True)
         write_json(self.run / QUESTION, {"verb": verb, **question})
@@ -220,7 +220,7 @@ class Store:
         return read_json(self.run / QUESTION, "remove it, and give the command again with its options")
 
     def require_place(self, verb: str) -> None:
-        """ValueError unless the directory is new, empty, or has what this command was asked before."""
+        """ValueError unless the directory is new, empty, or has earlier results of this command."""
         out = self.run
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out {out}: there is a file of this name; choose another --out")
@@ -234,7 +234,7 @@ class Store:
             raise ValueError(f"--out {out}: the directory has {of}; choose another --out")
 
     def remove(self, units: Iterable[Unit]) -> None:
-        """Remove these units, finished or not. ValueError where another process works on one."""
+        """Remove these units, finished or not. ValueError if another process works on one."""
         for unit in units:
             if (folder := self.find(unit.kind, unit.key)) is not None:
                 shutil.rmtree(folder)

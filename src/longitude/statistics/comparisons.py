@@ -24,13 +24,13 @@ class Comparison(NamedTuple):
         low: Lower end of its 95% interval; None if there is none.
         high: Upper end of its 95% interval.
         over: Source of variation of the interval: "seeds and documents", or with one seed "documents", without that of training.
-        text_low: Lower end of the interval over documents, of the models as they are.
+        text_low: Lower end of the interval over documents, for the same models.
         text_high: Its upper end.
-        seed_low: Lower end of the interval over seeds, on the text as it is; None with one.
+        seed_low: Lower end of the interval over seeds, on the same text; None with one seed.
         seed_high: Its upper end.
         p: p-value adjusted by Holm over all pairs of labels at this length; None if there is no interval.
         q: p-value adjusted by Benjamini and Hochberg: of the pairs with q below 0.05, one in twenty is expected to be noise.
-        decided: Whether p is below `SIGNIFICANT` and the interval does not reach 0, over seeds: only then one is called better.
+        decided: Whether p is below `SIGNIFICANT` and the interval excludes 0, over seeds: only then one is better.
     """
 
     better: str

@@ -6,8 +6,8 @@ independent. Percentile bootstrap (Efron and Tibshirani, An Introduction to the 
 scipy.stats.bootstrap, with a fixed seed. Two cells measured on the same documents are compared by resampling the
 documents once for both, which removes the spread that the documents have in common.
 
-These intervals are about one model, or models as they are: what training again would change is no part of them. Seeds and
-documents are crossed, and seeds are few: `longitude.statistics.seeds` has their intervals.
+These intervals are about trained models: they do not cover the variation of training again. Seeds and documents are crossed,
+and seeds are few: `longitude.statistics.seeds` has intervals over them.
 """
 
 import math
@@ -30,7 +30,7 @@ Sums = tuple[ArrayLike, ArrayLike]
 
 
 class Interval(NamedTuple):
-    """A value with its interval; None where there is none.
+    """A value with its interval; None if there is none.
 
     Attributes:
         value: The metric; None if it is not finite.
@@ -151,7 +151,7 @@ def document_contrast(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Difference:
-    """The signed sum of a metric of several, such as a difference of two differences, on the same documents.
+    """The signed sum of a metric of several models, such as a difference of two differences, on the same documents.
 
     Args:
         sums: Each (nats, weights), each [documents], in the same order of documents.

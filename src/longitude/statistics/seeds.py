@@ -93,7 +93,7 @@ def unpaired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) ->
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p-values of several comparisons, adjusted so that all that is found at a level is true together at that level.
+    """p-values of several comparisons, adjusted so that a level bounds the probability of any false finding.
 
     Args:
         p: One for each comparison of a table.
@@ -133,7 +133,7 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
 
 
 def pooled_spread(groups: Sequence[Sequence[float]], least: float = 0.05) -> tuple[float, int] | None:
-    """The spread between seeds that several labels share, with its degrees of freedom; None where theirs differ.
+    """The spread between seeds that several labels share, with its degrees of freedom; None if their spreads differ.
 
     Args:
         groups: One value per seed of each label.

@@ -1,4 +1,4 @@
-"""Train short, test long: the same small model with each encoding and seed on the same text, measured past its length."""
+"""Train short, test long: train one small model per encoding and seed on the same text, and measure it at longer lengths."""
 
 from longitude.errors import require_extra
 from longitude.study.config import StudyConfig

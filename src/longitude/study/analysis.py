@@ -35,7 +35,7 @@ class Analysis:
 
     @property
     def main(self) -> list[Finding]:
-        """The findings of the first method, from which the study concludes; none where it was measured by position only."""
+        """The findings of the first method, from which the study concludes; empty if losses were measured by position only."""
         return next(iter(self.findings.values()), [])
 
     def compared(self, length: int, method: str | None = None) -> list[Comparison]:
@@ -60,7 +60,7 @@ def analyse(run: Run | Path | str) -> Analysis:
     reasons = {label: "; ".join(dict.fromkeys(_reasons(run, label))) or None for label in run.labels}
 
     def found(label: str, length: int, method: str) -> Finding:
-        """Beyond the training length nothing holds of which training never used a part."""
+        """The finding. A label with a part that training never used cannot hold beyond the training length."""
         finding = criterion.finding(label, length, method)._replace(reason=reasons[label])
         beyond = finding.verdict == HOLDS and length > run.train_length
         return finding._replace(holding=UNCLEAR, verdict=UNCLEAR) if beyond and run.untrained(label) else finding
@@ -80,7 +80,7 @@ class Conclusion(NamedTuple):
         result: Labels that hold at the longest length, and labels that do not.
         best: Difference between the best label and the next.
         caution: Limits of the conclusion.
-        models: Size and training length that it is about, of a study with several.
+        models: Size and training length of the models, if the study has several.
     """
 
     result: str
@@ -90,12 +90,12 @@ class Conclusion(NamedTuple):
 
     @property
     def lines(self) -> dict[str, str]:
-        """Head -> line, of those that say something."""
+        """Head -> line, without empty lines."""
         return {head.capitalize(): line for head, line in self._asdict().items() if line}
 
 
 def conclude(analysis: Analysis) -> Conclusion:
-    """The three lines of a study. They claim nothing that the intervals do not carry: see the `Criterion` of its task."""
+    """The three lines of a study. They claim only what the intervals support: see the `Criterion` of its task."""
     run, criterion = analysis.run, analysis.criterion
     last = [each for each in ranked(analysis) if each.value is not None] if analysis.findings else []
     if not last:
@@ -106,7 +106,7 @@ def conclude(analysis: Analysis) -> Conclusion:
     sign = 1 if criterion.less_is_better else -1
     first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
-    if all(map(criterion.learned_too_little, first)):  # neither is a best of anything
+    if all(map(criterion.learned_too_little, first)):  # neither may be called best
         pairs = []
     absent = [criterion.called(label) for label in run.labels if label not in {each.label for each in last}]
     cautions = [
@@ -176,7 +176,7 @@ def spread_of_seeds(analysis: Analysis) -> list[str]:
 
 
 def undone(run: Run, called: Callable[[str], str] = named) -> list[str]:
-    """Which models are not done, by how they ended."""
+    """Models that are not done, grouped by how they ended."""
     by_state: dict[str, list[str]] = {}
     for trial in run.undone:
         seed = f" (seed {trial.seed})" if len(run.of(trial.label)) > 1 else ""
@@ -195,7 +195,7 @@ def _scope(criterion: Criterion, last: list[Finding]) -> list[str]:
 
 
 def _reasons(run: Run, label: str) -> list[str]:
-    """How trials of a label ended that are not done, and what training never used of it."""
+    """How the unfinished trials of a label ended, and its parts that training never used."""
     ended = [state(trial) for trial in run.of(label) if trial.status != "done"]
     return [*ended, *([never] if (never := run.untrained(label)) else [])]
 

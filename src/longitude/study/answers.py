@@ -1,10 +1,10 @@
-"""Answers right or wrong: more is better, and an encoding solves a length where nearly all of its answers are right.
+"""Right or wrong answers: more is better, and an encoding solves a length if nearly all of its answers are right.
 
-Where a task's training length was measured, one that does not solve that has not learned the task: what it does at longer
-lengths says nothing about position.
+An encoding that does not solve the training length, if that was measured, has not learned the task: its answers at longer
+lengths say nothing about position.
 
-Over the examples, intervals are Wilson's, 95%, which have a width for 200 right answers of 200 as well. Over several seeds they
-are t-intervals. The combined intervals are over both. All stay within 0 and 1. Examples of two lengths are different ones:
+Intervals over examples are Wilson's, 95%, whose width is above 0 even if 200 of 200 answers are right. Intervals over several
+seeds are t-intervals. The combined intervals are over both. All stay within 0 and 1. Two lengths have different examples, so
 their values are not paired.
 """
 
@@ -26,7 +26,7 @@ LEARNING = "learning"
 
 
 class AnswerCriterion(Criterion):
-    """`HOLDS` where low >= `SOLVED`, `LOST` where high < `SOLVED`, else `UNCLEAR`, at every length."""
+    """`HOLDS` if the interval is above `SOLVED`, `LOST` if below, else `UNCLEAR`, at every length."""
 
     things, metric, less_is_better = "examples", "mean", False
     scale, digits, sign = 100, 0, "%"
@@ -42,7 +42,7 @@ class AnswerCriterion(Criterion):
         return Finding.of(method, label, length, sums.of.shape[1], value)._replace(failed=failed, verdict=verdict)
 
     def learned(self, label: str, method: str) -> bool:
-        """Whether a label may have learned the task: unless it does not solve the training length."""
+        """Whether a label may have learned the task: False only if it does not solve the training length."""
         run = self.run
         sums = self.sums(label, run.train_length, method) if run.train_length in run.lengths else None
         return sums is None or share(sums.of).above(SOLVED) != LOST
@@ -96,7 +96,7 @@ class AnswerCriterion(Criterion):
 
 
 def share(right: np.ndarray) -> Estimate:
-    """Right [seeds, examples], each 0 to 1 -> its mean, with a t-interval within 0 to 1 and Wilson's."""
+    """Mean of right answers [seeds, examples], each 0 to 1, with a t-interval over seeds and Wilson's over examples."""
     _, low, high = t_interval(right.mean(1))
     seeds = None if low is None or high is None else (max(0.0, low), min(1.0, high))
     text = Interval(*proportions.mean(right.mean(0).tolist()))

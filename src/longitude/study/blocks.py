@@ -1,4 +1,4 @@
-"""Blocks of published families, in which a study may compare encodings: every option of a model but its layers and positions."""
+"""Transformer blocks of published model families: all options of a model except its layers and positions."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ BLOCKS: dict[str, dict[str, Any]] = {
     },
     "deepseek": {"mixer": "latent", "embedding_scale": 1.0, "tie_word_embeddings": False},
 }  # fmt: skip
-"""Arguments of LongitudeConfig. Experts, and Inkling's convolution behind its MLP, are left out."""
+"""Arguments of LongitudeConfig. Experts, and Inkling's convolution after its MLP, are left out."""
 QUERIES_PER_KEY = {"llama": 4, "qwen3": 2, "gemma3": 2, "inkling": 4}
-"""Heads of queries that share a head of keys, in a published model of each family; fewer where they do not divide the heads."""
+"""Query heads per key head in a published model of each family; at most: a study uses a number that divides its heads."""
 
 
 def block_options(config: StudyConfig) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def in_block(config: StudyConfig, label: str) -> dict[str, Any]:
     named = parsed.options(config.depth, mixer)
     if "mixers" in named:
         block.pop("mixer", None)
-    for spec in parsed.mixers:  # a convolution of a label comes to those of the block
+    for spec in parsed.mixers:  # a label adds its convolutions to those of the block
         if "short_conv" in spec:
             spec["short_conv"] = sorted({*block.get("short_conv", ()), *conv_places(spec["short_conv"])})
     return block | named

@@ -1,4 +1,4 @@
-"""Several studies side by side: what they found on the same text, by which options they differ, and what cannot be compared."""
+"""Compare several studies: their findings on the same text, the options that differ, and reasons against a comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from longitude.study.results import Run
 from longitude.study.tables import findings, in_brackets
 
 OF_DATA = ("data", "tokenizer", "train_length", "positions", "position_range", "steps", "match", "batch_size")
-"""Options that decide what a seed sees in training: where one differs, seeds of two studies are no pairs."""
+"""Options that decide the data of a seed in training: if one differs, seeds of two studies are not paired."""
 NOT_SHOWN = ("encodings", "seeds", "test_lengths", "methods", "device", "task", "documents", "stride", "threads")
-"""Options that are compared otherwise, or do not change what is found."""
+"""Options that are compared elsewhere, or do not change the findings."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,10 +26,10 @@ class SideBySide:
 
     Attributes:
         analyses: Name -> study, in the order given.
-        lengths: That all measured.
-        options: That differ: name -> value of each study.
-        comparisons: At the longest of the lengths, of all labels of all studies, adjusted together.
-        unpaired: Options for which there are none; then seeds did not see the same data.
+        lengths: Lengths that all studies measured.
+        options: Options that differ: name -> value of each study.
+        comparisons: Pairs of all labels of all studies at the longest of these lengths, adjusted together.
+        unpaired: Options that prevent comparisons, because seeds did not see the same data; empty if there are comparisons.
     """
 
     analyses: dict[str, Analysis]
@@ -93,7 +93,7 @@ def side_by_side(paths: Sequence[Path | str]) -> SideBySide:
         paths: Two run directories or more.
 
     Raises:
-        ValueError: Naming what differs where they cannot be compared, and as `read_run`.
+        ValueError: The studies cannot be compared, with what differs between them; also as `read_run`.
     """
     analyses = dict(zip(_names(paths), map(analyse, paths), strict=True))
     (_, first), *others = analyses.items()
@@ -111,10 +111,10 @@ def side_by_side(paths: Sequence[Path | str]) -> SideBySide:
     options = {name: values for name, values in every.items() if any(value != values[0] for value in values)}
     unpaired = [name for name in OF_DATA if name in options]
     texts = {run.study["data"].get("training_sha256") for run in runs}
-    if None not in texts:  # one text has many names
+    if None not in texts:  # the same text may have different names
         unpaired = [*["data"] * (len(texts) > 1), *(name for name in unpaired if name not in ("data", "tokenizer"))]
     if {run.steps(label) for run in runs for label in run.labels} == {runs[0].config.steps} and "match" in unpaired:
-        unpaired.remove("match")  # every model was trained for the same steps all the same
+        unpaired.remove("match")  # every model was trained for the same steps nevertheless
     pairs = [] if unpaired else _compared(analyses, lengths[-1])
     return SideBySide(analyses, lengths, options, pairs, unpaired)
 

@@ -17,17 +17,17 @@ GENERATED = "generated"
 BYTE = "byte"
 """--tokenizer of models that read bytes."""
 SIZES = ("layers", "hidden")
-"""Options of which one number may stand for a list of one."""
+"""Options that also accept one number for a list of one."""
 FORMER = ("split_length",)
-"""Options of studies that are kept, from when the split of a text depended on the lengths asked."""
+"""Options of older studies, whose split of a text depended on lengths; ignored when a question.json is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     """One study: the same small model with each encoding and seed, trained on the same tokens, measured at each length.
 
-    The defaults are the main job: about four minutes on two cores. `of_task` in study/tasks has those of the other tasks. The
-    base of rope follows from the training length: about as many pairs as in Llama 2 never turn once within it.
+    The defaults are those of --task text: about four minutes on two cores. `of_task` in study/tasks has those of other tasks.
+    The base of rope fits the training length: about as many pairs as in Llama 2 never complete a turn within it.
 
     Args:
         task: What the models learn: text (the next byte), masked (encoders: masked bytes), or an exact answer. Decoders:
@@ -42,45 +42,45 @@ class StudyConfig:
             from the Hugging Face hub. Tasks that need no text have "generated".
         tokenizer: With --task text: byte, a tokenizer.json, a folder with a tokenizer, or a name on the hub. Lengths are
             then in tokens; the metric stays bits per byte.
-        train_length: Bytes (or tokens) of a training window; of generated tasks the most symbols of an example (digits of a
-            number).
+        train_length: Bytes (or tokens) of a training window; for generated tasks the maximum symbols of an example (digits of
+            a number).
         train_lengths: Train every model at each of these lengths, on equally many tokens and steps. The first replaces
             --train-length. The others must be test lengths; they show what training at the tested length reaches.
         positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
-            (two runs, the second moved on). Measuring is contiguous always.
-        position_range: Positions that randomized and skipped draw from, 0 to below it; by default the longest length of
+            (two runs, with a gap before the second). Measuring always uses contiguous positions.
+        position_range: Number of positions, from 0, that randomized and skipped draw from; by default the longest length of
             the study.
-        start: Models that training begins from, with the same seeds: RUN, or of several labels RUN:LABEL. RUN is the folder of
-            a study, or the name of one next to this one's folder. The learning rate begins again with a
+        start: Trained models to start from, with the same seeds: RUN, or RUN:LABEL if that study has several labels. RUN is a
+            folder with a study, or the name of one next to this study's folder. The learning rate starts again with a
             warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
         steps: Optimizer steps of every model; with --match compute those of attention without an encoding.
         match: What is equal for all models: steps, or compute (training FLOPs). With compute, each model takes as many steps
             as cost the FLOPs of --steps steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
-        batch_size: Windows or examples per step, at the first training length; at another one as many as have the same tokens.
+        batch_size: Windows or examples per step, at the first training length; at another one as many as give equal tokens.
         accumulation: Split each step into this many parts to save memory; must divide --batch-size.
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
             measuring.
-        learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label has its own:
-            that of the lowest loss of the first seed at the training length, on text held out for this choice alone. The other
+        learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label uses the one
+            with the lowest loss of its first seed at the training length, on text held out for this choice alone. The other
             seeds are trained at that rate.
         warmup: Share of the steps in which the learning rate rises.
-        weight_decay: Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size.
+        weight_decay: Weight decay of AdamW, for matrices only: vectors, norms, tables and rates do not decay.
         layers: Transformer blocks; an encoder-decoder has this many of each. Several numbers train every model with each of them.
         hidden: Width of the model. Several numbers train every model at each of them, with --layers at every pair.
-        heads: Attention heads at the first width, which they divide; at another width as many as have the same size.
-        block: Block of every model: ours (default), or that of a family, with its norms, activation, grouped heads, QK-norm,
-            convolutions or latent attention. Set windows and layers without rotation in --encodings.
+        heads: Attention heads at the first width, which must be a multiple of them; at another width heads have the same size.
+        block: Block of every model: Longitude's (default), or that of a family, with its norms, activation, grouped heads,
+            QK-norm, convolutions or latent attention. Set windows and layers without rotation in --encodings.
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer if the text has fewer.
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
-            bytes that a copy within the training length foretells, and on those of a farther one. Also linear, ntk, yarn,
-            longrope and temperatures (one for each head): they extend the trained models to each longer length.
+            bytes that a copy within the training length predicts, and on bytes that a farther copy predicts. Also linear, ntk,
+            yarn, longrope and temperatures (one for each head): they extend the trained models to each longer length.
             `longitude study --task NAME --help` has those of other tasks.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto uses a GPU if there is one. Only the CPU repeats results bit by bit.
-        threads: CPU threads of each model. Results depend on them, however many models run side by side.
+        threads: CPU threads of each model. Results depend on this number, but not on how many models run in parallel.
     """
 
     task: str = "text"
@@ -119,7 +119,7 @@ class StudyConfig:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
-        """The configuration of a question.json, where an option that is not in it is at its default.
+        """The configuration in a question.json; options that are not in it have their defaults.
 
         Raises:
             ValueError: An option that no release had, a value of another type or out of its range.
@@ -154,7 +154,7 @@ class StudyConfig:
 
     @property
     def parts(self) -> list["StudyConfig"]:
-        """Its studies of one size and one training length each, the first of both first. The tokens of a step are the same."""
+        """One study per size and training length, the first of both first. All have equally many tokens per step."""
         return [
             replace(
                 self, layers=(layers,), hidden=(hidden,), heads=self.heads * hidden // self.width, train_length=length,
@@ -180,7 +180,7 @@ class StudyConfig:
         return self.steps * self.batch_size * self.train_length
 
 
-# ---- checks that `longitude bench` has, too ---------------------------------------------------------------------------
+# ---- checks that `longitude bench` also uses --------------------------------------------------------------------------
 def option(name: str) -> str:
     """How a field is written on the command line."""
     return "--" + name.replace("_", "-")
@@ -192,7 +192,7 @@ def listed(values: Sequence[Any]) -> str:
 
 
 def require_at_least(config: Any, **least: int) -> None:
-    """ValueError for a field below its least value; None is none."""
+    """Raise ValueError for a field below its least value; None is allowed."""
     for name, number in least.items():
         value = getattr(config, name)
         if value is not None and value < number:
@@ -225,7 +225,7 @@ def require_distinct(name: str, values: Sequence[Any]) -> None:
 
 
 def with_all(labels: tuple[str, ...], every: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """The encodings that --encodings names, "all" resolved. ValueError where "all" is one of several."""
+    """The encodings that --encodings names, "all" resolved. ValueError if "all" is one of several."""
     if "all" not in labels:
         return labels
     if len(labels) > 1:

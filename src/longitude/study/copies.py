@@ -1,9 +1,8 @@
-"""Bytes that a copy foretells: whether a model copies at all, and whether it copies from afar.
+"""Bytes that a copy predicts: losses on them show whether a model copies at all, and whether it copies from far back.
 
-A byte is foretold where the 8 bytes before it stood somewhere earlier in its document, and the byte after their last occurrence
-is the same. Where that lies within the training length the copy is near; where it lies beyond, and within the longest, it is
-far. Each is compared with itself at another length: near copies are easier bytes than far ones, also for a model without
-positions.
+A copy predicts a byte if the 8 bytes before it occur earlier in its document, and the byte after their last occurrence is the
+same. The copy is near if that byte is within the training length, and far if it is beyond, but within the longest length.
+Compare each kind with itself at another length: near copies are easier bytes than far ones, even without positions.
 """
 
 from collections.abc import Sequence
@@ -13,13 +12,13 @@ import torch
 from torch import Tensor
 
 COPIES, NEAR, FAR = "copies", "near copy", "far copy"
-"""The method of --methods, and what it measures."""
+"""The method of --methods, and the two kinds of bytes that it measures."""
 CONTEXT = 8
 """Bytes that must repeat."""
 
 
 def distances(ids: np.ndarray) -> np.ndarray:
-    """How far before each byte stands the one that a copy foretells it by; 0 where none does. Bytes [n] -> int64 [n]."""
+    """Distance of each byte from the earlier byte that predicts it; 0 if there is none. Bytes [n] -> int64 [n]."""
     back = np.zeros(len(ids), np.int64)
     if len(ids) <= CONTEXT:
         return back

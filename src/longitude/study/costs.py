@@ -33,16 +33,16 @@ STEPS, WARM = 6, 2
 
 
 def on_meta(config: StudyConfig, label: str) -> Any:
-    """The model of a label without its numbers."""
+    """The model of a label on the meta device, without weights."""
     with torch.device("meta"):
         return build_model(config, label, 0)
 
 
 def flops_per_token(config: StudyConfig, label: str) -> float:
-    """FLOPs of matrix products for a token that is read in training, forward and backward: three times the forward ones."""
+    """FLOPs of matrix products per training token, forward and backward: three times those of the forward pass."""
     task = task_of(config.task)
     length = task.positions(config.train_length)
-    keys = length / 2 if task.stack == "decoder" else length  # of a query, on average
+    keys = length / 2 if task.stack == "decoder" else length  # per query, on average
     return TRAINING * 2 * products_per_token(on_meta(config, label), keys)
 
 
@@ -53,7 +53,7 @@ def tokens_read(config: StudyConfig, data: StudyData, steps: int) -> int:
 
 
 def train_steps(config: StudyConfig) -> dict[str, int]:
-    """Label -> steps that cost what those of the study cost the reference; none where labels are matched by steps."""
+    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps."""
     if config.match == "steps":
         return {}
     budget = config.steps * flops_per_token(config, REFERENCE)
@@ -65,10 +65,10 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
 
     Args:
         planned: Result of `plan`.
-        on_progress: Called with a label, how many are done, and all of them.
+        on_progress: Called with a label, the number of labels that are done, and the number of all labels.
     """
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # its checkpoints are seconds apart, which it warns of
+    transformers.utils.logging.set_verbosity_error()  # the Trainer warns of checkpoints seconds apart
     found, config, task = list[Cost](), planned.config, task_of(planned.config.task)
     with threads(config.threads):
         for i, label in enumerate(config.encodings):

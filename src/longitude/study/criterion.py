@@ -21,12 +21,12 @@ class Finding(NamedTuple):
     """Finding for a label at a length by a method: a row of terminal, page, charts, CSV and Markdown. Missing values are None.
 
     value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
-    of one seed the documents. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
-    values: one per seed. Of losses also change, ...: value / value at the reference length - 1, paired, likewise.
+    documents for one seed. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
+    values: one per seed. For losses also change, ...: value / value at the reference length - 1, paired, with its intervals.
 
-    loss, context, holding: how it is judged on each, `HOLDS`, `LOST` or `UNCLEAR`; None where that was not measured. failed:
-    those that are `LOST`. verdict: of all together, by the `Criterion`; None where it judges nothing. reason: how trials ended
-    that are not done, and what training never used.
+    loss, context, holding: the verdict on each, `HOLDS`, `LOST` or `UNCLEAR`; None if that was not measured. failed: those
+    that are `LOST`. verdict: that on all together, by the `Criterion`; None if it does not judge this length. reason: how
+    unfinished trials ended, and parts that training never used.
     """
 
     method: str
@@ -68,9 +68,9 @@ class Effective(NamedTuple):
     """The longest measured length up to which a label stays within the margin at every one; None: at no length.
 
     Attributes:
-        value: By the means.
-        low: With every interval within: it is at least this.
-        high: With no interval outside: it is at most this, or beyond what was measured.
+        value: The length by the means.
+        low: The length up to which every interval is within: the effective length is at least this.
+        high: The length up to which no interval is outside: it is at most this, or beyond what was measured.
     """
 
     value: int | None
@@ -82,7 +82,7 @@ class Criterion(ABC):
     """Criterion for whether an encoding holds at a length, and its wording; one subclass per kind of task.
 
     Attributes:
-        things: Name of the items that are measured, over which intervals with one seed are.
+        things: Name of the items that are measured; with one seed, intervals are over them.
         metric: A name of `longitude.statistics.documents.METRICS`.
         less_is_better: Whether the smaller of two values is better.
         scale: Factor of a value for display.
@@ -108,7 +108,7 @@ class Criterion(ABC):
         return self.names.get(label, named(label))
 
     def with_names(self, names: dict[str, str]) -> Self:
-        """The same with other names for labels, and all that is computed already."""
+        """A copy with other names for labels, which keeps everything computed already."""
         other = copy(self)
         other.names = names
         return other
@@ -177,7 +177,7 @@ class Criterion(ABC):
         return ". ".join(part[0].upper() + part[1:] for part in parts)
 
     def best(self, pair: Comparison) -> str:
-        """By how much the best label is ahead of the next: only where that is no noise of seeds is one called better."""
+        """By how much the best label is ahead of the next; it is called better only if the difference is decided over seeds."""
         better, worse = self.called(pair.better), self.called(pair.worse)
         side = "below" if self.less_is_better else "above"
         ends = "" if pair.low is None or pair.high is None else f" [{self.amount(pair.low)}, {self.amount(pair.high)}]"
@@ -216,7 +216,7 @@ class Criterion(ABC):
         return "" if found.value is None else self.amount(found.value, 1) + self.sign
 
     def bounds(self, found: Finding) -> str:
-        """Its interval; empty where there is none."""
+        """Its interval; empty if there is none."""
         ends = self.span(found.low, found.high)
         return ends and ends + self.sign
 
@@ -245,7 +245,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
-        """The last columns of the table in the terminal: a head, and a cell of the findings of a label by length."""
+        """The last columns of the table in the terminal: a head, and a function from a label's findings to its cell."""
 
     @abstractmethod
     def key(self) -> list[str]:

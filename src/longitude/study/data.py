@@ -4,13 +4,13 @@ A token is a byte, unless the study has a tokenizer; lengths are in tokens.
 What is held out depends on the text alone, whatever lengths and however many documents are asked. Packages, in the order of the
 hashes of their names, are held out for measuring while they fit into a fifth of the text, and for selection while they fit into a
 tenth; all others are for training. A package is a folder directly below the root of a source, or a file there. Near-duplicates
-stand within a package, so they are on one side. A text without such folders, or of packages too large for that, is split by
-file. Files too large for that are each cut: the last fifth is for measuring, the tenth before it for selection. Learning rates
-are chosen on the selection text.
+are within one package, so they are on one side. A text without such folders, or of packages too large for that, is split by
+file. If files are too large for that, each is cut: the last fifth is for measuring, the tenth before it for selection. Learning
+rates are chosen on the selection text.
 
-A document is measured in an excerpt from a place drawn by the hash of its name, so that position in a window is independent of
-the place in the file. Parts of files, and documents that are too short, are joined and measured in blocks. Training windows never
-cross documents, unless these are too short and were joined. Each pass over the text lays non-overlapping windows in every
+A document is measured in an excerpt, whose start is drawn by the hash of its name, so that position in a window is independent
+of the place in the file. Parts of files, and documents that are too short, are joined and measured in blocks. Training windows
+never cross documents, unless these are too short and were joined. Each pass over the text lays non-overlapping windows in every
 document from a new random offset, and shuffles them. They depend on text, seed, window and count, but not on the model.
 """
 
@@ -38,11 +38,11 @@ FULL = 0.5
 WINDOWS = 4
 """Longest windows that each document is measured in, on average."""
 FEWEST = 5
-"""Documents longer than a window; of fewer all documents are joined."""
+"""Minimum number of documents longer than a window; with fewer, all documents are joined."""
 SELECTED, SELECTION = 100, 1024
-"""Documents that learning rates are chosen on, and tokens of each: of longer training windows one."""
+"""Maximum documents that learning rates are chosen on, and maximum tokens of each; one window, if that is longer."""
 BLOCKS = "blocks"
-"""Parts of files, where there are too few files to keep them whole."""
+"""Word for a split by parts of files, if packages and files are too large to keep whole."""
 LONGER = "give a longer text or a shorter length"
 Documents = list[tuple[str, bytes]]
 
@@ -86,7 +86,7 @@ class StudyData:
 
 
 class Examples(torch.utils.data.Dataset, ABC):
-    """Training examples in their order, which the seed alone decides: example i as the model's forward takes it."""
+    """Training examples in their order, which the seed alone decides: example i has the arguments of the model's forward."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -96,7 +96,7 @@ class Examples(torch.utils.data.Dataset, ABC):
         """Tokens to predict in the first `examples` examples."""
 
     def read(self, examples: int) -> int:
-        """Tokens that a model reads in them; the targets, unless it reads others."""
+        """Input tokens of these examples; by default as many as the targets."""
         return self.targets(examples)
 
 
@@ -125,7 +125,7 @@ def split(
         train_length: Tokens of a training window.
         most: Maximum number of documents to measure on.
         by: Reads the documents.
-        roots: Beginnings of names, one for each source of several.
+        roots: Prefixes of names, one per source, if there are several sources.
     """
     sides, split_by = sides_of(text, roots)
     training, apart = ([by.read(content) for _, content in sides[side]] for side in ("training", "selection"))
@@ -170,9 +170,9 @@ def split(
 
 # ---- what is held out -------------------------------------------------------------------------------------------------
 def sides_of(text: Text, roots: Sequence[str] = ()) -> tuple[dict[str, Documents], str]:
-    """The documents for "training", "selection" and "validation", and what stays whole: packages, files or blocks.
+    """The documents for "training", "selection" and "validation", and the unit of the split: packages, files or blocks.
 
-    Those held out are in the order of the hashes of their names.
+    Held-out documents are in the order of the hashes of their names.
     """
     packages = {package for name, _ in text.documents if (package := package_of(name, roots)) != name}
     by_package = [("packages", lambda name: package_of(name, roots))] if len(packages) > 1 else []
@@ -187,7 +187,7 @@ def sides_of(text: Text, roots: Sequence[str] = ()) -> tuple[dict[str, Documents
 
 
 def package_of(name: str, roots: Sequence[str] = ()) -> str:
-    """The first folder below the root of a document's source, with the root; of a document in no folder its own name."""
+    """The first folder below the root of a document's source, with the root; the document's name if it is in no folder."""
     root = next((root for root in roots if name.startswith(root)), "")
     first, slash, _ = name[len(root) :].partition("/")
     return root + first if slash else name
@@ -215,7 +215,7 @@ def _held_out(documents: Documents, unit_of: Callable[[str], str]) -> dict[str, 
 def _part(content: bytes, start: int, stop: int) -> bytes:
     """From `start` to `stop` percent of a document, between characters."""
     places = [len(content) * percent // 100 for percent in (start, stop)]
-    begins = lambda i: content[i] & 0xC0 != 0x80  # noqa: E731 - of a character in UTF-8
+    begins = lambda i: content[i] & 0xC0 != 0x80  # noqa: E731 - whether a UTF-8 character starts at i
     first, last = (next(filter(begins, range(place, len(content))), len(content)) for place in places)
     return content[first:last]
 
@@ -226,7 +226,7 @@ def _size(documents: Documents) -> int:
 
 # ---- what is trained and measured on ----------------------------------------------------------------------------------
 def longer(documents: Sequence[np.ndarray], length: int, separator: np.ndarray) -> list[np.ndarray]:
-    """Documents longer than a window; where these are fewer than `FEWEST`, all joined, unless that is too short as well."""
+    """Documents longer than a window; if these are fewer than `FEWEST`, all joined, unless that is too short as well."""
     found = [ids for ids in documents if len(ids) > length]
     if len(found) >= FEWEST or not documents:
         return found
@@ -235,14 +235,14 @@ def longer(documents: Sequence[np.ndarray], length: int, separator: np.ndarray) 
 
 
 def _measured(held: Documents, longest: int, most: int, by: Reader, cut: bool) -> tuple[list[tuple[str, Read]], str]:
-    """At most `most` excerpts of held-out documents or blocks, by the hashes of their names; and what they are."""
+    """At most `most` excerpts of held-out documents or blocks, by the hashes of their names; and the word for them."""
     read = [(name, by.read(content)) for name, content in held] if not cut else []
     long = [(name, each) for name, each in read if len(each.ids) > longest]
     if len(long) >= FEWEST:
         fit = [(len(read.ids) - 1) // longest for _, read in long[:most]]
         enough = (n for n in count(WINDOWS) if n >= max(fit) or sum(min(n, each) for each in fit) >= WINDOWS * most)
-        each = next(enough) * longest + 1
-        return [(name, _excerpt(name, read, each, longest)) for name, read in long[:most]], "documents"
+        size = next(enough) * longest + 1
+        return [(name, _excerpt(name, read, size, longest)) for name, read in long[:most]], "documents"
     whole = by.read(b"\n".join(content for _, content in held))
     windows, block = (len(whole.ids) - 1) // longest, WINDOWS * longest
     ends = [min((i + 1) * block, windows * longest) + 1 for i in range(-(-windows // WINDOWS))]
@@ -260,7 +260,7 @@ def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:
 
 
 def _excerpt(name: str, read: Read, most: int, longest: int) -> Read:
-    """As many as n * longest + 1 tokens, n as large as `most` allows, from a place that the name draws."""
+    """An excerpt of n * longest + 1 tokens, n as large as `most` and the document allow; the name's hash draws its place."""
     length = min(len(read.ids) - 1, most - 1) // longest * longest + 1
     start = int(name_hash(name), 16) % (len(read.ids) - length + 1)
     return read.part(start, start + length)
@@ -299,7 +299,7 @@ class Windows(Examples):
         random = np.random.default_rng(seed)
         passes, laid = [], 0
         while laid < count:
-            offsets = random.integers(0, np.minimum(length, sizes - length))  # each document has a window after it
+            offsets = random.integers(0, np.minimum(length, sizes - length))  # then one window fits
             fit = (sizes - 1 - offsets) // length
             place = np.arange(fit.sum()) - np.repeat(np.cumsum(fit) - fit, fit)
             starts = np.repeat(begins + offsets, fit) + place * length

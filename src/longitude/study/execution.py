@@ -14,12 +14,12 @@ class Execution:
     """Options for running the trials of a study; they change no result.
 
     Args:
-        workers: Models side by side on this machine, each in a process of its own; by default one for each GPU, or one for
-            as many cores as a model has --threads.
+        workers: Models to train in parallel on this machine, each in a separate process; by default one per GPU, or as many
+            as the cores allow with --threads each.
         executor: local: on this machine. ray: as tasks of Ray, on this machine or a cluster (`pip install 'longitude[ray]'`).
         ray_address: Address of the cluster, HOST:PORT or auto; by default RAY_ADDRESS, or Ray on this machine alone.
         cpus_per_trial: Cores that Ray reserves for a model; by default its --threads.
-        gpus_per_trial: GPUs that Ray reserves for a model, in fractions too; by default one where --device is cuda.
+        gpus_per_trial: GPUs that Ray reserves for a model; fractions are allowed; by default 1 with --device cuda.
     """
 
     workers: int | None = None

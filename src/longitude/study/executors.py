@@ -63,7 +63,7 @@ class InProcess:
 def attempted(
     runner: "TrialRunner", units: "TrialUnits", on_progress: Callable[[float, str], None], note: "Note"
 ) -> Ended:
-    """Run one trial; that another process is at it is an answer."""
+    """Run one trial; return the BusyError if another process works on it."""
     try:
         return runner.run(units, on_progress, note)
     except BusyError as busy:
@@ -146,7 +146,7 @@ def _work(
     runner: "TrialRunner", units: "TrialUnits", sender: Connection, gpu: str | None, loaded: list[plugins.Plugin]
 ) -> None:
     """A worker: run one trial and send what happens."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
@@ -154,12 +154,12 @@ def _work(
         plugins.restore(loaded)
         send = lambda kind: lambda *content: sender.send((kind, *content))  # noqa: E731
         sender.send(("ended", attempted(runner, units, send("progress"), send("note"))))
-    except Exception as error:  # the disk is full, or a plugin is another one
+    except Exception as error:  # the disk is full, or a plugin differs
         sender.send(("raised", error))
 
 
 def _end_with_parent() -> None:
-    """No worker works on when the process that waits for it is killed."""
+    """End this worker when its parent process ends, also if that is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

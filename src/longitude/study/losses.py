@@ -1,8 +1,8 @@
-"""Losses: less is better. An encoding is judged on three things, and what failed is named.
+"""Losses: less is better. An encoding is judged on three criteria, and those that it fails are named.
 
 * loss: at the training length within `LOSS_MARGIN` of the best label's there.
-* context: it takes at least `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at the
-  training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
+* context: it gains more than `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at
+  the training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
 * holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
 
 Every comparison is paired, by seed and by document, and must hold over both together (`longitude.statistics.estimates`).
@@ -21,7 +21,7 @@ from longitude.study.results import FIRST, LAST, Run
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2% of the training length's, or less."""
 LOSS_MARGIN = 0.20
-"""At the training length an encoding has learned as the best has when its loss is at most 20% above: an order of n-grams."""
+"""An encoding has learned enough if its loss at the training length is at most 20% above the best: an order of n-grams."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
 LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
@@ -56,10 +56,10 @@ class Learned(NamedTuple):
 
 
 class LossCriterion(Criterion):
-    """`LOST` where the loss rises; else `WEAK` where the model learned too little to judge; `HOLDS` where both are well.
+    """`LOST` if the loss rises; else `WEAK` if the model learned too little to judge; `HOLDS` if it learned and does not rise.
 
-    Else `UNCLEAR`, also where whether it learned was not measured: a model that learned nothing has nothing to lose, so it never
-    holds. No verdict at lengths up to the training length or the reference.
+    Else `UNCLEAR`, also if it was not measured whether the model learned: the loss of a model that learned nothing cannot rise,
+    so it never holds. No verdict at lengths up to the training length or the reference.
     """
 
     things, metric = "documents", "bits_per_byte"
@@ -129,7 +129,7 @@ class LossCriterion(Criterion):
         return Learned(label, best, gap, gain, floor, verdicts.get(LOSS), context, checks)
 
     def within(self, found: Finding) -> tuple[bool, str | None]:
-        """Lengths that nothing is compared at, up to the training length, are within."""
+        """Lengths up to the training length, at which nothing is compared, count as within."""
         if found.length not in self.run.beyond:
             return True, HOLDS
         return found.change is not None and found.change < TOLERANCE, found.holding
@@ -173,7 +173,7 @@ class LossCriterion(Criterion):
         return ", and ".join([*loss, gain])
 
     def _shown(self, label: str, verdict: str) -> str:
-        """The numbers of the checks that ended so; empty where none did."""
+        """The numbers of the checks with this verdict; empty if there are none."""
         learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
         words = {
             FLOOR: f"{{}} against {bits:.2f} of {ngrams}",
@@ -212,14 +212,14 @@ class LossCriterion(Criterion):
 
 
 def span(found: Finding, to: str = " to ", unit: str = "%") -> str:
-    """The interval of the change: +41 to +43%; empty where there is none."""
+    """The interval of the change: +41 to +43%; empty if there is none."""
     if found.change_low is None:
         return ""
     return f"{percent(found.change_low, '')}{to}{percent(found.change_high, unit)}"
 
 
 def judged(found: Finding) -> Finding:
-    """With what failed, and the verdict of all three together."""
+    """The finding with `failed` and `verdict` from its loss, context and holding."""
     of = {LOSS: found.loss, CONTEXT: found.context, HOLDING: found.holding}
     failed = tuple(name for name, verdict in of.items() if verdict == LOST)
     verdict = _all([each or UNCLEAR for each in of.values()])
@@ -234,5 +234,5 @@ def signed(bits: float) -> str:
 
 
 def _all(verdicts: Sequence[str]) -> str | None:
-    """`LOST` where one is, else `UNCLEAR` where one is, else `HOLDS`; None of none."""
+    """`LOST` if one of them is, else `UNCLEAR` if one is, else `HOLDS`; None for an empty list."""
     return next((each for each in (LOST, UNCLEAR, HOLDS) if each in verdicts), None)

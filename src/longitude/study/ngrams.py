@@ -20,7 +20,7 @@ class NGrams:
     number of different tokens seen after h and p_0 = 1 / vocabulary. It has no parameter to tune.
 
     Args:
-        windows: Token sequences [n, length + 1]: each token but the first of a window is counted with those before it there.
+        windows: Token sequences [n, length + 1]: each token except a window's first is counted with those before it there.
         order: Tokens of the longest counted sequence; 2: bigrams.
         vocabulary: Number of kinds of tokens; vocabulary^order must fit 63 bits.
 
@@ -86,7 +86,7 @@ def ngram_bits(
 
 
 def ngrams_of(config: StudyConfig, data: StudyData) -> dict[int, float]:
-    """Order -> bits per byte, counted on the first seed's training windows, over what models are measured on there."""
+    """Order -> bits per byte of held-out windows of the training length; counted on the first seed's training windows."""
     task = task_of(config.task)
     if not (isinstance(task, Text) and task.ngrams) or config.training_tokens > COUNTED:
         return {}

@@ -1,4 +1,4 @@
-"""The sizes and training lengths of one study beside each other: ceilings, and orders of labels that a larger size keeps."""
+"""Comparisons within a study: of its training lengths (ceilings), and of its sizes (whether labels keep their order)."""
 
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from longitude.study.results import Run
 
 
 class Ceiling(NamedTuple):
-    """A label at a tested length, beside the same label trained there on as many tokens.
+    """A label at a tested length, compared with the same label trained at that length on as many tokens.
 
     Attributes:
         label: One of the study's labels.
@@ -44,7 +44,7 @@ class Ceiling(NamedTuple):
 
 
 def ceilings(run: Run) -> list[Ceiling]:
-    """Every label at every tested length at which it was trained as well, by the first method."""
+    """A comparison for every label and tested length at which it was also trained, by the first method."""
     criteria = {(part.config.size, part.train_length): CRITERIA[run.task.kind](part) for part in run.parts}
     found = []
     for (size, length), at_length in criteria.items():
@@ -93,7 +93,7 @@ def by_size(run: Run) -> dict[str, Run]:
 
 
 def agreement(run: Run) -> list[Kept]:
-    """Orders of labels at each size that hold at the next, at every tested length, by the first method."""
+    """How many pairs of labels keep their order from each size to the next, at every tested length, by the first method."""
 
     def values(criterion: Criterion, length: int) -> dict[str, float]:
         labels = [label for label in run.labels if not criterion.learned_too_little(label)]

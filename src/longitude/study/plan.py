@@ -1,4 +1,4 @@
-"""A study before it begins: every check that needs no writing, so that what is wrong is refused before anything is trained."""
+"""Checks of a study before anything is written or trained: wrong options raise ValueError here."""
 
 import math
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
     config = replace(config, device=cast(Device, device_of(config.device).type))
     if config.precision != "float32" and config.device != "cuda":
         raise UsageError("--precision", "float32 without a GPU", config.precision, "leave it out, or add --device cuda")
-    task_of(config.task).vocabulary(config)  # refuses a tokenizer before models are blamed
+    task_of(config.task).vocabulary(config)  # a bad tokenizer raises here, not in a model
     built = [_built(part) for part in config.parts]
     data = with_start(config, task_of(config.task).prepare(config), run)
     first, *others = (
@@ -63,7 +63,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
 
 
 def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
-    """`StudyPlan.models`, and the most parameters of one. ValueError for a label that is none, or has no such model."""
+    """`StudyPlan.models`, and the parameters of the largest. ValueError for a label that is wrong or has no such model."""
     task, sizes = task_of(config.task), []
     built: dict[str, list[Any]] = {}
     for label in config.encodings:
@@ -77,7 +77,7 @@ def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
             with torch.no_grad():
                 task.try_out(model, config)
         except ValueError as error:
-            brought = getattr(error, "what", None) in block_options(config)  # an option that no label names
+            brought = getattr(error, "what", None) in block_options(config)  # an option of the block only
             raise ValueError(f"{f'--block {config.block}, ' * brought}--encodings {label}: {error}") from error
     models = {
         label: [each for i, each in enumerate(layers) if each not in layers[:i]] for label, layers in built.items()
@@ -86,9 +86,9 @@ def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
 
 
 def asked_before(config: StudyConfig, run: Path) -> StudyConfig | None:
-    """The configuration that was asked last in a folder, where it is of the same training: its range of positions stays.
+    """The last configuration of a folder, if its training is alike: its range of positions is kept; else None.
 
-    Else longer --test-lengths would draw positions from a longer range, and every model would be trained again.
+    Otherwise longer --test-lengths would draw positions from a longer range, and every model would be trained again.
     """
     asked = question_of(run)
     before = None if asked is None else StudyConfig.of(asked["configuration"])
@@ -98,9 +98,9 @@ def asked_before(config: StudyConfig, run: Path) -> StudyConfig | None:
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:  # noqa: C901
-    """The configuration with "all" and the range of positions filled in, after the checks of its options. ValueError.
+    """Check the options, and fill in "all" and the range of positions. ValueError for the user.
 
-    before: of the question before it, whose range of positions is filled in.
+    before: the last configuration of the folder, whose range of positions is kept.
     """
     task = task_of(config.task)
     require_numbers(config)
@@ -137,12 +137,12 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     if config.positions != "contiguous" and config.position_range is None:
         kept = before.position_range if before and before.positions == config.positions else None
         config = replace(config, position_range=kept or task.positions(config.longest))
-    sampler_of(config)  # refuses unknown names
+    sampler_of(config)  # raises ValueError for unknown names
     return config
 
 
 def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
-    """The configuration with the first of several training lengths. ValueError for lengths and sizes that cannot be compared."""
+    """The configuration with the first of its training lengths. ValueError for lengths and sizes that cannot be compared."""
     first, *others = lengths = config.train_lengths or (config.train_length,)
     if task.generated and others:
         expected = f"one length with --task {task.name}, whose examples are drawn"
@@ -170,7 +170,7 @@ def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
 
 
 def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
-    """Each option with a bound, whether it is within, and what it must do."""
+    """Options with a condition: its name, whether the condition holds, and the words for it."""
     shortest = config.test_lengths[0]
     yield "accumulation", config.batch_size % config.accumulation == 0, f"divide --batch-size {config.batch_size}"
     yield "heads", config.width % config.heads == 0, f"divide --hidden {config.width}"
@@ -187,7 +187,7 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
 
 
 def _meaningful(task: Task) -> Iterator[str]:
-    """Every registered encoding: for encoders without those that are causal only, and none that counts digits of other ids."""
+    """Every registered encoding except, for encoders, causal-only ones, and those that count digits by ids of other tasks."""
     for name, kind in ENCODINGS.items():
         if (task.stack == "decoder" or not getattr(kind, "causal_only", False)) and _counts(name, task):
             yield name
@@ -200,13 +200,13 @@ def _counts(name: str, task: Task) -> bool:
 
 
 def _require_digits(label: str, task: Task, vocabulary: int) -> None:
-    """ValueError for a label that is none, or counts digits that are none in the task."""
+    """ValueError for a wrong label, and for one that counts digits by ids that are not the task's."""
     for spec in parse_label(label).encodings:
         digits = spec.get("digits")
         if digits is None and not _counts(spec["name"], task):
             raise ValueError(
-                f"--encodings {label}: {spec['name']!r} counts digits of numbers that begin with the least one, and --task "
-                f"{task.name} writes none of its ids; use --task addition-reversed, or write the ids, as those of bytes: "
+                f"--encodings {label}: {spec['name']!r} counts digits of numbers written least significant digit first, "
+                f"and --task {task.name} has no digits with its ids; use --task addition-reversed, or give ids, for bytes: "
                 f"{spec['name']}:digits={','.join(map(str, range(48, 58)))}"
             )
         digits = digits if isinstance(digits, list) else [digits]
@@ -216,6 +216,6 @@ def _require_digits(label: str, task: Task, vocabulary: int) -> None:
 
 
 def layers_of(config: LongitudeConfig) -> list[Any]:
-    """The mixer of each layer with every option, and its encodings, to compare models of one shape however they are spelt."""
+    """The mixer of each layer with every option, and its encodings: equal for labels that describe the same model."""
     layers = zip(config.layer_mixers(), config.layer_specs(), strict=True)
     return [(mixer["name"], config.mixer_options(mixer), specs) for mixer, specs in layers]

@@ -13,14 +13,14 @@ from longitude.study.config import StudyConfig
 from longitude.study.trial import Status, Trial
 
 Losses = dict[float, float | None]
-"""Rate -> loss on the selection text in nats per target; None where the model diverged."""
+"""Rate -> loss on the selection text in nats per target; None if the model diverged."""
 
 
 class Choice(NamedTuple):
     """The learning rate of a label.
 
     Attributes:
-        rate: None: at every one the model diverged.
+        rate: The chosen rate; None if the model diverged at every rate.
         losses: Loss of every candidate.
     """
 
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 
 def choose(losses: Losses) -> Choice:
-    """The rule."""
+    """Choose the rate with the lowest loss, the lowest rate if several tie."""
     ended = [(loss, rate) for rate, loss in losses.items() if loss is not None]
     return Choice(min(ended)[1] if ended else None, losses)
 
@@ -51,7 +51,7 @@ def is_candidate(status: Status) -> bool:
 
 
 def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
-    """The choices of a question."""
+    """The choices saved in a question, by label."""
     found = {}
     for label, saved in study["choices"].items():
         found[label] = Choice(saved["rate"], {float(rate): loss for rate, loss in saved["losses"].items()})
@@ -79,7 +79,7 @@ def models_trained(config: StudyConfig) -> int:
 
 
 def candidates(trials: Sequence[Trial]) -> list[Trial]:
-    """Those of the first seed, among whose rates is chosen; trials: of a study, in its order."""
+    """Trials of the first seed, whose rates are compared; trials: all of a study, in its order."""
     return [trial for trial in trials if trial.seed == trials[0].seed]
 
 
@@ -96,13 +96,13 @@ def choices(statuses: Mapping[Trial, Status]) -> dict[str, Choice]:
 
 
 def chosen(trials: Sequence[Trial], found: Mapping[str, Choice]) -> list[Trial]:
-    """Those at the rate of their label; of a study with one rate all."""
+    """Trials at the chosen rate of their label; all trials of a study with one rate."""
     one = len({trial.rate for trial in trials}) == 1
     return [trial for trial in trials if one or trial.label in found and found[trial.label].rate == trial.rate]
 
 
 def shown(statuses: Mapping[Trial, Status], found: Mapping[str, Choice]) -> list[Trial]:
-    """One trial for each label and seed: the chosen ones, and where none is chosen those of the lowest rate that is why."""
+    """One trial for each label and seed: at the chosen rate; if none is chosen, at the lowest rate without a loss."""
     rates = {trial.label: trial.rate for trial in chosen([*statuses], found)}
     for trial in sorted(candidates([*statuses]), key=lambda trial: (statuses[trial].selection is not None, trial.rate)):
         rates.setdefault(trial.label, trial.rate)

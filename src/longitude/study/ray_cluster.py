@@ -24,7 +24,7 @@ from longitude.study.units import TrialUnits
 ANSWER = 10
 """Seconds that an address has to answer as Ray."""
 PAUSE = 0.5
-"""Seconds between two looks at what workers report."""
+"""Seconds between two reads of the workers' reports."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RayCluster:
                     try:
                         ended = ray.get(reference)
                     except ray.exceptions.RayTaskError as error:
-                        if isinstance(error.cause, ValueError):  # another version, plugin or folder there
+                        if isinstance(error.cause, ValueError):  # versions, plugins or folder differ there
                             raise error.cause from None
                         yield units, f"on its worker: {error.cause}"
                     except ray.exceptions.RayError as error:
@@ -78,7 +78,7 @@ class RayCluster:
 
 # ---- on a worker -----------------------------------------------------------------------------------------------------
 class _Reports:
-    """An actor: what workers report, until it is taken."""
+    """An actor that keeps the reports of workers until `take`."""
 
     def __init__(self) -> None:
         self.latest: dict[str, Any] = {}
@@ -99,7 +99,7 @@ class _Reports:
 def _work(
     runner: TrialRunner, units: TrialUnits, asked: bytes, reports: Any, loaded: list, expected: dict[str, str | None]
 ) -> Ended:
-    """A task: run one trial. ValueError where this machine has other versions, or does not see the run directory."""
+    """A task: run one trial. ValueError if this machine has other versions, or does not see the run directory."""
     if (here := _versions()) != expected:
         different = [f"{name} {here[name]}, not {expected[name]}" for name in here if here[name] != expected[name]]
         raise ValueError(f"--executor ray: {platform.node()} has {', '.join(different)}; install the same everywhere")
@@ -131,8 +131,8 @@ def _versions() -> dict[str, str | None]:
 # ---- the cluster -----------------------------------------------------------------------------------------------------
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected. ValueError where the address does not answer as Ray."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    """Ray, connected. ValueError if the address does not answer as Ray."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
     ray: Any = importlib.import_module("ray")  # an extra, which type checkers may lack
     address = address or os.environ.get("RAY_ADDRESS") or None
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
@@ -147,7 +147,7 @@ def _connected(address: str | None) -> Iterator[Any]:
 
 
 def _within(seconds: float, call: Callable[[], Any], address: str) -> None:
-    """Call it. ValueError where it raises, or does not return in time."""
+    """Call a function. ValueError if it raises, or does not return in time."""
     errors: list[BaseException] = []
 
     def attempt() -> None:

@@ -105,7 +105,7 @@ HEADED = 9
 
 
 def table(analysis: Analysis, width: int = UNCUT) -> Table:
-    """Encodings by lengths, the best first: values, with half the 95% interval where the width has room for it.
+    """Encodings by lengths, the best first: values, with half the 95% interval if the width has room for it.
 
     Args:
         analysis: Result of `analyse`.
@@ -154,7 +154,7 @@ def headed(head: str, words: str, width: int = 80) -> str:
 
 
 def _over(analysis: Analysis, halves: bool) -> str:
-    """Sentence on what values average over, and what their intervals are over."""
+    """Sentence on the seeds that values average over, and the documents they are measured on."""
     found = [each for each in analysis.main if each.value is not None]
     if not found:
         return "Nothing was measured."
@@ -166,7 +166,7 @@ def _over(analysis: Analysis, halves: bool) -> str:
 
 
 def _marked(analysis: Analysis, label: str) -> str:
-    """The label as it is typed, with its name where sentences have another, and an asterisk where it learned too little."""
+    """The label in the terminal's table, with an asterisk if it learned too little."""
     known = f"{named(label)} ({label})" if label == "nope" else by_layer(with_base(label))
     return f"{known} *" if analysis.criterion.learned_too_little(label) else known
 
@@ -182,12 +182,12 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
 
 
 def part_tables(analysis: Analysis) -> list[Table]:
-    """Ceilings and sizes, where a study has several training lengths or sizes."""
+    """Tables of ceilings and sizes, if a study has several training lengths or sizes."""
     return [folding(*heads, lines=lines, title=f"\n{title}") for title, heads, lines in tables_of_parts(analysis.run)]
 
 
 def studies_table(found: SideBySide) -> Table:
-    """Studies side by side, the name of each once."""
+    """Table of several studies; the name of each is in its first line only."""
     criterion = next(iter(found.analyses.values())).criterion
     caption = "±  half the 95% interval, over seeds and documents where there are several seeds"
     names = ["", *(name for name, *_ in found.lines)]
@@ -196,7 +196,7 @@ def studies_table(found: SideBySide) -> Table:
 
 
 def differences_table(found: SideBySide) -> Table:
-    """Their comparisons at the longest common length."""
+    """Table of the comparisons of several studies at their longest common length."""
     heads, lines = comparison_lines(found.comparisons, next(iter(found.analyses.values())).criterion)
     return folding(*heads, lines=lines, words=2, title=f"paired differences at {found.lengths[-1]}")
 
@@ -290,7 +290,7 @@ def _estimate(found: Estimate | None, form: Callable[[float], str]) -> tuple[flo
 
 
 def _signed(number: float, form: str) -> str:
-    """With the minus sign of tables."""
+    """A number in a format, with the minus sign of tables."""
     return f"{number:{form}}".replace("-", "−")
 
 
@@ -312,7 +312,7 @@ def _described(label: str) -> list[dict[str, Any]]:
 
 
 def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The question, legibly: (heading, [(name, value)])."""
+    """The question in readable form: (heading, [(name, value)])."""
     study, data = run.study, run.study["data"]
     seconds = sum((trial.training_seconds or 0) + (trial.measuring_seconds or 0) for trial in run.trials)
     time = [("time of all models", f"{seconds / 60:.1f} minutes")]
@@ -340,7 +340,7 @@ def _chosen(run: Run, choice: Choice) -> str:
 
 
 def _command(run: Run) -> str:
-    """The command line that was given; of a study begun in Python, the options that differ from the defaults."""
+    """The command line that was given; for a study begun in Python, one with the options that differ from the defaults."""
     if given := run.study.get("command"):
         return str(given)
     defaults = asdict(of_task(run.task.name)) | {"task": "text", "device": run.config.device}

@@ -1,4 +1,4 @@
-"""A study as its run directory has it: what the statistics, the figures and the report are made of, and all of it."""
+"""Read a study from its run directory, for statistics, figures and the report, and keep it without its models."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from longitude.study.trial import Status, Trial
 from longitude.study.units import Keys
 
 VERB, KEPT = "study", "study.json"
-"""Which command a question.json is of; the file of a study that is kept without its models."""
+"""The command of a study's question.json; the file of a study that is kept without its models."""
 STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS, WINDOW = (
     "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json", "one-text.parquet",
 )  # fmt: skip
@@ -46,9 +46,9 @@ class TrialResult(Status):
     """One encoding and seed, at its learning rate.
 
     Attributes:
-        folder: Its checkpoint.
+        folder: Folder of its training unit, with its model.
         losses: For each step: step, loss (nats per token), learning_rate, tokens.
-        documents: Sums of each document, of a trial that is done.
+        documents: Sums of each document; empty unless the trial is done.
         window: Columns text, nats: every byte or token of one held-out window of text; None if it was not measured.
     """
 
@@ -64,7 +64,7 @@ class TrialResult(Status):
 
 
 RULE = "rule without positions"
-"""The name of what does without a model where answers are right or wrong."""
+"""Name of the baseline without a model, for tasks with right or wrong answers."""
 
 
 def ngrams_named(order: int) -> str:
@@ -74,14 +74,14 @@ def ngrams_named(order: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run directory, read.
+    """The contents of a run directory.
 
     Attributes:
-        study: The question, with what was found of learning rates and n-grams: configuration, data, recipe, train_steps,
+        study: The question, with the chosen learning rates and the n-grams: configuration, data, recipe, train_steps,
             choices, ngrams, versions, machine.
         trials: For every label and seed, the trial at the label's learning rate.
         rows: `measure.Row` of trials that are done.
-        others: The same labels at the other sizes and training lengths of the study; this one is of the first of both.
+        others: The same labels at the other sizes and training lengths of the study; this one has the first of both.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def parts(self) -> list["Run"]:
-        """This one and the others."""
+        """This run and `others`."""
         return [self, *self.others]
 
     @property
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def floor(self) -> dict[int, float]:
-        """Bits of n-grams counted on the training windows, by their length; empty where there are none."""
+        """Order -> bits per byte of n-grams counted on the training windows; empty if there are none."""
         return {int(order): bits for order, bits in (self.study.get("ngrams") or {}).items()}
 
     @property
@@ -131,12 +131,12 @@ class Run:
 
     @property
     def guessing(self) -> dict[int, float]:
-        """The share of right answers of the best rule without positions, by length; empty where the task states none."""
+        """The share of right answers of the best rule without positions, by length; empty if the task states none."""
         return {int(length): share for length, share in (self.study["data"].get("floor") or {}).items()}
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """Learning rates by label; empty where there was one for all."""
+        """Choice of the learning rate by label; empty if there was one rate for all."""
         return {label: each for label, each in recorded(self.study).items() if label in self.labels}
 
     def steps(self, label: str) -> int:
@@ -144,12 +144,12 @@ class Run:
         return self.study["train_steps"].get(label, self.config.steps)
 
     def tokens(self, label: str) -> int:
-        """Targets of the training of a label."""
+        """Number of targets in the training of a label."""
         return replace(self.config, steps=self.steps(label)).training_tokens
 
     @property
     def sampled_positions(self) -> str:
-        """Positions of the training windows, in words; empty where they were 0, 1, 2, ..."""
+        """Positions of the training windows, in words; empty if they were 0, 1, 2, ..."""
         sampler = self.config.positions
         return "" if sampler == "contiguous" else f"{sampler} positions out of {self.config.position_range}"
 
@@ -196,7 +196,7 @@ class Run:
         return [trial for trial in self.trials if trial.status != "done"]
 
     def sums(self, label: str, length: int, method: str, columns: Sequence[str]) -> Sums | None:
-        """Two columns of the documents of the trials that are done; None where nothing was measured."""
+        """Sums of two columns, for the documents of the trials that are done; None if nothing was measured."""
         done = [trial for trial in self.of(label) if trial.status == "done"]
         parts = [trial.measured[length, method] for trial in done if (length, method) in trial.measured]
         if not parts:
@@ -214,7 +214,7 @@ def question_of(run: Path) -> dict[str, Any] | None:
     """Last question of `longitude study` in a folder, or the question of a study kept there; None if there is none.
 
     Raises:
-        ValueError: It is damaged, of another release, or was edited by hand into a configuration that there is not.
+        ValueError: The file is damaged, of another release, or was edited into a configuration that does not exist.
     """
     kept = is_kept(run)
     path = run / (KEPT if kept else QUESTION)
@@ -245,11 +245,11 @@ def is_study(folder: Path) -> bool:
 
 
 def read_run(run: Run | Path | str) -> Run:
-    """The study that a folder was asked for last, or that is kept there (a Run comes back as it is).
+    """The study that a folder was asked for last, or that is kept there; a Run is returned unchanged.
 
     Raises:
         ValueError: There is no such folder or no study in it, a plugin is missing, or a unit is damaged. A trial that diverged,
-            failed, or was not run is no error: it is part of the result.
+            failed, or was not run raises no error: it is part of the result.
     """
     if isinstance(run, Run):
         return run
@@ -266,7 +266,7 @@ def read_run(run: Run | Path | str) -> Run:
 
 
 def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
-    """A kept study; its trials have no losses of training and no models."""
+    """Read a kept study, whose trials have no training losses and no models."""
     for name, digest in study[DIGESTS].items():
         if not (folder / name).exists() or digest_of(folder / name) != digest:
             what = f"not the table that its {KEPT} was written with"
@@ -293,7 +293,7 @@ def keys_of(question: Mapping[str, Any]) -> list[Keys]:
 
 
 def run_of(store: Store, question: Mapping[str, Any], known: Sequence[Mapping[Trial, Status]] = ()) -> Run:
-    """Results of a question in the store. known: statuses of its trials and of those of its others, if they are known."""
+    """Results of a question in the store. known: statuses of its trials, then of those of each of `others`."""
     every, others = keys_of(question), question.get("others", [])
     statuses = known[0] if known else {keys.trial: status_of(store, keys) for keys in every}
     found = choices(statuses)
@@ -312,7 +312,7 @@ def run_of(store: Store, question: Mapping[str, Any], known: Sequence[Mapping[Tr
 
 
 def status_of(store: Store, keys: Keys) -> Status:
-    """How far a trial is, by its finished units, or by what an unfinished one says."""
+    """Status of a trial, from its finished units, or from the failure recorded in an unfinished one."""
     trained, measured = store.find("train", keys.training), store.find("measure", keys.measuring)
     if trained is None:
         unfinished = store.unfinished("train", keys.training)
@@ -336,7 +336,7 @@ def read_status(folder: Path, name: str = STATUS) -> Status:
 
 
 def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, list[Row]]:
-    """A trial with its losses, and its rows where it is done."""
+    """A trial with its losses, and its rows if it is done."""
     folder = store.find("train", keys.training) or store.unfinished("train", keys.training)
     losses = LossLog(folder / LOSSES).read()
     if status.status != "done":
@@ -345,7 +345,7 @@ def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, 
     if len(losses) != keys.trial.steps:
         raise ValueError(f"{folder / LOSSES} ends at step {len(losses)} of {keys.trial.steps}; {remedy}")
     measured = store.find("measure", keys.measuring)
-    assert measured is not None  # what is done is measured
+    assert measured is not None  # a trial that is done is measured
     remedy = f"move {measured} away, and the same `longitude study` measures this one again"
     try:
         documents, rows = pd.read_parquet(measured / DOCUMENTS), from_frame(read_rows(measured / ROWS))

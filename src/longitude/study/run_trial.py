@@ -1,4 +1,4 @@
-"""One trial of a study from its first weights to its rows: what an executor calls, in this process or in another."""
+"""Run one trial of a study, from initial weights to rows; an executor calls this, in this process or in another."""
 
 import math
 import time
@@ -46,7 +46,7 @@ OnShare = Callable[[float, str], None]
 
 
 def ignore(*arguments: Any) -> None:
-    """A callback for callers that do not watch."""
+    """A callback that does nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class TrialRunner:
         data: The study's data.
         store: Store of the units.
         commit: Commit of the code, for the rows.
-        train_only: Trials are not measured: they have one of several learning rates.
+        train_only: Trials are trained but not measured, to choose among several learning rates.
     """
 
     config: StudyConfig
@@ -72,7 +72,7 @@ class TrialRunner:
         return task_for(self.config)
 
     def run(self, units: TrialUnits, on_progress: OnShare = ignore, note: Note = ignore) -> Status:
-        """Train a trial and measure it, as far as that is not done yet, or continue it where it was killed.
+        """Train a trial and measure it, unless that is done already; a killed trial continues from its last checkpoint.
 
         Returns:
             How it ended. An error is recorded in the unfinished folder of its unit.
@@ -106,9 +106,9 @@ class TrialRunner:
             return trial.status("failed", 0, reason=str(failed))
 
     def made(self, unit: Unit, trial: Trial, note: Note, make: Callable[[Path], Status]) -> tuple[Status, Path]:
-        """Status and folder of a unit. FailedError for what `make` raises, which is recorded in the unfinished folder.
+        """Find or make a unit; its status and folder. If `make` raises, that is recorded in the unfinished folder: FailedError.
 
-        make: computes the unit in a folder, if it is not finished, with the routes that it was begun with.
+        make: computes an unfinished unit in a folder, with the attention routes that the unit was begun with.
         """
         if (finished := self.store.find(unit.kind, unit.key)) is not None:
             return read_status(finished), finished
@@ -129,7 +129,7 @@ class TrialRunner:
         return status, self.store.folder(unit)
 
     def routes(self, folder: Path, note: Note) -> routes.Routes:
-        """Which attention runs in our loop: as the unit was begun, on whatever machine that was."""
+        """Which attention runs in the C kernel: as when the unit was begun, even if on another machine."""
         begun = read_json(folder / ROUTES)
         if begun is None:
             begun = routes.routes()
@@ -211,7 +211,7 @@ class TrialRunner:
         return all(row.value is not None for row in rows), "; ".join(left_out) or None
 
     def cost(self, trial: Trial, status: Status) -> dict[str, Any]:
-        """Columns of what the training of the model was and took."""
+        """Columns about the training of the model: settings, amount and time."""
         read = tokens_read(self.config, self.data, trial.steps)
         return {
             "learning_rate": trial.rate,

@@ -1,4 +1,4 @@
-"""A study: the units of its question, as far as they are not there yet, and what they say together."""
+"""Run a study: make the units of its question that are missing, and read its results from all of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,11 +29,11 @@ from longitude.study.units import StudyPlan, TrialUnits, plain
 
 ENDED = ("done", "diverged")
 FEW = 3
-"""Seeds below which intervals over them are wide, or none."""
+"""With fewer seeds, intervals over seeds are wide or missing."""
 POLL_SECONDS = 1.0
-"""Between two looks at trials that another process runs."""
+"""Seconds between two checks of trials that another process runs."""
 Watch = Callable[[Mapping[str, float], float, float], None]
-"""Called with what is being done, each with the share of it that is done, how much of the work is done, and all of it."""
+"""Called with the running parts and the share done of each, the amount of work done, and the whole amount."""
 
 
 def study(
@@ -47,12 +47,12 @@ def study(
     """Run the trials that are not finished yet, and gather all rows.
 
     A trial that raises is recorded as failed with its reason, and tried again by the next call; a diverged one is a result.
-    Several processes may run the same study in one folder: each runs the trials that no other is at.
+    Several processes may run the same study in one folder: each runs the trials that no other process runs.
 
     Args:
         planned: Result of `plan`.
         fresh: Train the models of this question again.
-        on_progress: Called with what is being done and its share, the trials done, in fractions, and their number.
+        on_progress: Called with the running trials and the share done of each, the trials done, in fractions, and their number.
         note: Called with a sentence about the study, and about every trial when it ends.
         executor: Executor of the trials; it changes no result.
         command: The command line that asked for it, for the report.
@@ -82,7 +82,7 @@ def study(
 
 
 def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, Any]:
-    """question.json: what is asked, and the keys of the units that answer it, in order; others: of other sizes and lengths."""
+    """Content of question.json: options and keys of units, in order; others: the questions of other sizes and lengths."""
     config = planned.config
     keys = {units.trial: {"training": units.training.key, "measuring": units.measuring.key} for units in planned.trials}
     return plain(
@@ -104,7 +104,7 @@ def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, An
 
 
 class Trials:
-    """The running of all trials of a plan, in their order, with what each ended with."""
+    """Runs all trials of a plan in order, and keeps the status of each."""
 
     def __init__(self, planned: StudyPlan, store: Store, executor: Executor, on_progress: Watch, note: Note):
         self.planned, self.store, self.executor = planned, store, executor
@@ -120,7 +120,7 @@ class Trials:
         self.running: dict[Trial, tuple[float, str]] = {}
 
     def run(self) -> dict[Trial, Status]:
-        """Train every candidate where there are several learning rates, choose, and run what is chosen to its end."""
+        """With several learning rates, train every candidate and choose; then train and measure the chosen trials."""
         every = self.planned.trials
         self.complete([units for units in every if units.trial in self.swept], is_candidate, train_only=True)
         found = choices(self.statuses)
@@ -135,7 +135,7 @@ class Trials:
         return self.statuses
 
     def complete(self, part: Sequence[TrialUnits], ended: Callable[[Status], bool], train_only: bool) -> None:
-        """Run those that have not ended. What another process runs comes last, and is taken over where that dies."""
+        """Run the trials that have not ended. Those of another process come last, and are taken over if it dies."""
         waiting = [units for units in part if not ended(self.statuses[units.trial])]
         self.done += len(part) - len(waiting)
         config, data = self.planned.config, self.planned.data
@@ -176,7 +176,7 @@ class Trials:
         return True
 
     def sentence(self, trial: Trial) -> str:
-        """How a trial ended; its loss is that on the selection text, which no result of the study is read from."""
+        """How a trial ended; its loss is that on the selection text, which no result of the study uses."""
         status, config = self.statuses[trial], self.planned.config
         if status.status not in ("trained", "done"):
             return f"{trial.title}: {status.status}, {status.reason}"
@@ -196,7 +196,7 @@ class Trials:
 
 
 def _count_ngrams(planned: StudyPlan, store: Store) -> None:
-    """Bits per byte of n-grams on held-out text, where the task has any."""
+    """Make the unit with the bits per byte of n-grams on held-out text, which is empty for tasks without n-grams."""
     while not store.holds(planned.ngrams):
         try:
             with store.making(planned.ngrams) as folder:

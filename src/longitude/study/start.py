@@ -1,4 +1,4 @@
-"""Models that training begins from: those of another study, of the same seeds, instead of first weights."""
+"""Start training from the models of another study, with the same seeds, instead of from random weights."""
 
 import hashlib
 from dataclasses import replace
@@ -12,12 +12,12 @@ from longitude.study.results import Run, TrialResult, is_study, read_run
 from longitude.study.train import build_model, model_config, take_weights
 
 ALIKE = ("num_attention_heads", "hidden_act", "norm", "norm_position", "embedding_scale", "attention_scale")
-"""Keys of LongitudeConfig that weights depend on and that their shapes do not show."""
+"""Keys of LongitudeConfig that must be equal, and that the shapes of the weights do not show."""
 WEIGHTS = "model.safetensors"
 
 
 def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
-    """The data with the model of --start for every seed. ValueError where there is none, or it does not fit a label."""
+    """The data with the model of --start for every seed. ValueError if there is none, or it does not fit a label."""
     if config.start is None:
         return data
     who = f"--start {config.start}"
@@ -51,7 +51,7 @@ def is_there(start: str, run: Path) -> bool:
 
 
 def _folder(start: str, run: Path) -> Path:
-    """A name without a slash is of a study next to the folder of this one."""
+    """The folder that --start names; a name without a slash is next to this study's folder."""
     name = start.partition(":")[0]
     return Path(name) if "/" in name else run.parent / name
 
@@ -72,7 +72,7 @@ def _found(start: str, run: Path) -> tuple[Run, str]:
 
 
 def _weights(trial: TrialResult | None, which: str, folder: Path) -> bytes:
-    """The weights of a trial that is done. ValueError where it is not."""
+    """The weights of a trial. ValueError if it is not done."""
     if trial is None:
         remedy = f"add it with `longitude study --out {folder} --seeds`, or leave this seed out"
         raise ValueError(f"{which} was not trained; {remedy}")

@@ -17,7 +17,7 @@ from longitude.study.results import RULE, Run, ngrams_named
 
 
 def csv(frame: pd.DataFrame) -> str:
-    """A table as CSV; several numbers of a cell stand with spaces between, and what is missing is empty."""
+    """A table as CSV; several numbers of a cell have spaces between them, and missing values are empty."""
 
     def cell(value: Any) -> Any:
         return " ".join(map(str, value)) if isinstance(value, tuple) else value
@@ -26,7 +26,7 @@ def csv(frame: pd.DataFrame) -> str:
 
 
 def every_finding(analysis: Analysis) -> pd.DataFrame:
-    """`findings` of every size and training length of a study, with columns that say which, where there are several."""
+    """`findings` of every size and training length of a study, with columns that say which, if there are several."""
     if not analysis.run.others:
         return findings(analysis)
     frames = []
@@ -55,7 +55,7 @@ def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
 
 
 def training(run: Run) -> dict[str, dict[str, Any]]:
-    """Column of a row -> label -> what its training was and took, seconds on average; None where no row says."""
+    """Column of a row -> label -> its value for training, the mean for seconds; None if no row has it."""
     rows = {label: [row for row in run.rows if row.label == label] for label in run.labels}
     found = {
         name: {label: getattr(each[0], name) if each else None for label, each in rows.items()} for name in TRAINING
@@ -80,7 +80,7 @@ def latex(analysis: Analysis) -> str:
 
 
 def markdown(analysis: Analysis) -> str:
-    """The three lines, the values by length, what training took, and the comparisons at the longest length, as Markdown."""
+    """The three lines, the values by length, facts about training, and comparisons at the longest length, as Markdown."""
     conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
     values, *others = (as_markdown(*table) for table in _tables(analysis))
     if analysis.compared(analysis.run.lengths[-1]):
@@ -90,7 +90,7 @@ def markdown(analysis: Analysis) -> str:
 
 
 def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
-    """Heads and lines: values by length, what training took, and comparisons at the longest length, where there are any."""
+    """Heads and lines: values by length, facts about training, and comparisons at the longest length, if there are any."""
     run, criterion = analysis.run, analysis.criterion
     heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
     lines = []
@@ -132,7 +132,7 @@ def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple
 
 
 def in_words(pair: Comparison, criterion: Criterion, more: int = 0) -> dict[str, str]:
-    """The numbers of a comparison; more: digits."""
+    """The numbers of a comparison; more: additional digits."""
     return {
         "by": criterion.amount(pair.value, more),
         "ends": criterion.span(pair.low, pair.high, more),
@@ -144,7 +144,7 @@ def in_words(pair: Comparison, criterion: Criterion, more: int = 0) -> dict[str,
 
 
 def p_words(value: float | None) -> str:
-    """0.012."""
+    """A p-value in a table, such as 0.012."""
     return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -159,7 +159,7 @@ def with_ends(value: str, ends: str) -> str:
 
 
 def number(value: float | None) -> str | None:
-    """1,024, 0.004, 3.1e+07."""
+    """A number in a table, such as 1,024 or 0.004 or 3.1e+07."""
     return None if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
@@ -167,11 +167,11 @@ LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "±": r"$\pm$",
 }  # fmt: skip
-"""Characters that mean something else there, or that not every font has."""
+"""Characters that are commands in LaTeX, or that not every font has."""
 
 
 def as_latex(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A table as LaTeX; what is missing is empty."""
+    """A table as LaTeX; missing values are empty."""
     known = str.maketrans(LATEX)
     cells = ([("" if each is None else str(each)).translate(known) for each in row] for row in [heads, *lines])
     first, *others = (" & ".join(row) + r" \\" for row in cells)
@@ -180,7 +180,7 @@ def as_latex(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 
 
 def as_markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A table as Markdown; what is missing is empty."""
+    """A table as Markdown; missing values are empty."""
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join('' if each is None else str(each) for each in row)} |" for row in rows)
 
@@ -190,7 +190,7 @@ Lines = tuple[str, list[str], list[list[str]]]
 
 
 def tables_of_parts(run: Run) -> list[Lines]:
-    """The ceilings, the values of each size, and the orders that are kept, as far as a study has them."""
+    """Tables of ceilings, of values by size, and of the orders that are kept, if the study has them."""
     if not run.others:
         return []
     criterion, found, sizes = CRITERIA[run.task.kind](run), [], by_size(run)

@@ -14,7 +14,7 @@ from longitude.study.config import BYTE
 
 
 class Read(NamedTuple):
-    """A document as a model reads it: ids [n], and the bytes of each [n]; None where a token is a byte."""
+    """A tokenized document: ids [n], and the number of bytes of each [n]; None if a token is a byte."""
 
     ids: np.ndarray
     bytes: np.ndarray | None = None
@@ -25,7 +25,7 @@ class Read(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of the text in bytes."""
         return len(self.ids) if self.bytes is None else int(self.bytes.sum())
 
 
@@ -38,7 +38,7 @@ class Reader:
     """
 
     def __init__(self, name: str = BYTE):
-        """ValueError where there is no such tokenizer."""
+        """ValueError if there is no such tokenizer."""
         self.name, self.tokenizer, self.vocabulary = name, None, 256
         if name != BYTE:
             self.tokenizer = _tokenizer(name)
@@ -56,7 +56,7 @@ class Reader:
         if self.tokenizer is None:
             return pieces_of(bytes(ids), np.ones(len(ids), np.int64))
         text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        # bytes of half a character may undo the one before
+        # a token with a part of a character may change the text of the token before it
         ends = np.maximum.accumulate(ends_of([*ids], self.tokenizer))
         return pieces_of(text.encode(), np.diff(ends, prepend=0))
 
@@ -67,7 +67,7 @@ class Reader:
 
     @property
     def description(self) -> dict[str, Any]:
-        """For question.json: nothing of bytes."""
+        """The tokenizer for question.json; empty for bytes."""
         if self.tokenizer is None:
             return {}
         whole = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -81,7 +81,7 @@ BYTES = Reader()
 
 @lru_cache(maxsize=4)
 def reader(name: str) -> Reader:
-    """The reader of a --tokenizer; loaded once. ValueError where there is none."""
+    """The reader of a --tokenizer; loaded once. ValueError if there is none."""
     return Reader(name)
 
 

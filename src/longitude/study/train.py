@@ -1,8 +1,8 @@
 """Training one model of a study with Hugging Face's Trainer, from the newest complete checkpoint.
 
-Losses go to losses.jsonl, one line per step; the Trainer's own checkpoints are in trainer/. Trainer saves one file by file: it
-is complete when `COMPLETE` is there, which is written last. Whatever else a killed process left is removed when the run
-continues, so that a training killed at any moment and run again ends with the files of one never killed.
+Losses go to losses.jsonl, one line per step; the Trainer's own checkpoints are in trainer/. The Trainer saves a checkpoint file
+by file: it is complete if it has `COMPLETE`, which is written last. Incomplete ones, left by a killed process, are removed when
+the run continues, so that a training killed at any moment and run again ends with the files of one never killed.
 """
 
 import json
@@ -62,7 +62,7 @@ MODEL = (
 
 
 def seal(checkpoint: Path) -> None:
-    """Declare a checkpoint complete: all its files are on the disk, and then its mark is, with their checksums."""
+    """Mark a checkpoint as complete: flush all its files to the disk, then write `COMPLETE` with their checksums."""
     for path in checkpoint.rglob("*"):
         if path.is_file():
             flush(path)
@@ -84,7 +84,7 @@ def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
 
 
 def drop_unfinished(folder: Path) -> None:
-    """Remove the checkpoints that nothing can continue from, for the space that they take."""
+    """Remove incomplete checkpoints, from which no training can continue, to free their space."""
     for _, checkpoint in _checkpoints(folder):
         if not (checkpoint / COMPLETE).exists():
             shutil.rmtree(checkpoint)
@@ -100,7 +100,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 class LossLog:
-    """losses.jsonl: one line per step, appended; opening it at a step cuts what came after."""
+    """losses.jsonl: one line per step, appended; `cut` removes later steps."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -184,7 +184,7 @@ def first_model(config: StudyConfig, trial: Trial, data: StudyData) -> Any:
 
 
 def take_weights(model: Any, weights: bytes) -> None:
-    """Give a model the numbers of a file of weights. ValueError names the first parameter that does not fit."""
+    """Copy the weights of a file into a model. ValueError names the first parameter that does not fit."""
     saved, own = load(weights), dict(model.named_parameters())
     for name in {**own, **saved}:
         ours, theirs = (str([*each[name].shape]) if name in each else "none" for each in (own, saved))
@@ -293,7 +293,7 @@ def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
 
 
 class StepTrainer(Trainer):
-    """Trainer whose steps in parts are those in one, whatever targets each part has.
+    """Trainer whose step in parts equals the step in one part, however many targets each part has.
 
     transformers counts the targets of a step in `labels` alone; without a count every part has the same share of the mean.
     """
@@ -327,7 +327,7 @@ class Steps(TrainerCallback):
         self.remove = model.register_forward_hook(self.keep_loss, with_kwargs=True).remove
 
     def keep_loss(self, module: Any, inputs: Any, named: dict[str, Any], output: Any) -> None:
-        """A part has its share of the mean where the Trainer says how many targets the step has, else its own mean."""
+        """A part's loss is its share of the step's mean if the Trainer passes the step's targets, else its own mean."""
         share = 1 if named.get("num_items_in_batch") is not None else self.of_step
         self.parts.append(output.loss.detach() / share)
 
@@ -353,14 +353,14 @@ class Steps(TrainerCallback):
 
 
 def save(model: Any, folder: Path, tokenizer: Any = None) -> None:
-    """The model and its tokenizer into the folder of a unit, which is renamed into place when all is there."""
+    """Save the model and its tokenizer into the folder of a unit, which is renamed into place when it is complete."""
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Keep only the Trainer's state: nothing continues from here."""
+    """Remove the checkpoints of a training that has ended, except the Trainer's state."""
     folder = folder / "trainer"
     for state in folder.glob("checkpoint-*/trainer_state.json"):
         os.replace(state, folder / state.name)

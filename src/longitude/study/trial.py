@@ -1,4 +1,4 @@
-"""One model of a study: a label, a seed and a learning rate, and how far it is."""
+"""One model of a study: a label, a seed and a learning rate, and its status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,12 +62,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """For names of folders."""
+        """The trial in names of folders."""
         return f"{safe(self.label)[:60]}-{self.seed}-lr={self.rate}"
 
     @property
     def title(self) -> str:
-        """In words."""
+        """The trial in words."""
         return f"{self.label} seed {self.seed} lr {self.rate:g}"
 
     @property
@@ -78,7 +78,7 @@ class Trial:
     def status(
         self, status: Literal["not run", "running", "trained", "diverged", "failed"], step: int, **more
     ) -> Status:
-        """How far it is."""
+        """A status of this trial."""
         return Status(status, self.label, self.seed, self.rate, self.encoding, step, self.steps, **more)
 
 

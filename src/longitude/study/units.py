@@ -1,4 +1,4 @@
-"""The units of a study: a model's training, what is measured of it, and the n-grams that it must beat."""
+"""The units of a study: a model's training, its measurement, and the n-grams that it must beat."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ TRAINING = (
 )  # fmt: skip
 """Options that decide the weights of a trial, beside its label, seed, learning rate and steps."""
 MEASURING = ("test_lengths", "methods", "stride", "documents")
-"""Options that decide what is measured of a trained model."""
+"""Options that decide the measurement of a trained model."""
 
 
 class Keys(NamedTuple):
@@ -61,14 +61,14 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     # Generated tasks have no text: their examples follow from the options, those of the selection from --documents.
     trained |= {"text": data.get("training_sha256"), "selection": data.get("selection_sha256", config.documents)}
     trained |= {"start": data.get("start_sha256", {}).get(str(trial.seed)), "recipe": recipe(config)}
-    # A table of positions has those of training, which sampled positions may make longer.
+    # A table of positions covers those of training; sampled positions may make it longer.
     trained["trained_positions"] = task_of(config.task).trained_positions(config)
     trained["plugins"] = [record["sha256"] for record in plugins.records(config.task, trial.label)]
     training = Unit("train", trial.name, plain(trained))
     measured = {name: options[name] for name in MEASURING} | {"training": training.key, "text": data["sha256"]}
-    if "yarn" in config.methods:  # its ramp was 32 rotations before, which the other options do not tell
+    if "yarn" in config.methods:  # older versions began its ramp at 32 rotations, which no option shows
         measured["yarn"] = ramp_start(config.train_length)
-    if getattr(task_of(config.task), "whole", False):  # its shares by distance were of symbols before, not of answers
+    if getattr(task_of(config.task), "whole", False):  # older versions scored symbols by distance, not answers
         measured["whole"] = True
     measured["plugins"] = [record["sha256"] for record in plugins.records(config.task, *config.methods)]
     return TrialUnits(trial, training, Unit("measure", trial.name, plain(measured)))
@@ -104,7 +104,7 @@ class StudyPlan:
 
     @property
     def parts(self) -> list["StudyPlan"]:
-        """This one, of the first size and training length alone, and all others."""
+        """A plan per size and training length: the first of both, then `others`."""
         return [replace(self, config=self.config.parts[0], others=()), *self.others]
 
     @cached_property
@@ -119,5 +119,5 @@ class StudyPlan:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: lists instead of tuples."""
+    """A value as JSON stores it: lists instead of tuples."""
     return json.loads(json.dumps(value))

@@ -36,7 +36,7 @@ NAMES = {
     "weights_proj": "index_w",
     "k_norm": "index_norm",
 }
-"""Module names of DeepSeek -> our names, if they differ; those of the indexer stand in the layer itself."""
+"""Module names of DeepSeek -> our names, if they differ; those of the indexer are in the layer itself."""
 
 
 def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
@@ -55,7 +55,7 @@ def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
         DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, https://arxiv.org/abs/2405.04434.
     """
     if isinstance(model, str | Path):
-        config_of(AutoConfig.from_pretrained(model))  # refused before weights are read
+        config_of(AutoConfig.from_pretrained(model))  # raises before weights are read
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
     if not isinstance(model, PreTrainedModel):
         raise UsageError("from_deepseek", "a model of transformers or a path", type(model).__name__)
@@ -103,7 +103,7 @@ def config_of(config: PreTrainedConfig) -> LongitudeConfig:
         raise UsageError("from_deepseek", f"a model of type {' or '.join(KINDS)}", repr(config.model_type))
     if config.first_k_dense_replace < config.num_hidden_layers:
         raise ValueError(
-            f"from_deepseek: layers from {config.first_k_dense_replace} on mix experts, which LongitudeForCausalLM has not; "
+            f"from_deepseek: layers from {config.first_k_dense_replace} on mix experts, which LongitudeForCausalLM lacks; "
             "expected dense layers only, or use from_deepseek_attention on each layer's attention"
         )
     if config.hidden_act != "silu":

@@ -42,7 +42,7 @@ COMPUTED = {
 TWINS = {"d_model": "hidden_size", "n_layer": "num_hidden_layers", "d_inner": "intermediate_size"}
 """Keys that converted checkpoints keep from mamba_ssm -> those with the same content."""
 ALWAYS = {"rms_norm": True, "ssm_cfg": {}}
-"""Keys that they keep, and what transformers computes whatever they say."""
+"""Further keys that they keep -> the values that transformers computes, whatever is in the file."""
 KEPT = {"pad_vocab_size_multiple", *TWINS, *ALWAYS}
 SILU = ("silu", "swish")
 
@@ -125,7 +125,7 @@ def options_of(config: LongitudeConfig, kind: str) -> dict[str, Any]:
 def of_mamba_ssm(where: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json of the authors' package mamba_ssm -> the keys of transformers, model_type included.
 
-    What it leaves out has the defaults of mamba_ssm 2, among them an epsilon of 1e-5 in every norm.
+    Missing keys have the defaults of mamba_ssm 2, among them an epsilon of 1e-5 in every norm.
     """
     known = {"d_intermediate", "attn_layer_idx", "attn_cfg", "rms_norm", "tie_embeddings", "pad_vocab_size_multiple"}
     known |= {"d_model", "n_layer", "vocab_size", "ssm_cfg", "residual_in_fp32", "fused_add_norm"}

@@ -21,8 +21,8 @@ NEVER_READ = {
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Tensors under other names.
 
-    names: begins of names -> begins of the new ones, each with one {n} for a layer's number or none. A name that no begin fits
-    stays, and is refused where it is loaded.
+    names: prefixes -> new prefixes, each with at most one {n} for a layer's number. A name without a matching prefix is kept,
+    and loading it raises an error.
     """
     rules = [(re.compile(re.escape(old).replace(re.escape(LAYER), r"(\d+)")), new) for old, new in names.items()]
     out = {}
@@ -51,7 +51,7 @@ def require_value(where: str, key: str, value: Any, expected: Iterable[Any], why
 
 
 def require_known_keys(where: str, plain: Mapping[str, Any], known: Iterable[str]) -> None:
-    """ValueError for the first key of a config.json that may decide something and that nobody reads."""
+    """ValueError for the first key of a config.json that may change the model and that is not read."""
     known = NEVER_READ | set(known)
     for key in plain:
         if key not in known and not key.startswith("_"):

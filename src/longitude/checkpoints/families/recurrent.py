@@ -123,12 +123,12 @@ def from_recurrent(
 
 
 def to_transformers(model: LongitudeForCausalLM) -> PreTrainedModel:
-    """A Mamba, Falcon-Mamba, Mamba-2 or RWKV-4 of ours as a model of transformers with equal logits.
+    """Convert our Mamba, Falcon-Mamba, Mamba-2 or RWKV-4 to a model of transformers with equal logits.
 
     Its save_pretrained writes the family's own format.
 
     Args:
-        model: As `from_recurrent` makes them, trained on perhaps; its weights are copied.
+        model: A model as `from_recurrent` makes it, perhaps trained further; its weights are copied.
 
     Returns:
         The model of transformers, in the dtype and on the device of ours.
@@ -176,7 +176,7 @@ def of_model(model: PreTrainedModel, dtype: str | torch.dtype | None) -> Longitu
 
 
 def undo_rescaling(state: dict[str, Tensor], every: int) -> None:
-    """Weights of an RWKV that has computed in eval mode, as they were: its forward divides them in place."""
+    """Restore the weights of an RWKV that was run in eval mode, where its forward divides them in place."""
     if every > 0:
         for name in state:
             if name.endswith((".attention.output.weight", ".feed_forward.value.weight")):
@@ -184,7 +184,7 @@ def undo_rescaling(state: dict[str, Tensor], every: int) -> None:
 
 
 def config_json(folder: Path) -> dict[str, Any]:
-    """config.json as it is. ValueError where there is none, or one that cannot be read."""
+    """Content of config.json. ValueError if there is none, or one that cannot be read."""
     if read_json(folder / "config.json") is None:
         raise ValueError(f"{folder}: there is no config.json that can be read; expected the folder of a checkpoint")
     return raw_config(folder)
@@ -203,7 +203,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 def tensors_of_file(file: Path, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of one file."""
     if file.suffix == ".safetensors":
-        shapes_of(file)  # a truncated file is refused in a sentence
+        shapes_of(file)  # ValueError for a truncated file
         return load_file(file)
     if not allow_pickle:
         raise ValueError(
@@ -261,7 +261,7 @@ def mixers_of(config: LongitudeConfig) -> list[str]:
 
 
 def kind_of(config: LongitudeConfig) -> str | None:
-    """The model_type that has such mixers; None where none has."""
+    """The model_type that has such mixers; None if none has."""
     specs = config.layer_mixers()
     if any(spec != specs[0] for spec in specs):
         return None

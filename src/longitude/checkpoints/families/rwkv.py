@@ -21,7 +21,7 @@ NAMES = {
     "rwkv.ln_out.": "model.norm.",
     "head.": "lm_head.",
 }
-"""Begins of names in checkpoints of transformers -> ours."""
+"""Prefixes of names in checkpoints of transformers -> ours."""
 AUTHORS = {
     "emb.": "rwkv.embeddings.",
     "blocks.0.ln0.": "rwkv.blocks.0.pre_ln.",
@@ -47,7 +47,7 @@ COMPUTED = {"rescale_every"}
 
 
 def config_of(where: str, config: PreTrainedConfig, plain: Mapping[str, Any]) -> LongitudeConfig:
-    """The config of RWKV-4 -> ours; plain: its config.json, each key of which is understood or refused."""
+    """Convert a config of RWKV-4 to ours. plain: content of config.json; unknown keys raise an error."""
     require_known_keys(where, plain, SIZES | COMPUTED)
     theirs = config.to_dict()
     require_value(where, "layer_norm_epsilon", theirs["layer_norm_epsilon"], [EPS])
@@ -94,7 +94,7 @@ KEYS = SIZES | COMPUTED | {"head_size", "head_size_divisor", "num_attention_head
 
 
 def config_of_tensors(where: str, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> LongitudeConfig:
-    """The config of an RWKV-4 or RWKV-6 by its tensors; plain: its config.json, which must agree, empty where there is none."""
+    """The config of an RWKV-4 or RWKV-6 by its tensors; plain: its config.json, which must agree; empty if there is none."""
     require_known_keys(where, plain, KEYS)
     require_value(where, "layer_norm_epsilon", plain.get("layer_norm_epsilon", EPS), [EPS])
     first = "rwkv.blocks.0."
@@ -137,9 +137,9 @@ def config_of_tensors(where: str, state: Mapping[str, Tensor], plain: Mapping[st
 
 
 def of_rwkv6(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """The tensors of RWKV-6, our model's names but for the mixes of the channel mix -> ours.
+    """Convert the mixes of the channel mix of RWKV-6; all other tensors have our names already.
 
-    Theirs add mu of the token before to the token, x + mu (x_{t-1} - x); our channel mix weighs the token itself, so its mu is
+    Theirs move the token towards the one before, x + mu (x_{t-1} - x); our channel mix weighs the token itself, so its mu is
     one minus theirs.
     """
     out = dict(state)

@@ -16,9 +16,9 @@ NEAR = 20
 
 @dataclass(frozen=True)
 class Haystack:
-    """Running text as words, white space collapsed; it repeats where more of it is needed.
+    """Running text as words, white space collapsed; it repeats if more of it is needed.
 
-    words: never empty. source: its name in the rows. space: what stands between words.
+    words: never empty. source: its name in the rows. space: separator of words.
     """
 
     words: tuple[str, ...]
@@ -52,7 +52,7 @@ class Haystack:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Numbers of words after which a sentence is over, ascending."""
+        """Numbers of words after which a sentence ends, ascending."""
         return [i + 1 for i, word in enumerate(self.words) if word.rstrip("\"')").endswith((".", "!", "?"))]
 
 
@@ -72,7 +72,7 @@ def of_text(text: str) -> Haystack:
 def of_python() -> Haystack:
     """Paragraphs of the Python language reference as `help()` shows it: prose that every Python has, 200 kB of it.
 
-    Only whole sentences, each paragraph once: no grammar, no examples. ValueError where the reference was removed.
+    Only whole sentences, each paragraph once: no grammar, no examples. ValueError if the reference was removed.
     """
     paragraphs = [each.strip() for each in _reference().split("\n\n")]
     prose = [each for each in paragraphs if each[:1].isupper() and each.endswith(".") and "::=" not in each]

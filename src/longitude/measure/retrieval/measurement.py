@@ -57,7 +57,7 @@ class Answer:
 # ---- the questions: they depend on task, length, depth, trial and seed alone -----------------------------------------
 @dataclass(frozen=True)
 class RetrievalPlan:
-    """depths: [None] for a random one per trial."""
+    """Checked options of a retrieval measurement. depths: [None] for a random one per trial."""
 
     task: Task
     lengths: list[int]
@@ -114,7 +114,7 @@ def plan(
     chat: bool = True,
     bos: BOS = "tokenizer",
 ) -> RetrievalPlan:
-    """The plan of these options. Raises ValueError for each that is not as `run` documents."""
+    """The plan of these options. ValueError for one that is not as `run` documents."""
     if not isinstance(task, Task):
         if task not in TASKS:
             raise unknown("retrieval task", task, TASKS, "They are listed in docs/retrieval.md.")
@@ -168,7 +168,7 @@ def run(
         bos: Whether the beginning-of-sequence token begins a prompt: as the tokenizer (or its template) has it, "always" or
             "never".
         prefill: Tokens of the prompt per forward pass; None: the whole prompt in one, and no logits but the last.
-        server: Who answers in the place of the checkpoint's model; the start of the answer then ends the question.
+        server: A server that answers instead of the checkpoint's model; the start of the answer then ends the question.
         progress: Called as progress(done, total), in tokens, after every trial.
         on_answer: Called with every answer.
         labels: Other columns of `Row`. (Its `seed` is the training seed, which stays open.)

@@ -60,8 +60,8 @@ def fit(
 ) -> Prompt:
     """The prompt with as much filler as fits into `length` tokens, new ones included.
 
-    new_tokens: to generate; raised where a right answer takes more of this tokenizer's tokens. chat: as a user's message, in the
-    tokenizer's template. bos: whether the beginning-of-sequence token begins it.
+    new_tokens: tokens to generate; more, if a right answer needs more of this tokenizer's tokens. chat: write it as a user's
+    message in the tokenizer's template. bos: whether the beginning-of-sequence token begins it.
     Raises DoesNotFit when the question without filler is too long; ValueError when the tokenizer cuts or loses text.
     """
     new_tokens = max(new_tokens, len(encode(tokenizer, question.whole_answer)))
@@ -98,7 +98,7 @@ def encode(tokenizer: Any, text: str, bos: BOS = "tokenizer") -> list[int]:
 
 
 def begun(ids: list[int], tokenizer: Any, bos: BOS) -> list[int]:
-    """With the beginning-of-sequence token at its start, without it, or as the tokenizer has it."""
+    """The ids with the beginning-of-sequence token at their start, without it, or unchanged."""
     if bos == "tokenizer" or (token := tokenizer.bos_token_id) is None:
         return ids
     rest = ids[1:] if ids[:1] == [token] else ids
@@ -120,7 +120,7 @@ def check(question: Question, text: str, read: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without white space and case, which some tokenizers do not keep."""
+    """The text without white space and case, which some tokenizers do not keep."""
     return "".join(text.split()).lower()
 
 

@@ -1,4 +1,4 @@
-"""Tasks over lists of records, generated alone: pairs, words, a conversation, edges of a graph, labelled lines.
+"""Tasks over lists of generated records, without running text: pairs, words, a conversation, edges, labelled lines.
 
 Their questions are after Liu et al. 2024, "Lost in the Middle" (key-value); Jelassi et al. 2024, "Repeat After Me" (copy);
 OpenAI's MRCR and GraphWalks; and Bertsch et al. 2025, "Oolong". docs/retrieval.md lists where ours differ and what chance scores.
@@ -179,7 +179,7 @@ def _graph(
     sources: list[str],
     targets: list[str],
 ) -> Question:
-    """sources, targets: those of the named nodes from and to which other edges may lead without another answer."""
+    """sources, targets: the named nodes at which other edges may start and end without changing the answer."""
     others = _nodes(random, max(MOST, length // TOKENS_A_NODE))
     needles = [f"{source} -> {target}" for source, target in edges]
     random.shuffle(needles)

@@ -12,7 +12,7 @@ from longitude.measure.rows import Row
 WEIGHTING = "trial"
 """Weighting of retrieval rows, which no other rows have."""
 THRESHOLD = 0.856
-"""RULER's bar: what Llama2-7B reaches at 4K, averaged over its 13 tasks (Hsieh et al. 2024, table of results)."""
+"""RULER's threshold: the score of Llama2-7B at 4K, averaged over its 13 tasks (Hsieh et al. 2024, table of results)."""
 
 
 DEFINITION = (
@@ -33,7 +33,7 @@ def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int |
         threshold: A score from 0 to 1.
 
     Returns:
-        The length in tokens; None where the shortest one falls short.
+        The length in tokens; None if the score at the shortest one is below the threshold.
 
     Raises:
         ValueError: For rows of two models, or a threshold outside 0 to 1.
@@ -62,7 +62,7 @@ def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
         rows: Rows of one model; rows of other measurements are left out.
 
     Returns:
-        Length -> mean over tasks, ascending, where every task of the rows has all its scores.
+        Length -> mean over tasks, ascending, for lengths at which every task of the rows has all its scores.
     """
     values = [(row.length, row.task, row.value) for row in rows if row.weighting == WEIGHTING]
     scores = pd.DataFrame(values, columns=["length", "task", "score"]).astype({"score": float})

@@ -45,7 +45,7 @@ Pairs = Sequence[tuple[str, str]]
 class Task:
     """A kind of question.
 
-    draw: makes one. new_tokens: to generate, as published. source: where it is published.
+    draw: makes a question. new_tokens: tokens to generate, as published. source: its publication.
     score: (what was generated, answers) -> 0 to 1; metric: the name of its mean over trials.
     depths: whether one needle is put at a depth that the caller may choose.
     text: whether it hides needles in running text, which the caller may give.
@@ -150,7 +150,7 @@ def _depths(random: Random, count: int) -> list[float]:
 
 
 def _different(count: int, draw: Callable[[], str], avoid: Haystack | tuple[str, ...] = ()) -> list[str]:
-    """Drawn until this many are different, none of them in `avoid`."""
+    """`count` different values that `draw` makes, none of them in `avoid`."""
     found: list[str] = []
     while len(found) < count:
         drawn = draw()

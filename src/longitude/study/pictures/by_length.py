@@ -36,7 +36,7 @@ def name_of(run: Run, method: str) -> str:
 
 
 def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
-    """Bands for the 95% intervals of the values, where they cover training again."""
+    """Figure of losses, with bands for the 95% intervals over seeds, if there are several."""
     run = analysis.run
     points = [_point(each) for each in found]
     seeds, floors = of_seeds(found), {ngrams_named(order): bits for order, bits in run.floor.items()}
@@ -96,7 +96,7 @@ def finding(analysis: Analysis, found: list[Finding]) -> str:
 
 
 def _point(found: Finding) -> dict[str, Any]:
-    """A finding with its band: an interval over documents is none, since documents differ more than encodings do."""
+    """A finding with its band over seeds; no band over documents, since documents differ more than encodings do."""
     words = {
         "interval": lines.between(found.low, found.high),
         "change": percent(found.change) or "–",
@@ -108,13 +108,13 @@ def _point(found: Finding) -> dict[str, Any]:
 
 
 def of_seeds(found: list[Finding]) -> list[dict[str, Any]]:
-    """A point for every seed of a finding of several."""
+    """A point for every seed of a finding with several seeds."""
     several = [each for each in found if len(each.values) > 1]
     return [{"label": each.label, "length": each.length, "value": v} for each in several for v in each.values]
 
 
 def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
-    """Bands for the 95% intervals of the share of right answers, and what a rule without positions reaches."""
+    """Figure of the share of right answers, with bands for its 95% intervals, and the score of a rule without positions."""
     run, bounds = analysis.run, analysis.criterion.bounds
     points = [each._asdict() | {"interval": bounds(each), "from": each.low, "to": each.high} for each in found]
     seeds = of_seeds(found)

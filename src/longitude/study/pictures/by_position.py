@@ -22,7 +22,7 @@ BREAKS = 0.1
 
 @PICTURES.register("by-position")
 def by_position(analysis: Analysis) -> Iterator[Figure]:
-    """Mean over seeds."""
+    """Figure of the mean loss over seeds by position in the longest window."""
     run = analysis.run
     rows = [row for row in run.rows if row.method == "per-position" and row.value is not None]
     rows = [row for row in rows if (row.position_to or 0) > FIRST]

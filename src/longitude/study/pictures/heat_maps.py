@@ -22,7 +22,7 @@ WRITTEN = 8
 
 @PICTURES.register("by-length-and-position")
 def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
-    """Right symbols by their place in the answer; of losses, `by_position` draws the longest window."""
+    """Heat map of right symbols by place in the answer; for losses, `by_position` draws the longest window."""
     run = analysis.run
     if run.task.kind == "losses":
         return
@@ -63,7 +63,7 @@ def by_distance(analysis: Analysis) -> Iterator[Figure]:
 
 
 def _cells(run: Run, place_of: Callable[[Row], tuple[int, int] | None]) -> Any:
-    """Squares of the rows that have a place, its first and one after its last; seeds and places that share one, together."""
+    """Squares of the rows with a place (first, one after the last); seeds and places in the same square are pooled."""
     rows = [(row, place) for row in run.rows if row.value is not None and (place := place_of(row)) is not None]
     cells = [(row.label, row.length, *place, row.count or 1, row.value) for row, place in rows]
     frame: Any = pd.DataFrame(cells, columns=pd.Index(("label", "length", "from", "to", "count", "value")))
@@ -101,7 +101,7 @@ def _edge(run: Run, cells: Any) -> float | None:
 
 
 def _maps(run: Run, cells: Any, places: str, words: str, edge: bool = True) -> Any:
-    """A panel for each label; light is good."""
+    """A panel for each label; lighter is better."""
     left, right = cells["left"].min(), cells["right"].max()
     octaves = float(left).is_integer()
     ticks = [2**k for k in range(64) if left <= 2**k <= right] if octaves else alt.Undefined

@@ -45,7 +45,7 @@ def line_chart(
     points: each with label, value and the field of x. fields: of the tooltip, with type -> title, and a format for numbers.
     below: layers under the lines. width: of lines. dots: their size, 0 for none. seeds: points of single seeds, as `points`.
     levels: dotted level lines, with their names at the right of the plot.
-    bands: from "from" to "to" of a point, where it has them.
+    bands: from "from" to "to" of a point, if it has them.
     by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
     """
     field, labels = x["shorthand"].removesuffix(":Q"), run.labels
@@ -83,7 +83,7 @@ def line_chart(
 
 
 def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
-    """A layer of points with a label, of which a reader may choose."""
+    """A layer of points with a label, which a reader may choose by label."""
     return alt.Chart(alt.InlineData(values=points)).transform_filter(PICKED)
 
 
@@ -132,7 +132,7 @@ def training_length(run: Run, x: alt.X, field: str) -> list[alt.Chart]:
 def ends(
     run: Run, points: list[dict], field: str, domain: list[float], color: alt.Color, levels: dict[str, float]
 ) -> list[alt.Chart]:
-    """Each label at the last point of its line, and the names of levels, moved apart where they would overlap.
+    """Each label at the last point of its line, and the names of levels, moved apart if they would overlap.
 
     A page omits these layers on narrow screens, by their name.
     """

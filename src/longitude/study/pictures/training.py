@@ -12,12 +12,12 @@ from longitude.study.pictures import PICTURES, lines
 from longitude.study.results import TrialResult
 
 POINTS = 100
-"""Drawn of each line, about."""
+"""Approximate number of points drawn for each line."""
 
 
 @PICTURES.register("training")
 def training(analysis: Analysis) -> Iterator[Figure]:
-    """By targets, lightly smoothed, one line per trial."""
+    """Figure of the training loss by targets, lightly smoothed, one line per trial."""
     run = analysis.run
     width = max((_width(trial) for trial in run.trials if trial.losses), default=1)
     drawn = [_points(trial) for trial in run.trials if trial.losses]

@@ -1,4 +1,4 @@
-"""Presets: options of a study as data, one TOML file each; `--preset NAME` is a file here, `--preset my.toml` one's own."""
+"""Presets: options of a study, one TOML file each; `--preset NAME` is a file here, `--preset my.toml` is your own file."""
 
 import tomllib
 from dataclasses import asdict
@@ -20,7 +20,7 @@ def list_presets() -> list[str]:
 
 
 def of_preset(name: str) -> StudyConfig:
-    """The study of a preset: its task's defaults, with what the file says.
+    """The study of a preset: its task's defaults, and the options in the file.
 
     Args:
         name: One of `list_presets`, or the path of a TOML file whose keys are fields of `StudyConfig`.
@@ -29,7 +29,7 @@ def of_preset(name: str) -> StudyConfig:
         The configuration, not checked yet.
 
     Raises:
-        ValueError: There is no such preset, the file is no TOML, or a key or its value is not one of a study.
+        ValueError: There is no such preset, the file is not TOML, or a key or its value is not one of a study.
     """
     options = _read(name)
     options.pop(ABOUT, "")
@@ -40,7 +40,7 @@ def of_preset(name: str) -> StudyConfig:
 
 
 def about(name: str) -> str:
-    """The sentence for readers of a preset; empty where it has none. ValueError as `of_preset`."""
+    """The sentence for readers of a preset; empty if it has none. ValueError as `of_preset`."""
     return _read(name).get(ABOUT, "")
 
 

@@ -21,7 +21,7 @@ from longitude.study.data import Examples, StudyData, prepare
 from longitude.study.tokens import reader
 
 BYTES = 256
-"""Every model of a study reads bytes; a task's own tokens follow."""
+"""Ids of bytes are below it; a task's own tokens follow."""
 TEST_SEED, SELECTION_SEED = 2**32, 2**32 + 1
 """Above every seed of a study: no model is trained on examples drawn from them."""
 OnProgress = Callable[[int, int], None]
@@ -108,7 +108,7 @@ class Task(ABC):
         return self.methods
 
     def vocabulary(self, config: StudyConfig) -> Mapping[str, int]:
-        """`tokens`, with the size of a --tokenizer. ValueError where there is none such."""
+        """`tokens`, or the vocabulary of a --tokenizer. ValueError if that cannot be loaded."""
         return self.tokens if config.tokenizer == BYTE else {"vocab_size": reader(config.tokenizer).vocabulary}
 
     def positions(self, length: int) -> int:
@@ -131,9 +131,9 @@ class Task(ABC):
         return prepare(config)
 
     def try_out(self, model: Any, config: StudyConfig) -> None:
-        """Run the model once, so that options that contradict its shape are refused. ValueError for the user."""
+        """Run the model once. ValueError for the user if options contradict its shape."""
         model(torch.zeros(1, 2, dtype=torch.long))
-        if config.position_range is not None:  # the range of positions, too
+        if config.position_range is not None:  # also at the highest position
             ends = torch.tensor([[0, config.position_range - 1]])
             model(torch.zeros(1, 2, dtype=torch.long), position_ids=ends)
 
@@ -153,18 +153,18 @@ class Task(ABC):
         """Rows, and for each length and method a table `of.per_document`."""
 
     def window(self, of: Measuring) -> pd.DataFrame | None:
-        """Each loss of a typical held-out window of the longest length, for one picture of all models; None without a text.
+        """Losses of a typical held-out window of the longest length, for one figure of all models; None without a text.
 
         Columns: text, of each byte or token; nats.
         """
         return None
 
     def left_out(self, of: Measuring) -> str | None:
-        """Which methods have no meaning for a model, in words that follow its label; None where all have."""
+        """Methods that do not apply to a model, in words that follow its label; None if all apply."""
         return None
 
     def measured_tokens(self, config: StudyConfig) -> int:
-        """Work of measuring a model, in tokens read, for the progress bar."""
+        """Work of measuring a model, in tokens read, for the progress bar and the estimates of --plan."""
         passes = 3 if "sliding" in config.methods else 1
         return config.documents * config.longest * len(config.test_lengths) * passes
 
@@ -174,7 +174,7 @@ class Generated(Task):
 
     Attributes:
         version: Version of the generated data; another version makes another study.
-        grows: Whether training lengths are 1 to the training length, or that alone.
+        grows: Whether training examples have all lengths from 1 to the training length, or that length alone.
     """
 
     kind, unit, loss_unit = "answers", "symbols", "symbol"
@@ -218,12 +218,12 @@ def scored(of: Measuring, scores: torch.Tensor, **columns: Any) -> Row:
 
 
 def growing(longest: int, steps: int) -> np.ndarray:
-    """The most a length is at each step: 1, and evenly to `longest` over the first half (Zaremba and Sutskever 2014)."""
+    """Maximum length at each step: from 1 evenly to `longest` over the first half (Zaremba and Sutskever 2014)."""
     return np.minimum(longest, 1 + 2 * longest * np.arange(steps) // steps)
 
 
 def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any]) -> Iterator[Row]:
-    """The share of exact answers at each distance, of a table `Measuring.per_document`; none where it has no distances."""
+    """The share of exact answers at each distance, of a table `Measuring.per_document`; none if it has no distances."""
     if "distance" not in answers:
         return
     groups: Any = answers.groupby(["method", "length", "distance"])["exact"]
@@ -239,7 +239,7 @@ Kind = TypeVar("Kind", bound=type[Task])
 
 
 def register_task(name: str) -> Callable[[Kind], Kind]:
-    """Decorate a subclass of `Task`: `longitude study --task NAME`. ValueError where the name is taken by another."""
+    """Decorate a subclass of `Task`: `longitude study --task NAME`. ValueError if another class has this name."""
 
     def add(kind: Kind) -> Kind:
         kind.name = name

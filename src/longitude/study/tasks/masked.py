@@ -1,8 +1,8 @@
 """The task of masked text: an encoder fills in bytes that are masked, from those on both sides (Devlin et al. 2019).
 
-15% of the bytes are masked, and a masked byte is always the mask, never itself or another byte. In a training window that is
-a number of places, rounded and at least one, which the seed and the window decide. When measuring, chance decides for each byte
-of a document, once: all lengths and models predict the same bytes.
+15% of the bytes are masked, and the mask token always replaces a masked byte, never another byte. A training window has a fixed
+number of masked bytes, rounded and at least one, at places that the seed and the window decide. When measuring, each byte of a
+document is masked with this probability, once: all lengths and models predict the same bytes.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def masked_nats(model: Any, read: Tensor, text: Tensor, hidden: Tensor) -> float
 
 
 class MaskedWindows(Examples):
-    """Training windows with some bytes masked: {"input_ids": [length], "labels": [length], -100 where nothing is predicted}."""
+    """Training windows with some bytes masked: {"input_ids": [length], "labels": [length], -100 if not masked}."""
 
     def __init__(self, windows: Windows):
         self.windows = windows

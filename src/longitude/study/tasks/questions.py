@@ -1,8 +1,8 @@
 """Tasks of questions: a decoder reads one sequence of symbols, and answers some of them with a symbol, right or wrong.
 
-What is drawn is exact, needs no file, and is the same on every machine: training examples are of the seed and the step, test
-examples of the length alone. An answer is scored given the right symbols before it, in one pass. Where a whole answer is right
-in this way, writing it by itself, the likeliest symbol each time, gives the same answer.
+Examples are exact, need no file, and are the same on every machine: training examples depend on the seed and the step, test
+examples on the length alone. An answer is scored given the right symbols before it, in one pass. If a whole answer is right in
+this way, greedy decoding gives the same answer.
 """
 
 from abc import abstractmethod
@@ -24,9 +24,9 @@ from longitude.study.tasks.base import SELECTION_SEED, TEST_SEED, Generated, Mea
 NOT_ASKED = -100
 """Label of a symbol after which nothing is asked."""
 BY_DISTANCE = "by-distance"
-"""Method of documents.parquet: answers by how far what decides them stands."""
+"""Method of documents.parquet: answers by the distance of the symbol that decides them."""
 TOKENS_AT_ONCE = 2**15
-"""Read in one pass when measuring."""
+"""Tokens per forward pass when measuring."""
 
 
 class Sample(NamedTuple):
@@ -44,11 +44,11 @@ class Sample(NamedTuple):
 
 
 class Questions(Generated):
-    """Accuracy of symbols. A subclass says what is drawn.
+    """Accuracy of symbols. A subclass draws the examples.
 
     Attributes:
         symbols: Size of the vocabulary.
-        whole: Whether an example counts when all its answers are right; else by the share of them.
+        whole: Whether an example counts only if all its answers are right; else the share of right answers counts.
     """
 
     methods = ("forward",)
@@ -77,10 +77,10 @@ class Questions(Generated):
 
     @abstractmethod
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
-        """Draw examples of a length; method: of `methods`, where they differ in what is drawn."""
+        """Draw examples of a length; method: one of `methods`, which may draw different examples."""
 
     def tests(self, length: int, examples: int, method: str = "forward", seed: int = TEST_SEED) -> Sample:
-        """The same in every study."""
+        """Test examples of a length, the same in every study."""
         return self.sample(np.random.default_rng([seed, length]), examples, length, method)
 
     def require_length(self, length: int) -> None:
@@ -147,8 +147,8 @@ def by_distance(right: Tensor, asked: Tensor, distances: Tensor, whole: bool) ->
 class Drawn(Examples):
     """The training examples of `steps` steps, `batch` of one length each: {"input_ids": [T], "shift_labels": [T]}, int64.
 
-    A step's examples are of the seed and the step, so nothing is stored. Lengths are `longest`, or, where the task `grows`,
-    1 to a limit that is `growing`.
+    A step's examples depend on the seed and the step alone, so nothing is stored. Lengths are `longest`, or, if the task
+    `grows`, drawn from 1 to the limit of `growing`.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Drawn(Examples):
         return item
 
     def targets(self, examples: int) -> int:
-        """Tokens read: how many of them are asked about is drawn."""
+        """Tokens read, since the number of symbols that are asked for is random."""
         steps, rest = divmod(examples, self.batch)
         lengths = [self.task.positions(int(length)) for length in self.lengths[: steps + bool(rest)]]
         return sum(lengths[:steps]) * self.batch + (lengths[steps] * rest if rest else 0)

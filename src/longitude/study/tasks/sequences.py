@@ -5,8 +5,8 @@ An example of length n, its letters or digits independent and equally likely:
 * copy, reverse, sort: a word of n letters a to z -> the same word, the word from its end, its letters in the order of the
   alphabet, each as often as in the word.
 * add: two numbers of n digits, leading zeros included, their digits alternating -> their sum in n + 1 digits. All are written
-  from the least digit on, so that a carry comes from what is already written (Lee et al. 2023 find this easier to learn than
-  the plain order, by far), and the digits of a place stand together, wherever the numbers end.
+  least significant digit first, so that a carry depends on what is already written (Lee et al. 2023 find this far easier to
+  learn than the plain order), and the two digits of a place are adjacent, wherever the numbers end.
 
 A source ends with END, an answer is written after START and ends with END. The examples of a training step have one length,
 so nothing is padded; lengths are equally likely from 1 to a limit that grows to the training length over the first half of
@@ -50,7 +50,7 @@ Draws = np.ndarray
 
 
 class Sequences(Generated):
-    """Accuracy of whole answers by greedy generation. A subclass says what is drawn, and the answer to it.
+    """Accuracy of whole answers by greedy generation. A subclass draws sources and makes their answers.
 
     Attributes:
         alphabet: The symbols drawn, as bytes.
@@ -183,7 +183,7 @@ class Sort(Sequences):
         return np.sort(draws, axis=1)
 
     def floor(self, length: int) -> float:
-        return 1.0  # who counts letters, those written among them, needs no places
+        return 1.0  # counting letters, also those written, needs no positions
 
 
 @register_task("add")
@@ -216,10 +216,10 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
 
 
 class Pairs(Examples):
-    """`count` training examples, `batch` after each other of one length: {"input_ids": [S], "labels": [T]}, int64.
+    """`count` training examples, each `batch` in a row of one length: {"input_ids": [S], "labels": [T]}, int64.
 
-    Lengths are 1 to a limit that is `growing`. With a sampler also "position_ids" [S] and "decoder_position_ids" [T], each drawn
-    by itself.
+    Lengths are drawn from 1 to the limit of `growing`. With a sampler also "position_ids" [S] and "decoder_position_ids" [T],
+    drawn independently.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Pairs(Examples):
         return item
 
     def targets(self, examples: int) -> int:
-        """END is one of them."""
+        """Symbols of the answers, END included."""
         answer = self.task.pairs(np.zeros((1, self.task.drawn), dtype=np.int64), 1)[1].shape[1]
         return int(self.lengths[:examples].sum()) + (answer - 1) * examples
 

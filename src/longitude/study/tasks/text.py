@@ -47,8 +47,8 @@ class Text(Task):
     def prepare(self, config: StudyConfig) -> StudyData:
         schemes = schemes_of(config)
         if COPIES in config.methods and (config.tokenizer != BYTE or "non-overlapping" not in config.methods):
-            counts = "--methods copies counts among the bytes of windows that do not overlap"
-            raise ValueError(f"{counts}; add non-overlapping, and leave --tokenizer out")
+            selects = "--methods copies selects bytes of non-overlapping windows"
+            raise ValueError(f"{selects}; add non-overlapping to --methods, and leave --tokenizer out")
         if schemes and config.positions != "contiguous":
             trained = "models that were trained at contiguous positions"
             positions = f"--positions is {config.positions}; leave one of them out"
@@ -62,14 +62,14 @@ class Text(Task):
         data = super().prepare(config)
         if any(method_of(scheme).search for scheme in schemes):
             for length in beyond(config):
-                windows_of(data.apart, length)  # refuses a selection text that is too short
+                windows_of(data.apart, length)  # raises ValueError for a short selection text
         return data
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         return self.windows(config, data, seed)
 
     def windows(self, config: StudyConfig, data: StudyData, seed: int) -> Windows:
-        """The text that a seed is trained on, whatever is predicted of it."""
+        """The windows of text that a seed is trained on, for this task and its subclasses."""
         examples = config.steps * config.batch_size
         documents = data.trainable(config.train_length)
         return Windows(documents, config.train_length, examples, seed, sampler_of(config))
@@ -161,7 +161,7 @@ class Text(Task):
 
 
 def copied(losses: list[DocumentLosses]) -> list[DocumentLosses]:
-    """Losses on copied bytes, of the documents that have near and far ones: the same for every label and length."""
+    """Losses on copied bytes, for the documents that have near and far ones: the same for every label and length."""
     have = np.all([each.tokens > 0 for each in losses], axis=0)
     if not losses or not have.any():
         return []

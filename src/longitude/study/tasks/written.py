@@ -19,7 +19,7 @@ from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
 
 
 class Written(Questions):
-    """A question, a mark, its answer and the end. A subclass says both, [examples, symbols] each."""
+    """A question, a mark, its answer and the end. A subclass draws question and answer, [examples, symbols] each."""
 
     whole, grows = True, True
     defaults = {
@@ -45,7 +45,7 @@ class Written(Questions):
         return Sample(tokens, labels, distances)
 
     def distances(self, length: int, asked: int, read: int) -> np.ndarray:
-        """[read] tokens back to the first symbol that the answer after each depends on; by default the first of all."""
+        """Distances [read] from each token to the first symbol that its answer depends on; by default the first of all."""
         return np.arange(read)
 
     def positions(self, length: int) -> int:
@@ -105,19 +105,19 @@ class SortDecoder(Letters):
         return np.sort(word, axis=1)
 
     def floor(self, length: int) -> float:
-        return 1.0  # who counts letters, those written among them, needs no places
+        return 1.0  # counting letters, also those written, needs no positions
 
 
 PLUS, HINTS = 10, 100
-"""The symbol between two numbers; how many hints there are."""
+"""The symbol between two numbers; the number of hints."""
 
 
 class Sum(Written):
     """Two numbers of n digits, each digit equally likely, and their sum of n + 1 digits.
 
     Attributes:
-        least_first: Whether numbers are written from their least digit on.
-        hints: Whether a symbol stands before each digit that says its place: consecutive ones from a random one on.
+        least_first: Whether numbers are written least significant digit first.
+        hints: Whether a symbol before each digit marks its place: consecutive symbols from a random one on.
     """
 
     unit = "digits"
