@@ -387,7 +387,7 @@ def one_or(size: int, batch: int) -> bool:
 
 
 def require_among(who: str, rows: int, keys: int) -> None:
-    """ValueError where there are more queries than keys."""
+    """ValueError if there are more queries than keys."""
     if rows > keys:
         raise UsageError(who, f"queries among the {keys} keys", f"{rows} queries")
 

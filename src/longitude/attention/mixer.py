@@ -286,7 +286,7 @@ def require_plain(layer: Mixer, mask: Mask, what: str) -> None:
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:
-    """ValueError where weights or a memory are requested of a mixer that has neither."""
+    """ValueError if weights or a memory are requested of a mixer that has neither."""
     for requested, name in ((return_weights, "return_weights"), (memory is not None, "memory")):
         if requested:
             raise ValueError(

@@ -39,7 +39,7 @@ class StateInputs(NamedTuple):
     cached: bool
 
     def one_axis(self, who: str) -> Int[Tensor, "*B L"]:
-        """The positions as [L] or [B, L]; ValueError where they have several axes."""
+        """The positions as [L] or [B, L]; ValueError if they have several axes."""
         if self.positions.dim() < 3:
             return self.positions
         if self.positions.shape[-1] > 1:
