@@ -64,7 +64,7 @@ def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> 
 class ALiBi(Encoding):
     """ALiBi, a bias linear in the distance: score_h(i, j) += -m_h |i - j|, with a fixed slope m_h per head.
 
-    The bias is added after the 1/sqrt(head_dim) scaling. It hides nothing: decoders need a causal mask.
+    The bias is added after the 1/sqrt(head_dim) scaling. It is not a mask: decoders need a causal mask, too.
 
     Args:
         num_heads: heads of queries.
