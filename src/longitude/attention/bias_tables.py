@@ -1,4 +1,4 @@
-"""The bias of contiguous positions: one number per head and offset, made once where nothing in it is learned."""
+"""The bias of contiguous positions: one number per head and offset, cached on the CPU if it needs no gradient."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
 
-LONGEST = 2**18  # offsets of a cached table, which has twice as many
+LONGEST = 2**18  # most offsets of a call for which a table is cached
 
 
 def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
-    """The bias at the offsets first, first - 1, ..., last, where q is; to be read only.
+    """The bias at the offsets first, first - 1, ..., last, on the device of q; do not write to it.
 
-    A fixed bias is read from a cached table: computed again for each token, it could cost more than the attention. So is a
-    learned one, where it needs no gradient. Beyond its reach a bias is one number per head.
+    A fixed bias is read from a cached table: computed again for each token, it could take longer than the attention. So is a
+    learned one if it needs no gradient. Beyond its reach a bias is one number per head.
     """
     count = first - last + 1
     if torch.compiler.is_compiling():
         return _made(term, first, count, q.device, dtype)
-    # Fake tensors make their own, and a table made on one stream of a GPU may not be there on another.
+    # No cache for fake tensors, nor on a GPU, where a table made on one stream may not be ready on another.
     plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0 and count <= LONGEST
     fixed = isinstance(term.at, FixedBias)
-    # Layers in a module give what their parameters say only without hooks, and adapters that are on.
+    # Only modules without layers: hooks and adapters may change what a layer computes from its parameters.
     learned = term.of is not None and not term.of._modules
     if plain and (fixed or (learned and not torch.is_grad_enabled())):
         size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence makes few tables

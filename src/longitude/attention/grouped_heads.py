@@ -67,7 +67,7 @@ def pooled_layer(layer: MultiHeadAttention, num_kv_heads: int) -> MultiHeadAtten
             "pool_heads",
             "k_proj and v_proj to be nn.Linear without hooks, whose weights are averaged",
             kinds,
-            "merge an adapter, remove a hook, or convert a quantised layer first",
+            "merge an adapter, remove a hook, or convert a quantized layer first",
         )
     for project in (new.k_proj, new.v_proj):
         for name, given in [*project.named_parameters()]:
@@ -108,4 +108,4 @@ def pooled(x: Tensor, heads: int, num_kv_heads: int) -> Tensor:
 
 def require_groups(heads: int, num_kv_heads: int) -> None:
     if heads % num_kv_heads:
-        raise UsageError("pool_heads", f"num_kv_heads to divide the {heads} heads of keys there are", num_kv_heads)
+        raise UsageError("pool_heads", f"num_kv_heads to divide the {heads} heads of keys", num_kv_heads)

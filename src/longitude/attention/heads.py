@@ -10,7 +10,7 @@ from longitude.errors import UsageError, check_sizes
 def head_sizes(
     who: str, dim: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
 ) -> tuple[int, int]:
-    """num_kv_heads and head_dim, by default num_heads and dim / num_heads; ValueError where they do not fit."""
+    """num_kv_heads and head_dim, by default num_heads and dim / num_heads; ValueError if they do not fit."""
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     check_sizes(who, dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
     if num_heads % num_kv_heads:

@@ -50,7 +50,7 @@ class Mask:
         return self
 
     def require_past(self, past: int) -> None:
-        """ValueError where cached tokens would have had to attend to those that come now."""
+        """ValueError if cached tokens would have had to attend to the new ones."""
 
     def __and__(self, other: Mask) -> Mask:
         require_mask(other)
@@ -202,8 +202,8 @@ class Documents(_PerToken):
 
     Args:
         ids: Integers [Lk] or [B, Lk], of the keys; queries are the last of them.
-        contiguous: Each number is known to stand in one place, next to itself, so that on a GPU the host need not wait to look;
-            on the CPU it is looked at.
+        contiguous: Whether the tokens of each document are known to be adjacent, so that the host need not wait for a GPU to
+            check this; on the CPU it is checked.
 
     Raises:
         ValueError: For anything else, and for contiguous=True where a document comes back.
@@ -231,7 +231,7 @@ class Documents(_PerToken):
             cu_seqlens: Integers [documents + 1], from 0 to the number of keys; an empty document has none.
 
         Raises:
-            ValueError: They do not begin with 0, or fall.
+            ValueError: They do not begin with 0, or decrease.
         """
         integers = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype in (torch.int64, torch.int32)
         fits = integers and cu_seqlens.dim() == 1 and len(cu_seqlens) > 1
@@ -343,7 +343,7 @@ def is_causal(mask: Mask) -> bool:
 
 
 def require_causal(causal_only: bool, mask: Mask) -> None:
-    """ValueError where the mask lets a query attend to a future that means nothing to an encoding."""
+    """ValueError if an encoding has no formula for keys in the future, and the mask does not hide them."""
     if causal_only and not is_causal(mask):
         raise ValueError(
             "the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)"
@@ -352,7 +352,7 @@ def require_causal(causal_only: bool, mask: Mask) -> None:
 
 def _meet(a: Reach, b: Reach) -> Reach:
     lows, highs = [r[0] for r in (a, b) if r[0] is not None], [r[1] for r in (a, b) if r[1] is not None]
-    return max(lows) if lows else None, min(highs) if highs else None  # compilers do not follow default=
+    return max(lows) if lows else None, min(highs) if highs else None  # torch.compile does not support default=
 
 
 KNOWN = ("Causal", "Window", "Dilated", "Chunks", "Band", "Prefix", "Global", "Documents", "Padding", "NoMask")
@@ -382,12 +382,12 @@ def kind_of(x: object) -> str:
 
 
 def one_or(size: int, batch: int) -> bool:
-    """Whether it is 1 or `batch`: compilers find no size of theirs by `in`."""
+    """Whether size is 1 or `batch`; torch.compile does not find symbolic sizes by `in`."""
     return size == 1 or size == batch
 
 
 def require_among(who: str, rows: int, keys: int) -> None:
-    """ValueError where there are more queries than keys."""
+    """ValueError if there are more queries than keys."""
     if rows > keys:
         raise UsageError(who, f"queries among the {keys} keys", f"{rows} queries")
 

@@ -74,9 +74,9 @@ class Mixer(FullPrecision):
         full_precision: Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded.
         saturates: Whether sigmoids or tanh map an infinite token to finite numbers; NaN still reaches the output.
         carries: Whether its cache stores a state beside keys and values, which cannot be cropped.
-        choosing: Names of its modules that only choose what is attended to: a choice has no gradient.
+        choosing: Names of its modules that only choose the keys to attend to: a choice has no gradient.
         parts: Names of its options that are mixers themselves.
-        far_from: Longest sequence, in tokens, that leaves the parameters for distant tokens unused; None: it has none.
+        far_from: Longest sequence, in tokens, that leaves parameters for distant tokens unused; None: it has none of these.
     """
 
     scores = False
@@ -149,13 +149,13 @@ class Mixer(FullPrecision):
         raise NotImplementedError
 
     def cache_layer(self) -> Any:
-        """An empty layer of a cache, as transformers' Cache(layers=[...]) takes it."""
+        """An empty layer of a cache, for transformers' Cache(layers=[...])."""
         raise NotImplementedError
 
     def products(self, keys: float) -> float:
         """Multiply-adds of a token in its products with `keys` keys and values, or with a state; without Linear layers.
 
-        0 where a mixer does not say.
+        0 if a mixer does not define it.
         """
         return 0
 
@@ -165,10 +165,10 @@ class Mixer(FullPrecision):
         return {}
 
     def reset_parameters(self) -> None:
-        """Draw again the parameters that are neither in Linear nor in norms or embeddings; models call it on every mixer."""
+        """Initialize parameters that are not in Linear layers, norms or embeddings; models call it on every mixer."""
 
     def mark_undecayed(self) -> None:
-        """Set `_no_weight_decay` on what `undecayed` names, as training scripts of the published state space models read it.
+        """Set `_no_weight_decay` on parameters that `undecayed` names, for training scripts of published state space models.
 
         Copies and loaded checkpoints lose such marks, so lg.parameter_groups reads `undecayed` itself.
         """
@@ -176,7 +176,7 @@ class Mixer(FullPrecision):
             self.get_parameter(name)._no_weight_decay = True  # type: ignore[attr-defined]
 
     def refuses(self, encoding: Encoding) -> str | None:
-        """The reason why it does not take an encoding; None where it does."""
+        """The reason why it does not support an encoding; None if it does."""
         kind = type(encoding)
         if kind.terms is not Encoding.terms and not self.scores:
             return f"{kind.__name__} adds to scores, and {type(self).__name__} takes no biases"
@@ -260,9 +260,9 @@ def mixer(name: str, **options: Any) -> Mixer:
 
 
 def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
-    """Every option of a mixer written out, but for an encoding, which is the model's.
+    """All options of a mixer except an encoding, which the model has.
 
-    Each is from `options`, from what is `known` of the model, or its default.
+    Each is from `options`, from the `known` sizes of the model, or its default.
     """
     return resolve_options(name, MIXERS[name], options, known, "lg.mixer", without=("encoding",))
 
@@ -286,7 +286,7 @@ def require_plain(layer: Mixer, mask: Mask, what: str) -> None:
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:
-    """ValueError where weights or a memory are requested of a mixer that has neither."""
+    """ValueError if weights or a memory are requested of a mixer that has neither."""
     for requested, name in ((return_weights, "return_weights"), (memory is not None, "memory")):
         if requested:
             raise ValueError(

@@ -64,21 +64,21 @@ def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], An
 
 
 def outputs_apart(r: Request, answer: Answer) -> Answer:
-    """gradients_apart of all but weights, which stay those that the output is made of: their hidden pairs pass no gradient on."""
+    """Apply `gradients_apart` to an answer except its weights, whose hidden pairs pass no gradient on."""
     if not r.weights:
         return gradients_apart(answer, r.q, 2)
     return (*gradients_apart(answer[:1], r.q, 2), answer[1])
 
 
 def hides_by_weight(backend: Backend, r: Request) -> bool:
-    """Whether it multiplies keys that the mask hides, other than by causality and windows, by 0."""
+    """Whether a backend multiplies hidden keys by 0, other than those that causality and windows hide."""
     return len(r.beyond_band) > 0 and backend.any_mask and r.pairs.shared is None and backend.by_weight(r)
 
 
 def attending(r: Request, keys: Bool[Tensor, "B Lk"]) -> Bool[Tensor, "B Lq"]:
     """Which queries attend to any of these keys."""
     queries, every = r.q_tokens(), r.k_tokens()
-    # The number of blocks would be a condition on the length in a graph.
+    # The number of blocks would be a guard on the length in a graph.
     blocks = [queries] if torch.compiler.is_compiling() else queries.split(max(1, PAIRS // keys.numel()))
     return torch.cat([(r.mask.allowed(block, every) & keys[:, None, None]).any(-1) for block in blocks], -1)[:, 0]
 

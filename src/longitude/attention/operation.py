@@ -1,4 +1,4 @@
-"""attend(): one operation for every encoding, mask and backend; explain() prints which backend takes it and why."""
+"""attend(): one operation for every encoding, mask and backend; explain() prints which backend runs it and why."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def requests(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> list[Part]:
-    """The arguments of attend, checked: one part, or one for each length that tables follow. sinks: as of raw_request."""
+    """Check the arguments of attend: one part, or one for each length that tables follow. sinks: see raw_request."""
     if isinstance(mask, Tensor):
         require_heads(q, k, v)
         mask = from_tensor(mask, q.shape[0], q.shape[2], k.shape[2])
@@ -175,7 +175,7 @@ def raw_request(
     """Build a request of queries and keys without transforming them; layers call it, because their cache may store rotated keys.
 
     mask: already validated. pairs: allowed pairs of the mask, from an earlier layer of the same forward. sinks: a logit for
-    each query head, besides those of the encoding. transformed_by: width of q and k over head_dim. softcap: as of attend.
+    each query head, besides those of the encoding. transformed_by: width of q and k over head_dim. softcap: see attend.
     """
     heads, rows, keys, head_dim = q.shape[1], q.shape[2], k.shape[2], q.shape[3] // transformed_by
     for who, name, size in encoding.sizes:
@@ -193,7 +193,7 @@ def raw_request(
             raise ValueError(
                 f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
             ) from None
-        if {OffsetBias} != {*map(type, terms)}:  # which fits whatever there is
+        if {OffsetBias} != {*map(type, terms)}:  # these alone fit any call
             terms = tuple(placed_last(term, rows, keys) for term in terms)
             require_terms(terms, q, k, v)
         added = tuple([term for term in terms if isinstance(term, ADDED)])
@@ -219,11 +219,11 @@ def raw_request(
 def require_backend(name: str) -> None:
     """ValueError unless it is "auto" or a backend's name."""
     if name != "auto" and name not in BACKENDS:
-        raise unknown("backend", name, ["auto", *BACKENDS], "lg.explain(...) shows what each takes.")
+        raise unknown("backend", name, ["auto", *BACKENDS], "lg.explain(...) shows what each supports.")
 
 
 def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
-    """The reason why a backend does not take all of them; None if it does."""
+    """The reason why a backend does not support all requests; None if it does."""
     for r in requests:
         if (why := refuses(backend, r)) is not None:
             return why
@@ -231,7 +231,7 @@ def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
 
 
 def choose(requests: Sequence[Request], name: str) -> Backend:
-    """The backend of that name, or the cheapest that takes all; ValueError with the reason otherwise."""
+    """The backend of that name, or the cheapest that supports all requests; ValueError with the reason otherwise."""
     require_backend(name)
     if requests[0].pairs.shared is not None:
         return ring(name)
@@ -245,9 +245,9 @@ def choose(requests: Sequence[Request], name: str) -> Backend:
 
 
 def cheapest(requests: Sequence[Request]) -> Backend:
-    """The backend of the lowest price among those that take all; `reference` does."""
+    """The backend of the lowest price among those that support all requests, as `reference` does."""
     best, lowest, device = BACKENDS["reference"], math.inf, requests[0].q.device.type
-    for backend in BACKENDS.values():  # a loop, because compilers do not follow min(key=...)
+    for backend in BACKENDS.values():  # a loop, because torch.compile does not support min(key=...)
         if backend.devices is not None and device not in backend.devices:
             continue
         price = backend.price(requests[-1])
@@ -259,11 +259,11 @@ def cheapest(requests: Sequence[Request]) -> Backend:
 
 
 _CHOSEN: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
-"""Choices of earlier calls, each with the backends that there were."""
+"""Choices of earlier calls, each with the backends that were registered then."""
 
 
 def choose_once(r: Request, name: str) -> Backend:
-    """`choose`, once for all calls on the CPU that differ in numbers alone: those where shapes and a band decide."""
+    """`choose`, cached for calls on the CPU whose choice depends on shapes and a band alone."""
     if r.made is not None and name == "auto" and routes.is_step(r):
         return BACKENDS["table"]
     q, k, v = r.q, r.k, r.v
@@ -281,7 +281,7 @@ def choose_once(r: Request, name: str) -> Backend:
     backends = tuple(BACKENDS.values())
     chosen, among = _CHOSEN.get(key, (None, ()))
     if chosen is None or among != backends:
-        if len(_CHOSEN) >= 256:  # a cache that grows makes one for each token
+        if len(_CHOSEN) >= 256:  # a growing KV cache adds a key for each token
             _CHOSEN.clear()
         chosen = choose([r], name)
         _CHOSEN[key] = chosen, backends
@@ -319,7 +319,7 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
         r = mixed(r)
     if r.factors is not None:
         r = multiplied(r)
-    # As `nan_where_attended` finds, in fewer calls: each layer of a decoding step comes here.
+    # `nan_where_attended` would do the same by more calls, in each layer of a decoding step.
     plain = len(r.pairs.beyond_band) == 0
     found = _computed(backend, r) if plain else nan_where_attended(backend, r, partial(_computed, backend))
     return found if r.finish is None else (r.finish(found[0]), found[1])

@@ -47,7 +47,7 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
             if isinstance(term, OffsetVectors) and term.values is not None:
                 out = out + relative_value_sum(weights, term.values, r)
         if r.lse:
-            lse = scores.logsumexp(-1) + 0 * weights.sum(-1)  # not a number where the output is none
+            lse = scores.logsumexp(-1) + 0 * weights.sum(-1)  # NaN where the output is NaN
             lse = lse.masked_fill(~allowed.any(-1), -math.inf)
             return out.to(r.q.dtype), lse if r.sinks is None else with_logit(lse, r.sinks.to(dtype)[:, None])
     return out.to(r.q.dtype), weights.to(r.q.dtype)

@@ -70,7 +70,7 @@ class RegionCut:
     def __iter__(self) -> Iterator[tuple[slice | list[int], slice, Request]]:
         """Sequences, rows of their queries, and their request.
 
-        Made when it is run, so that backward adds up the gradients of its keys before it makes those of the box before.
+        Each is built when it runs, so that backward sums the gradients of its keys before it computes those of the box before.
         """
         for box in self.boxes:
             if self.rows is None or self.keys is None:
@@ -91,7 +91,7 @@ def cut_by_region(
 ) -> tuple[RegionCut, ...]:
     """Each region that contains pairs; queries and keys of r are raw.
 
-    They return their logsumexp where there is something to merge.
+    They return their logsumexp if there is something to merge.
     """
     for term in r.terms:
         if isinstance(term, RowBias | Transport):
@@ -137,7 +137,7 @@ def merged(r: Request, cuts: Sequence[RegionCut], run: Callable[[Request], Answe
 
 
 def _with_weights(r: Request, cuts: Sequence[RegionCut], run: Callable[[Request], Answer]) -> Answer:
-    """Weights of a region times its share of all: the logsumexps are of a second call, because a backend returns one of both."""
+    """Weights of each region times its share; the logsumexps need a second call, because a backend returns one of both."""
     outs, weights = zip(*(_in_places(r, cut, run) for cut in cuts), strict=True)
     again = replace(r, weights=False, lse=True)
     lses: list[Any] = [
@@ -153,7 +153,7 @@ def _with_weights(r: Request, cuts: Sequence[RegionCut], run: Callable[[Request]
 
 
 def _in_places(r: Request, cut: RegionCut, run: Callable[[Request], Answer]) -> Answer:
-    """The answers of a region, those of all queries."""
+    """The answer of a region for all queries."""
     if len(cut) == 1 and cut.boxes[0].batch == slice(None) and cut.boxes[0].rows in (slice(None), slice(0, r.rows)):
         return run(next(iter(cut))[2])
     return assembled(r, cut, run)
@@ -209,7 +209,7 @@ def _blocks(box: Box, region: Region, i: int, j: int, gap: int) -> list[Box]:
 
 
 def _trimmed(box: Box, gap: int) -> list[Box]:
-    """The box without queries and keys that the reach of its mask leaves alone; none where nothing is left.
+    """The box without queries and keys that the reach of its mask excludes, in a list; an empty list if nothing remains.
 
     gap: order of its first query minus order of its first key.
     """

@@ -24,7 +24,7 @@ from longitude.positions.coordinates import Positions, canonical, explicit, part
 
 
 class Options(TypedDict, total=False):
-    """Keywords of `attend` and `explain`, but for those that decide what is returned."""
+    """Keywords of `attend` and `explain`, except those that decide what is returned."""
 
     encoding: Encoding | Sequence[Encoding] | str | None
     context: Columns | None
@@ -50,10 +50,10 @@ class AllowedPairs:
         self.q_order, self.k_order = q_order, k_order
         parts = mask.parts()
         self.beyond_band = tuple([m for m in parts if not is_band(m)])
-        self.shared = slice_of(mask) if len(self.beyond_band) > 0 else None  # by several processes
+        self.shared = slice_of(mask) if len(self.beyond_band) > 0 else None  # a sequence on several processes
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
-        self.visible: Tensor | None = None  # keys per query, where something asked for them
+        self.visible: Tensor | None = None  # keys per query, once they are counted
 
     def fit(self, r: Request) -> bool:
         """Whether they have the batch, lengths, orders and mask of a request."""
@@ -96,11 +96,11 @@ class Request:
     learned: tuple[Tensor, ...] = ()  # tensors of the terms that require a gradient
     q_order: int = 0
     k_order: int = 0
-    pairs: AllowedPairs = None  # type: ignore[assignment]  (made where none are given, or others)
+    pairs: AllowedPairs = None  # type: ignore[assignment]  (built if none are given, or if they do not fit)
     factors: Float[Tensor, "#B #H Lq 1"] | None = None  # of queries; applied around a backend, as sinks are
-    sinks: Float[Tensor, " H"] | None = None  # logits of keys that are not there
+    sinks: Float[Tensor, " H"] | None = None  # logits of virtual keys
     finish: Callable[[Tensor], Tensor] | None = None  # of the output; applied around a backend: values were rotated
-    made: dict[str, Any] | None = field(default=None, init=False)  # what layers of a decoding step make once for all
+    made: dict[str, Any] | None = field(default=None, init=False)  # results that layers of a decoding step share
 
     def __post_init__(self) -> None:
         if self.pairs is None or not self.pairs.fit(self):
@@ -118,7 +118,7 @@ class Request:
     def of_layer(self, q: Any, k: Any, v: Any) -> Request:
         """Return a copy with q, k and v of another layer of a decoding step."""
         other = object.__new__(Request)
-        other.__dict__.update(self.__dict__)  # copies, as dataclasses make them, check again what is the same
+        other.__dict__.update(self.__dict__)  # dataclasses.replace would check again what stays the same
         other.q, other.k, other.v = q, k, v
         return other
 
@@ -142,7 +142,7 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Keys."""
+        """Number of keys."""
         return self.k.shape[2]
 
     @property
@@ -151,12 +151,12 @@ class Request:
 
     @property
     def contiguous(self) -> bool:
-        """Positions are known to count up by one without looking at them."""
+        """Whether positions are known to count up by one without reading them."""
         return isinstance(self.q_positions, int) and isinstance(self.k_positions, int)
 
     @property
     def position_gap(self) -> int:
-        """Position of the first query minus position of the first key, where both are ints."""
+        """Position of the first query minus position of the first key, if both are ints."""
         assert isinstance(self.q_positions, int) and isinstance(self.k_positions, int)
         return self.q_positions - self.k_positions
 
@@ -183,14 +183,14 @@ class Request:
 
     @property
     def sees_all(self) -> bool:
-        """Every query attends to every key: no mask, or one that the place of the queries fulfils."""
+        """Whether every query attends to every key: no mask, or one that hides nothing from queries of these orders."""
         low, high = self.pairs.band
         late_enough = low is None or self.q_order - self.k_order - low >= self.k.shape[2] - 1
         return late_enough and high is None and len(self.pairs.beyond_band) == 0
 
     @property
     def square(self) -> bool:
-        """Causality alone, by the index of queries and keys."""
+        """Whether the mask is causality alone, by the index of queries and keys."""
         pairs = self.pairs
         return pairs.band == (0, None) and self.q_order == self.k_order and len(pairs.beyond_band) == 0
 
@@ -243,7 +243,7 @@ def band_of(mask: Mask) -> AllOf:
 def validate(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float, softcap: float | None = None
 ) -> None:
-    """ValueError for what no backend could mean."""
+    """ValueError for arguments that no backend could support."""
     require_heads(q, k, v)
     require_mask(mask)
     mask.validate(q.shape[0], q.shape[2], k.shape[2])
@@ -291,7 +291,7 @@ def transformed(
     length: int | None = None,
     region: Region | None = None,
 ) -> Request:
-    """The request with queries and keys as the encoding's tables of `length` make them, at the positions of a region."""
+    """The request with queries and keys transformed by the encoding: its tables for `length`, at the positions of a region."""
     if not (encoding.prepares or encoding.transforms):
         return r
     if region is not None:
@@ -339,9 +339,9 @@ def places(
 
 
 def _last_of(positions: Positions | None, count: int, last: int) -> Positions | None:
-    """Positions of the last tokens of a stream, where those of its last `count` are known; None where that does not tell."""
+    """Positions of the `last` last tokens of a stream, from those of its last `count`; None if these do not determine them."""
     if count == last:
-        return positions  # and no symbol of a compiler is added to it
+        return positions  # without arithmetic on symbolic sizes
     first = count - last
     if isinstance(positions, int):
         return positions + first if positions + first >= 0 else None

@@ -1,4 +1,4 @@
-"""Attention of a slice of a sequence: keys and values go round the processes, and each adds its part to its queries."""
+"""Attention of a slice of a sequence: keys and values are passed around the processes, each of which has its own queries."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class _Ring(torch.autograd.Function):
                 ends = [
                     (x, gradient.to(x.dtype))
                     for x, gradient in ((own, d_own), (own_lse, d_own_lse))
-                    if x.requires_grad  # not where no query meets a key
+                    if x.requires_grad  # False if no query attends to a key
                 ]
                 if len(ends) == 0:
                     continue
@@ -177,7 +177,7 @@ class _Ring(torch.autograd.Function):
                     [x for x, _ in ends],
                     (*leaves, *learned),
                     [gradient for _, gradient in ends],
-                    retain_graph=len(learned) > 0,  # what terms made of parameters serves every part
+                    retain_graph=len(learned) > 0,  # all parts share the graph from parameters to terms
                     allow_unused=True,
                     materialize_grads=True,
                 )
@@ -185,14 +185,14 @@ class _Ring(torch.autograd.Function):
                 d_kv[:, :, cols] += torch.cat(found[1:3], -1)
                 for total, gradient in zip(d_learned, found[3:], strict=True):
                     total += gradient
-            if share.processes > 1:  # they follow their keys, and after n times are at home
+            if share.processes > 1:  # gradients follow their keys, and after n steps are back at their process
                 d_kv = _Passed(d_kv, share, share.size((owner - 1) % share.processes)).wait()
         d_k, d_v = d_kv.to(k.dtype).split([k.shape[3], v.shape[3]], -1)
         return None, d_q.to(q.dtype), d_k, d_v, *d_learned
 
 
 def _placed(parts: tuple[slice, ...]) -> Iterator[tuple[slice, slice]]:
-    """Each part of a process's tokens: where it has them, and where they are in the sequence."""
+    """Each part of a process's tokens, as two slices: of its own tokens, and of the sequence."""
     start = 0
     for part in parts:
         yield slice(start, start + part.stop - part.start), part

@@ -18,7 +18,7 @@ class RollingCacheLayer(LongitudeCacheLayer):
     O(keep + tokens of one call) while a call runs, and O(keep) between calls.
 
     Args:
-        keep: Tokens.
+        keep: Number of tokens to keep.
     """
 
     kind = "rolling"
@@ -42,7 +42,7 @@ class RollingCacheLayer(LongitudeCacheLayer):
         return super().next_positions()
 
     def roll(self) -> None:
-        """Drop what no later token attends to."""
+        """Drop tokens that no later token attends to."""
         held, keep = self.held, self.keep
         if held <= keep:
             return
@@ -60,7 +60,7 @@ class RollingCacheLayer(LongitudeCacheLayer):
         self.dropped += drop
 
     def _last(self, buffer: GrowingBuffer, held: Tensor, drop: int) -> Tensor:
-        """The newest of what is held. Within a buffer the window moves on; it is copied only where much is dropped."""
+        """The newest of the held tokens. In a buffer the window moves on; it is copied only if much is dropped."""
         if held is buffer.given and buffer.space is not None and drop < held.shape[2] - drop:
             buffer.space = buffer.space[:, :, drop:]
             buffer.given = held[:, :, drop:]

@@ -51,7 +51,7 @@ class SequenceSlice(Mask):
             or positions of another shape.
 
     Source:
-        Keys that go round: Liu et al. 2023, arXiv:2310.01889, https://arxiv.org/abs/2310.01889; equal work under causality:
+        Keys in a ring: Liu et al. 2023, arXiv:2310.01889, https://arxiv.org/abs/2310.01889; equal work under causality:
         Brandon et al. 2023, arXiv:2311.09431, https://arxiv.org/abs/2311.09431, there by stripes, here by two parts.
     """
 
@@ -60,7 +60,7 @@ class SequenceSlice(Mask):
     documents: Int[Tensor, "*B L"] | None = None
     positions: Int[Tensor, "*B L"] | None = None
 
-    ndim: ClassVar[int] = 4  # transformers hands on what is no mask [B, L]
+    ndim: ClassVar[int] = 4  # transformers passes masks on unchanged unless they are [B, L]
 
     def __post_init__(self) -> None:
         check_sizes("SequenceSlice", length=self.length)
@@ -93,7 +93,7 @@ class SequenceSlice(Mask):
         return torch.distributed.get_world_size(self.group)
 
     def parts_of(self, rank: int) -> tuple[slice, ...]:
-        """The tokens of a process: the parts r and 2n-1-r, as one where they are neighbours."""
+        """The tokens of a process: the parts r and 2n-1-r, as one slice if they are adjacent."""
         parts = 2 * self.processes
         early, late = (
             slice(i * self.length // parts, (i + 1) * self.length // parts) for i in (rank, parts - 1 - rank)
@@ -164,7 +164,7 @@ class SequenceSlice(Mask):
         raise ValueError("SequenceSlice: its keys are on several processes, expected attention that passes them round")
 
     def whole(self, mask: Mask) -> Mask:
-        """The mask of the whole sequence, of which `mask` with this slice in it is the mask of a call."""
+        """The mask of the whole sequence, for a call whose `mask` has this slice in it."""
         others = [part for part in mask.parts() if part is not self]
         for part in others:
             by_order = isinstance(part, Causal | Window) and part.order is None

@@ -76,7 +76,7 @@ def convolved(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B K-1 C"]]:
-    """`causal_conv` by a depthwise layer, which is called where something stands between its weight and what it gives."""
+    """`causal_conv` by a depthwise layer, which is called itself if hooks or adapters may change its result."""
     if is_plain(layer):
         return causal_conv(x, layer.weight.squeeze(1), layer.bias, tail, reset, valid)
     (kernel,) = layer.kernel_size
@@ -110,7 +110,7 @@ class _Row:
         self.segment = None if reset is None else F.pad(reset.cumsum(1), (self.before, 0))
 
     def shifted(self, j: int) -> Tensor:
-        """For each token the one j before it, zeros where that is of another document."""
+        """For each token the one j before it, or zeros if that is of another document."""
         start = self.before - j
         tokens = self.tokens[:, start : start + self.length]
         if self.segment is None or j == 0:

@@ -19,7 +19,7 @@ Cut = list[tuple[slice | list[int], slice, Request]]
 
 
 class Pieces(Protocol):
-    """A Cut, or what makes its requests one at a time."""
+    """A Cut, or an object that builds its requests one at a time."""
 
     def __len__(self) -> int: ...
 
@@ -63,11 +63,11 @@ def partial_by_spans(
 def assembled(
     r: Request, cut: Pieces, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """The answers to pieces of a request in their places; a query in none of them has no keys, of several the last counts."""
+    """Run pieces of a request, and put the answers in their places: the last of a query's pieces counts; none means no keys."""
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
     if len(cut) == 0:
         columns = [x for term in r.terms for x in vars(term).values() if isinstance(x, Tensor)]
-        out = with_zero_gradients(out, (r.q, r.k, r.v, *r.learned, *columns))  # an answer like any other
+        out = with_zero_gradients(out, (r.q, r.k, r.v, *r.learned, *columns))  # gradients, as of any other answer
     lse = out.new_full(out.shape[:3], -math.inf, dtype=torch.promote_types(out.dtype, torch.float32)) if r.lse else None
     for which, rows, piece in cut:
         out[which, :, rows], own = run(piece)

@@ -109,10 +109,10 @@ class StateLayer(CropsTogether, CacheLayerMixin):
             raise ValueError(f"crop: a state of {self.owner} cannot be cropped; expected a cache used forward only")
 
     def _crop(self, tokens_to_remove: int) -> None:
-        """Nothing was taken in."""
+        """Do nothing: `require_crop` raises if there is anything to remove."""
 
     def offload(self) -> None:
-        """The state is moved to the CPU's memory; `prefetch` brings it back."""
+        """Move the state to the CPU's memory; `prefetch` moves it back."""
 
         def moved(x: Tensor) -> Tensor:
             self.device = x.device

@@ -25,8 +25,8 @@ NO_ENCODING = compose(None)
 class StateInputs(NamedTuple):
     """The arguments of one call besides x and the state.
 
-    reset: True for tokens that begin a document; valid: False for padding. None where there is none of them.
-    positions: [L] or [B, L], with axes [B, L, axes]. tables: what encoding.prepare made of them, None where it rotates nothing.
+    reset: True for tokens that begin a document; valid: False for padding. Each is None if there are no such tokens.
+    positions: [L] or [B, L], with axes [B, L, axes]. tables: encoding.prepare of them, None if it rotates nothing.
     documents: [B, Lk] as passed to forward, cached tokens included. cached: whether the state after the tokens is needed.
     """
 
@@ -39,7 +39,7 @@ class StateInputs(NamedTuple):
     cached: bool
 
     def one_axis(self, who: str) -> Int[Tensor, "*B L"]:
-        """The positions as [L] or [B, L]; ValueError where they have several axes."""
+        """The positions as [L] or [B, L]; ValueError if they have several axes."""
         if self.positions.dim() < 3:
             return self.positions
         if self.positions.shape[-1] > 1:
@@ -97,7 +97,7 @@ class StateMixer(Mixer):
 def _found(
     inputs: MixerInputs, past: int, batch: int, length: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None, Positions, Tensor]:
-    """Reset, valid, and positions as they are passed on and as a tensor: the same for all layers of a forward."""
+    """Reset, valid, and positions as a cache gets them and as a tensor: the same for all layers of a forward."""
     documents, positions, reset, valid = inputs.documents, inputs.positions, None, None
     if documents is not None:
         require_number_per_token(documents, batch, past + length)
@@ -112,12 +112,12 @@ def _found(
 
 
 def document_flags(documents: Int[Tensor, "B Lk"], past: int = 0) -> tuple[Tensor | None, Tensor | None]:
-    """Reset and valid of the tokens from `past` on, [B, L] each; None where no token begins a document, or none is padding."""
+    """Reset and valid of the tokens from `past` on, [B, L] each; None if no token begins a document, or none is padding."""
     reset, valid = begins_of(documents)[:, past:], documents[:, past:] >= 0
     return without_trivial(reset, valid) if readable(documents) else (reset, valid)
 
 
 def without_trivial(reset: Tensor | None, valid: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Flags of which some token differs from the others; None for the rest."""
+    """The flags, with None for a reset that is False for all tokens, and for a valid that is True for all."""
     reset = None if reset is None or not bool(reset.any()) else reset
     return reset, None if valid is None or bool(valid.all()) else valid

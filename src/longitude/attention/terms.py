@@ -34,8 +34,8 @@ from longitude.positions.coordinates import Positions
 
 # ---- whether they fit ------------------------------------------------------------------------------------------------
 def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
-    """The encoding's parameters that require a gradient and may reach it through what is added to scores."""
-    # Member by member: compilers do not look into a module that the call itself has made, as that of a list is.
+    """The encoding's parameters that require a gradient and may get one through terms that are added to scores."""
+    # Member by member: torch.compile does not look into a module that the call has built, such as the Composed of a list.
     own = {id(p): p for member in encoding.each for p in member.parameters() if p.requires_grad}
     if not own:
         return []
@@ -91,7 +91,7 @@ def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> N
 
 
 def placed_last(term: Term, rows: int, keys: int) -> Term:
-    """A transport with the order of its first token in the stream: its tokens are the last of the keys. A mix of the queries."""
+    """The term, a transport with the order of its first token (its tokens are the last keys), a mix for these queries only."""
     if isinstance(term, OffsetVectors) and term.mix is not None:
         return replace(term, mix=term.mix[:, :, -rows:])
     return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
@@ -100,7 +100,7 @@ def placed_last(term: Term, rows: int, keys: int) -> Term:
 def of_one_axis(
     q_positions: Positions, k_positions: Positions, terms: tuple[Term, ...], gap: int
 ) -> tuple[Positions, Positions]:
-    """Positions with a dimension for axes as what terms measure: the number itself where all axes share one."""
+    """Positions without a dimension for axes, if terms read them; ValueError if each token has several numbers."""
     if not any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
         return q_positions, k_positions
     if not any(reads_positions(term) for term in terms):
@@ -134,9 +134,9 @@ def with_terms_around(r: Request, terms: tuple[Term, ...]) -> Request:
 
 
 def mixed(r: Request) -> Request:
-    """The request with each mix in front of the queries, and zeros in front of the keys: its vectors are then read as others.
+    """The request with each mix in front of the queries, and zeros in front of the keys: queries then read its vectors.
 
-    A backend that takes vectors of offsets so takes a mix of them, in the memory that they need.
+    A backend that supports vectors of offsets so supports a mix of them, in the same memory.
     """
     for n, term in enumerate(r.terms):
         if not isinstance(term, OffsetVectors) or term.mix is None:

@@ -27,7 +27,7 @@ def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
     """
     if pairs.visible is not None:
         return pairs.visible.to(device)
-    if (share := pairs.shared) is not None:  # of the sequence's keys, not of those that are here
+    if (share := pairs.shared) is not None:  # keys of the whole sequence, not only of this process
         whole, own = share.whole(pairs.mask), share.parts_of(share.rank)
         sizes = ((part.stop - part.start, share.length, part.start) for part in own)
         return torch.cat([visible_keys(AllowedPairs(whole, pairs.batch, *size), device) for size in sizes], -1)
@@ -55,7 +55,7 @@ def _summed(pairs: AllowedPairs, queries: Tensor) -> Tensor:
 
 
 def _in_ranges(pairs: AllowedPairs, queries: Tensor, ids: list[Tensor], valid: list[Tensor]) -> Tensor:
-    """The keys sorted by document: those in the band of a query are then neighbours, counted by a running sum of valid ones."""
+    """Sort keys by document: those in the band of a query are then adjacent, and a running sum counts the valid ones."""
     (low, high), keys, device = pairs.band, pairs.keys, queries.device
     begin = torch.zeros_like(queries) if high is None else (queries - high).clamp(0, keys)
     end = torch.full_like(queries, keys) if low is None else (queries - low + 1).clamp(0, keys)

@@ -1,4 +1,4 @@
-"""Position at the input: nothing, a sinusoid, or a learned row, added to the token's embedding."""
+"""Position at the input: NoPE, or a sinusoid or a learned vector that is added to the token's embedding."""
 
 import math
 from collections.abc import Mapping
@@ -58,17 +58,17 @@ class AtInput(Encoding):
 class Sinusoidal(AtInput):
     """Sines and cosines of the position: x_p + PE(p), PE(p, 2i) = sin(p w_i), PE(p, 2i+1) = cos(p w_i), w_i = base^(-2i/dim).
 
-    The dot product of two codes is sum_i cos((p - q) w_i): a function of the offset alone, although the sum x + PE is not.
-    The paper multiplies the token embedding by sqrt(dim) first; models do, this does not.
+    The dot product PE(p) . PE(q) is sum_i cos((p - q) w_i), a function of the offset alone. That of two sums x + PE is not.
+    The paper multiplies the token embedding by sqrt(dim) first. This module does not: the model must.
 
     Args:
-        dim: width of x. An odd one drops the last cosine of the paper's frequencies, and ends in a column of zeros with
-            tensor2tensor's, as that code does.
+        dim: width of x. If it is odd, the last cosine is dropped with the paper's frequencies; with tensor2tensor's, the last
+            column is zero, as in that code.
         base: above 0.
         layout: "interleaved" is sin, cos, sin, ... as in the paper; "half" is all sines, then all cosines, as in
             tensor2tensor, fairseq and Transformer-XL.
         frequencies: "paper", or "tensor2tensor" (fairseq, too), whose slowest is exactly 1/base: w_i = base^(-i/(dim/2 - 1)).
-        factor: positions are divided by it, and stay fractions: position interpolation, for lengths past those of training.
+        factor: positions are divided by it, without rounding: position interpolation, for lengths above the training length.
 
     Source:
         Vaswani et al. 2017, arXiv 1706.03762, https://arxiv.org/abs/1706.03762
@@ -94,7 +94,7 @@ class Sinusoidal(AtInput):
         self.dim, self.base, self.layout, self.frequencies, self.factor = dim, base, layout, frequencies, factor
 
     def table(self, positions: Tensor) -> Tensor:
-        """Positions [...] -> codes [..., dim], float64 where the device has it."""
+        """PE of positions [...]: [..., dim], float64 if the device has it."""
         paper = self.frequencies == "paper"
         half = math.ceil(self.dim / 2) if paper else self.dim // 2
         i = torch.arange(half, device=positions.device, dtype=wide(positions.device))
@@ -119,20 +119,20 @@ class Sinusoidal(AtInput):
 class Learned(AtInput):
     """Learned absolute position embeddings: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
 
-    The property max_length is the number of positions that exist: M, `length` where interpolated, None where clamped. A model
+    The attribute max_length is the number of valid positions: M, or `length` with "interpolate", or None with "clamp". A model
     that truncates cannot generate past M. P starts as N(0, 0.02^2).
 
     Args:
         max_length: M, the rows of the table.
         dim: width of x.
-        row_offset: the first rows of the table, which are unused (2 in BART).
+        row_offset: number of unused rows before the row of position 0 (2 in BART).
         beyond: what happens to positions of M or more.
             "error": they raise. No other choice is correct without training, so it is the default.
             "clamp": they share the last row, P[M - 1], and cannot be distinguished.
             "truncate": embed returns the first M tokens only; cut ids, masks and labels with truncate().
             "interpolate": the table is stretched to `length` positions by linear interpolation between neighbouring rows.
-        length: with "interpolate", the number of positions. Every row but the first moves with it, so it is fixed beforehand:
-            keys cached under another length would be stale.
+        length: with "interpolate", the number of positions. It must be fixed beforehand: it moves every row except the first,
+            so keys cached with another length would be stale.
         align: with "interpolate", position p reads row p (M-1)/(length-1) for "end" (the last position reads the last row),
             or p M/length, at most M-1, for "start".
         embedding_scale: s, above 0: the factor by which the model multiplies its token embeddings. P gets the same factor, so
@@ -181,7 +181,7 @@ class Learned(AtInput):
                 )
             check_sizes("Learned", length=length)
             if length <= max_length:
-                raise UsageError("Learned", f"length above max_length={max_length}", length, "or no beyond")
+                raise UsageError("Learned", f"length above max_length={max_length}", length, "or leave out beyond")
         self.rows, self.dim, self.row_offset, self.embedding_scale = max_length, dim, row_offset, embedding_scale
         self.beyond, self.length, self.align = beyond, length, align
         self.max_length = None if beyond == "clamp" else length or max_length
@@ -205,11 +205,11 @@ class Learned(AtInput):
         return x + (self.embedding_scale * self.codes(positions)).to(x.dtype)
 
     def codes(self, positions: Tensor) -> Tensor:
-        """Positions [...] that exist -> rows of the table, or between two of them, [..., dim]."""
+        """Rows of the table [..., dim] at valid positions [...], or interpolations between two rows."""
         last = self.rows - 1
         if self.length is None:
             return self.table[positions.clamp(max=last) + self.row_offset]
-        # The fractional row as a whole number and a rest, in integers, so that no rounding moves it to a neighbour.
+        # The fractional row as quotient and remainder of integers, so that no rounding selects a neighboring row.
         rise, run = (last, self.length - 1) if self.align == "end" else (self.rows, self.length)
         stretched = positions.long() * rise
         below, rest = stretched // run, (stretched % run)[..., None]
@@ -229,7 +229,7 @@ class Learned(AtInput):
         """
         check_choice("Learned.truncate", Literal["first", "last"], side=side)
         if self.max_length is None:
-            raise UsageError("Learned.truncate", "a last position", "beyond='clamp', where all exist")
+            raise UsageError("Learned.truncate", "a largest position", "beyond='clamp', with which all are valid")
         lengths = {tensor.shape[1] if tensor.dim() > 1 else None for tensor in tensors}
         if None in lengths or len(lengths) > 1:
             raise UsageError("Learned.truncate", "tensors [B, L, ...] of one length", [list(t.shape) for t in tensors])

@@ -64,10 +64,10 @@ class Encoding(FullPrecision):
     """Papers of the encoding: authors and year with a link, joined by "; "."""
 
     model_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Required options that a model of our own decides for the user, and writes into its config."""
+    """Values of required options for models of this package, which write them into their config; the user may set others."""
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """X [B, L, dim], at the model's input -> the same shape."""
+        """Add position to the model's input x [B, L, dim]; the shape stays the same."""
         return x
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -81,11 +81,11 @@ class Encoding(FullPrecision):
         return None
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
-        """Q [B, H, L, head_dim] -> [B, H, L, widens head_dim]."""
+        """Transform queries q [B, H, L, head_dim] -> [B, H, L, widens * head_dim]."""
         return q
 
     def keys(self, k: Tensor, prepared: Any) -> Tensor:
-        """K [B, Hkv, L, head_dim] -> [B, Hkv, L, widens head_dim]."""
+        """Transform keys k [B, Hkv, L, head_dim] -> [B, Hkv, L, widens * head_dim]."""
         return k
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
@@ -104,18 +104,18 @@ class Encoding(FullPrecision):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether it has columns, made of the tokens' content."""
+        """Whether it computes columns from the tokens' content."""
         return hasattr(type(self), "context")
 
     def reset_parameters(self) -> None:
-        """Give its own parameters their initial values; layers inside it have theirs."""
+        """Initialize its direct parameters; layers inside it have a reset_parameters of their own."""
 
     def rotate_queries(self, x: Tensor, positions: Positions) -> Tensor:
-        """X [..., L, head_dim] as queries at `positions`."""
+        """Transform x [..., L, head_dim] as queries at `positions`."""
         return self._rotate(self.queries, x, positions)
 
     def rotate_keys(self, x: Tensor, positions: Positions) -> Tensor:
-        """X [..., L, head_dim] as keys at `positions`."""
+        """Transform x [..., L, head_dim] as keys at `positions`."""
         return self._rotate(self.keys, x, positions)
 
     rotate = rotate_queries
@@ -197,7 +197,7 @@ ENCODINGS = Registry("encoding", "lg.list_encodings()", ["longitude.positions"])
 
 
 def register(name: str) -> Callable[[Factory], Factory]:
-    """Make a class, or a function that builds an encoding, known by a name: a decorator.
+    """Decorator that registers a class, or a function that builds an encoding, under a name.
 
     Args:
         name: name for `encoding`, configs and the command line.
@@ -215,7 +215,7 @@ def list_encodings() -> list[str]:
     """The names of all registered encodings, sorted.
 
     Returns:
-        Names that `encoding` takes.
+        Names that `encoding` accepts.
     """
     return list(ENCODINGS)
 

@@ -38,16 +38,16 @@ class FixedBias:
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        # not a dataclass's own: torch's compiler (2.12) asks before __init__, when there are no fields
+        # not the dataclass's hash: torch.compile (2.12) hashes before __init__, when there are no fields
         return hash(tuple(vars(self).values()))
 
 
 def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> list[float]:
-    """The published slopes: 2^(-8h/H), h = 1 .. H, where H is a power of two.
+    """The published slopes: 2^(-8h/H), h = 1 .. H, if H is a power of two.
 
-    Otherwise those of the power of two below, followed by every second slope of the power of two above; so not sorted. MPT's
-    code takes the slopes of the power of two above, every second from the second and then every second from the first. These
-    are the same numbers, so both recipes give one list. bias_max: another number for 8, alibi_bias_max of MPT's configs.
+    Otherwise the slopes of the next lower power of two, then every second slope of the next higher one, so they are not sorted.
+    MPT's code takes the slopes of the higher power only: every second from the second on, then every second from the first on.
+    These are the same numbers, so both recipes give one list. bias_max: replaces the 8; alibi_bias_max in MPT's configs.
     """
 
     def geometric(n: int) -> list[float]:
@@ -62,19 +62,20 @@ def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> 
 
 @register("alibi")
 class ALiBi(Encoding):
-    """ALiBi, a bias linear in the distance: score_h(i, j) += -m_h |i - j|, each head at its own slope.
+    """ALiBi, a bias linear in the distance: score_h(i, j) += -m_h |i - j|, with a fixed slope m_h per head.
 
-    The bias is added after the 1/sqrt(head_dim) scaling and is not a mask: the future needs one.
+    The bias is added after the 1/sqrt(head_dim) scaling. It is not a mask: decoders need a causal mask, too.
 
     Args:
         num_heads: heads of queries.
         slopes: a published recipe, "paper" or "mpt" (the same numbers, see alibi_slopes), or positive numbers, one per biased
             head.
-        future: keys in the future, for encoders. "symmetric": as above. Numbers: their slopes, one per biased head.
+        future: bias of keys in the future, for encoders. "symmetric": as above. Numbers: its slopes, one per biased head.
             "one-sided": the first half of the biased heads attends to the past only, the second half to the future only, each
             half with the recipe's slopes for its number of heads, as the paper's authors propose; every head attends to the
             query's own token. The other side has the finite bias FORBIDDEN.
-        biased_heads: only the first this many heads are biased, with the recipe's slopes for this many; the rest have exactly 0.
+        biased_heads: number of heads with a bias, the first ones, with the recipe's slopes for that number. The others have
+            exactly 0. None: all have a bias.
 
     Raises:
         ValueError: another number of slopes than heads, or slopes that are not above 0.
@@ -120,7 +121,7 @@ class ALiBi(Encoding):
 
 @dataclass(frozen=True, eq=False)
 class LinearBias(FixedBias):
-    """ALiBi: -m_h |offset|, m_h from `slopes`, or `future_slopes` for offsets below 0; FORBIDDEN on the side not in sides_h."""
+    """ALiBi: -m_h |offset|, m_h from `slopes`, or `future_slopes` for offsets below 0; FORBIDDEN where sides_h * offset < 0."""
 
     slopes: tuple[float, ...]
     future_slopes: tuple[float, ...]
@@ -193,7 +194,7 @@ class Kerple(Encoding):
             distance = offset.abs().to(a.dtype)
             if self.kind == "log":
                 return -p * torch.log1p(a * distance)
-            # exp(p ln x): pow takes 8 times as long. ln 0 is a number whose e^p is 0 still, and so is its derivative by p.
+            # exp(p ln x), because pow takes 8 times as long. -1e5 stands for ln 0: e^(-1e5 p) and its derivative by p are 0.
             log = torch.where(offset == 0, -1e5, distance.clamp(min=1).log())
             return -a * (p * log).exp()
 
@@ -201,7 +202,7 @@ class Kerple(Encoding):
 
 
 def _within(x: Tensor, low: float, high: float | None = None) -> Tensor:
-    """The value clamped, in float32 or wider; the gradient as if it were not."""
+    """Clamp x, in float32 or wider, but pass its gradient through."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x.detach().clamp(low, high) + (x - x.detach())  # x - x is exactly 0
 
@@ -222,12 +223,13 @@ def kerple_power(num_heads: int, shared: bool = True) -> Kerple:
 class Sandwich(Encoding):
     """Sandwich, cosines of the distance: score_h(i, j) += (sum_k cos((i - j) / 10000^(2k/dim)) - dim/2) / (8h/H), k = 1 .. dim/2.
 
-    The dot product of two sinusoidal codes, moved to 0 at offset 0 and divided by a ratio of head h = 1 .. H: the first head is
-    biased the most. It falls about as a logarithm of the distance does, though not monotonically. Nothing is learned.
+    The bias is the dot product of two sinusoidal position embeddings, shifted to 0 at offset 0 and divided by 8h/H for head h =
+    1 .. H, so the first head has the strongest. It falls about logarithmically with the distance, though not monotonically.
+    Nothing is learned.
 
     Args:
         num_heads: H, heads of queries.
-        dim: the width of those codes, even; independent of the model's.
+        dim: width of the two embeddings, even; independent of the model's width.
         index_start: k counts from 1, as in the paper, or from 0.
 
     Source:
@@ -281,7 +283,7 @@ class Fire(Encoding):
         num_heads: heads of queries.
         width: width of the mlp's hidden layer.
         c: initial value of c, above 0.
-        threshold: L at initialisation, in tokens.
+        threshold: L at initialization, in tokens.
         eps: added to the denominator.
         shared: one module serves all layers (FIRE-S in the paper); by default each layer has its own.
 
@@ -310,7 +312,7 @@ class Fire(Encoding):
         self.num_heads, self.width, self.shared = num_heads, width, shared
         self.initial_c, self.threshold, self.eps = c, threshold, eps
         self.mlp = nn.Sequential(WideLinear(1, width), nn.ReLU(), WideLinear(width, num_heads))
-        # [1], not []: what shards parameters takes no 0-dimensional ones.
+        # [1], not []: torch's fully_shard does not support scalar parameters.
         self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 

@@ -36,7 +36,7 @@ class T5Bias(Encoding):
 
     Args:
         num_heads: heads of queries.
-        num_buckets: rows of the table, 2 or more; 4 or more and even where bidirectional.
+        num_buckets: rows of the table, 2 or more; if bidirectional, 4 or more and even.
         max_distance: all distances of this many tokens or more share the last bucket.
         bidirectional: True in encoders: keys to the right have separate buckets; False in decoders.
         shared: one table serves all layers of a stack, as in T5.
@@ -94,7 +94,7 @@ class ClippedBias(Encoding):
 
     Args:
         num_heads: heads of queries.
-        max_distance: D. Listings that clamp r_max = r at r - 1 have max_distance = r - 1, hence the default of 127.
+        max_distance: D. Code that clamps offsets at r_max - 1 has max_distance = r_max - 1: the default for r_max = 128.
         shared: one table serves all layers; by default each has its own.
 
     Source:

@@ -10,9 +10,9 @@ from longitude.errors import UsageError, check_positive, check_sizes
 
 # ---- which layers rotate ---------------------------------------------------------------------------------------------
 def rotating_layers(config: Mapping[str, Any]) -> tuple[bool, ...] | None:
-    """For each layer whether its keys say that it rotates queries and keys; None where all do.
+    """Whether each layer rotates queries and keys, by the config's keys; None if all do.
 
-    As transformers reads it: no_rope_layers has 1 for a layer that rotates.
+    As in transformers, no_rope_layers has 1 for a layer that rotates.
     """
     layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
     if given:
@@ -29,9 +29,9 @@ def rotating_layers(config: Mapping[str, Any]) -> tuple[bool, ...] | None:
     return None if all(rotates) else rotates
 
 
-# ---- what multiplies queries -----------------------------------------------------------------------------------------
+# ---- temperatures of queries -----------------------------------------------------------------------------------------
 def unrotated_temperature(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The spec of what multiplies the queries of layers that do not rotate (Llama 4); None where nothing does."""
+    """Temperature {"name": name, **options} of queries in layers that do not rotate (Llama 4), or None."""
     if not config.get("attn_temperature_tuning"):
         return None
     options = {"attn_scale": config.get("attn_scale", 0.1), "floor_scale": config.get("floor_scale", 8192)}
@@ -40,11 +40,11 @@ def unrotated_temperature(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def rotated_temperature(given: Mapping[str, Any], original: str) -> dict[str, Any] | None:
-    """The spec of what multiplies the queries of layers that rotate, in their rope parameters (Ministral 3), or None."""
+    """Temperature {"name": name, **options} in the rope parameters of layers that rotate (Ministral 3), or None."""
     if (beta := given.get("llama_4_scaling_beta")) is None:
         return None
     if (length := given.get(original)) is None:
-        raise UsageError("llama_4_scaling_beta", f"{original} among the rope parameters with it", "none")
+        raise UsageError("llama_4_scaling_beta", f"{original} beside it among the rope parameters", "none")
     check_positive("rope", llama_4_scaling_beta=beta)
     check_sizes("rope", **{original: length})
     return {"name": "ministral3_temperature", "beta": beta, "original_max_length": length}
@@ -52,7 +52,7 @@ def rotated_temperature(given: Mapping[str, Any], original: str) -> dict[str, An
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 def write(rope: Any, inner: dict[str, Any], outside: dict[str, Any], original: str) -> None:
-    """Add to rope parameters and to the entries outside of them what a RopeConfig has of layers and temperatures."""
+    """Write a RopeConfig's rotating layers and temperatures to rope parameters (`inner`) and to entries outside of them."""
     if rope.temperature is not None:
         _require("ministral3_temperature", rope.temperature)
         length = rope.temperature["original_max_length"]

@@ -41,7 +41,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "query_columns": lambda columns: frozenset().union(*columns),
     "source": lambda sources: "; ".join(dict.fromkeys(source for source in sources if source)) or None,
 }
-"""The declared properties, and how those of several encodings make one."""
+"""The declared properties, each with the function that combines those of several encodings."""
 
 
 class Composed(Encoding):
@@ -51,10 +51,10 @@ class Composed(Encoding):
         members: any number of encodings; members of a Composed become members.
 
     Raises:
-        ValueError: something else than an encoding, two temperatures, two sinks, or two that cannot share a cache.
+        ValueError: a member that is no encoding, two temperatures, two sinks, or two that cannot share a cache.
     """
 
-    reads_tokens = False  # type: ignore[assignment]  (attributes: every layer reads them)
+    reads_tokens = False  # type: ignore[assignment]  (no properties, because every layer reads them)
     at_input = False  # type: ignore[assignment]
     reads_ids = False  # type: ignore[assignment]
     carries: bool
@@ -71,7 +71,7 @@ class Composed(Encoding):
                 raise UsageError("", "encodings", repr(member), "build one by name with lg.encoding(name, ...)")
         members = [one for m in members for one in (m if isinstance(m, Composed) else [m])]
         self.members = nn.ModuleList(members)
-        self.each = tuple(members)  # the same, without what a look-up in modules costs every layer
+        self.each = tuple(members)  # the same, because a look-up in modules costs time in every layer
         for name, combine in COMBINED.items():
             setattr(self, name, combine([getattr(m, name) for m in members if hasattr(m, name)]))
         self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
@@ -87,8 +87,8 @@ class Composed(Encoding):
             for m in members
             for name in ("num_heads", "head_dim")
             if hasattr(m, name)
-        )  # what queries are compared with
-        has: Any = tuple(members)  # what stands in optional.py
+        )  # attention checks the shape of queries by them
+        has: Any = tuple(members)  # Any: their optional methods are those of optional.py
         self.following: list[FollowsLength] = [m for m in has if hasattr(m, "length_at")]
         self.moving: list[MovesPositions] = [m for m in has if hasattr(m, "regions") and m.regions()]
         moving = [type(m).__name__ for m in self.moving]
@@ -100,7 +100,7 @@ class Composed(Encoding):
         self.transforms = any(m.overrides("queries", "keys") for m in members)
         if self.passing_columns and not self.stable_keys:
             raise ValueError(
-                "one of these encodings needs keys as they came in a cache, and another rewrites them there; use a rotation "
+                "one of these encodings needs untransformed keys in the cache, and another changes cached keys; use a rotation "
                 "that does not follow the length, such as plain rotary or follow='declared'"
             )
 
@@ -120,7 +120,7 @@ class Composed(Encoding):
     def length_at(self, query: Any, newest: Any) -> Any:
         each = [
             m.length_at(query, newest) for m in self.following
-        ]  # with := in it, dynamo does not follow the comprehension
+        ]  # torch.compile does not support := in this comprehension
         lengths = [length for length in each if length is not None]
         if len(lengths) > 1:
             raise ValueError("two composed encodings both follow a length; use one of them")
@@ -136,7 +136,7 @@ class Composed(Encoding):
         dtype: torch.dtype = torch.float32,
         move: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple:
-        """Tables of each member. move: of a region, for the member that has regions."""
+        """Tables of each member. move: a region's map of positions, for the member that has regions."""
         if move is None:
             return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
         moved: dict[str, Any] = {"move": move}
@@ -193,7 +193,7 @@ def _gives(member: Encoding, kind: type) -> bool:
 
 
 def require_separable(moving: str, members: Sequence[Any]) -> None:
-    """ValueError where parts of the keys cannot be attended to apart, as one that moves positions needs it."""
+    """ValueError if a member excludes attention in separate parts of the keys, which the encoding named `moving` needs."""
     for m in members:
         if hasattr(m, "length_at") and m.length_at(0, 0) is not None:
             raise ValueError(f"{moving} moves positions, and {type(m).__name__} follows a length; use one of them")
@@ -208,7 +208,7 @@ def require_separable(moving: str, members: Sequence[Any]) -> None:
 
 
 def of_axes(member: Encoding, positions: Tensor) -> Tensor:
-    """Positions as a member takes them; ValueError where it measures one axis and they have several."""
+    """Positions for a member; ValueError if it has one axis and the positions have several."""
     if member.axes > 1 or positions.dim() < 3 or not member.overrides("embed", "prepare"):
         return positions
     if positions.shape[-1] > 1:
@@ -219,36 +219,36 @@ def of_axes(member: Encoding, positions: Tensor) -> Tensor:
 
 @constant_in_graphs
 def _load_encodings() -> bool:
-    """Import all encodings, which a compiler that traces the first use of a name cannot do."""
+    """Import all encodings, because torch.compile cannot trace the imports at the first use of a name."""
     return bool(len(ENCODINGS))
 
 
 def by_name(label: str, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> Composed:
-    """The encoding of a name, or of names joined by +, for these heads; ValueError where it needs or learns more."""
+    """The encoding of a name, or of names joined by +, for these heads; ValueError if it needs more or has parameters."""
     known = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     _load_encodings()
     built = [ENCODINGS[name](**resolved(name, {}, **known)) for name in label.split("+")]
     if learned := next((one for one in built if any(True for _ in one.parameters())), None):
         raise ValueError(
-            f"encoding={label!r}: {type(learned).__name__} learns numbers, which every call would draw again; build it once with "
-            "lg.encoding(...), train it, and pass it"
+            f"encoding={label!r}: {type(learned).__name__} has parameters, which every call would initialize again; build it "
+            "once with lg.encoding(...), train it, and pass it"
         )
     return compose(built).to(device)
 
 
 def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
-    """Whatever a user may pass as `encoding=` -> one object."""
+    """One Composed for any value of `encoding=`: an encoding, several, or None."""
     match encoding:
         case Composed():
             return encoding
         case Encoding():
-            # Made once: a short decoding step would notice. Not a submodule, for it has the encoding; and not a copy's.
-            now = encoding, [getattr(encoding, name, None) for name in COMBINED]
-            then, composed = getattr(encoding, "_composed", (None, None))
-            if composed is None or then is None or then[0] is not encoding or then[1] != now[1]:
+            # Cached for decoding steps, not as a submodule, which would be a cycle. A copy has its original's, and builds anew.
+            key = encoding, [getattr(encoding, name, None) for name in COMBINED]
+            known, composed = getattr(encoding, "_composed", (None, None))
+            if composed is None or known is None or known[0] is not encoding or known[1] != key[1]:
                 composed = Composed([encoding])
                 if not torch.compiler.is_compiling():
-                    encoding.__dict__["_composed"] = now, composed
+                    encoding.__dict__["_composed"] = key, composed
             return composed
         case None:
             return Composed([]) if torch.compiler.is_compiling() else _nothing()

@@ -11,7 +11,7 @@ from longitude.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Sc
 
 # ---- names at the top of a config ------------------------------------------------------------------------------------
 SCHEMAS = ("rope_parameters", "rope_scaling")
-"""Keys that have rope parameters: the first since transformers 5, the second before."""
+"""Keys of the dict of rope parameters: the first since transformers 5, the second before."""
 BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta")
 """Keys for the rotary base of layers with a window, before transformers 5."""
@@ -31,9 +31,9 @@ LAYERS = (
 """Keys that describe the positions of individual layers."""
 UNDERSTOOD = ("model_type", *LAYERS, *SCHEMAS, *BASES, *LOCAL_BASES, *SHARES, ORIGINAL, LENGTHS[0])
 OF_CLASSES = ("layer_rope_theta", "compress_rope_theta", "position_embedding_type", "alibi")
-"""Keys that decide which layers rotate, and by which base, in families that are asked themselves."""
+"""Keys that decide which layers rotate, and with which base; understood only if the model's class is asked."""
 NOTHING = ("rope_interleave", "qk_rope_head_dim", "qk_nope_head_dim", "mlp_layer_types", "first_k_dense_replace")
-"""Keys that look as if they were about position, and change no frequency: widths, layouts and layers of other kinds."""
+"""Keys that match ABOUT_POSITION but change no frequency: widths, layouts and other kinds of layers."""
 ABOUT_POSITION = re.compile(
     r"(^|_)(rope|nope|rotary|theta|llama_4|alibi|logn|log_n)(_|$)|(attn|query|position)_temperature|log_scaling|dual_chunk|"
     r"self_extend|position_embedding_type"
@@ -41,9 +41,9 @@ ABOUT_POSITION = re.compile(
 BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 """Keys with an entry for each layer."""
 PLAIN = ("rope", "rotary", "default")
-"""Values that say no more than that a model rotates."""
+"""Values that mean RoPE and nothing else."""
 FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "main")  # "main": windows of DeepSeek V4
-"""Layer types: attention to everything, and within a window, which does not grow."""
+"""Layer types: attention to all earlier tokens, and to a window of fixed size."""
 
 
 # ---- names inside rope parameters ------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def same(keys: str) -> dict[str, str]:
 
 
 LENGTH = {ORIGINAL: "original_max_length"}
-# type -> its scheme; the keys it must have, and may have, as {their name: ours}
+# rope_type -> (its scheme, required keys, optional keys), keys as {name in transformers: name in our scheme}
 TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = {
     "default": (None, {}, {}),
     "linear": (Linear, same("factor"), {}),
@@ -75,7 +75,7 @@ KEYS = {
 """The keys that a type has inside rope parameters."""
 ALL_KEYS = frozenset(key for each in KEYS.values() for key in each)
 ZERO_IS_NONE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "alpha")
-"""Keys of which transformers takes 0 for none."""
+"""Keys for which transformers treats 0 as absent."""
 
 
 def is_foreign(key: str) -> bool:
@@ -84,13 +84,13 @@ def is_foreign(key: str) -> bool:
 
 
 def of_layers(parameters: Any) -> list[Mapping[str, Any]]:
-    """The dicts of rope parameters of a config: one of each layer type, or one of all layers, empty where there are none."""
+    """The dicts of rope parameters of a config: one per layer type, or one for all layers, empty if there are none."""
     parameters = parameters if isinstance(parameters, Mapping) else {}
     return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
 
 
 def rope_dicts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(schema, parameters) of each dict of rope parameters, those of layer types one by one."""
+    """(schema, parameters) of each dict of rope parameters; one for each layer type."""
     return [(name, one) for name in SCHEMAS for one in of_layers(config.get(name))]
 
 
@@ -101,7 +101,7 @@ def names_any(config: Mapping[str, Any], keys: Iterable[str]) -> bool:
 
 
 def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterator[str]:
-    """Keys about position of which nothing here knows what they mean; not a slip of a known one, which is refused.
+    """Keys about position that are unknown here; not misspelt keys of rope parameters, for which reading raises ValueError.
 
     by_class: whether the config's class was asked which layers rotate.
     """

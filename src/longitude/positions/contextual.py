@@ -21,13 +21,13 @@ class CoPE(Encoding):
     """CoPE, positions counted by gates: score(i, j) += scale q_i . E[p_ij], p_ij = sum_{l=j..i} sigmoid(score(i, l)).
 
     A position counts the tokens that the query's gates let through, so it may be a count of words or of sentences. It is
-    clipped to max_position - 1, and E [head_dim, max_position], shared by heads, zero at first, is read between its columns
-    by linear interpolation.
+    clipped to max_position - 1. E [head_dim, max_position] is shared by heads, starts at zero, and is interpolated linearly
+    between its columns.
 
     Args:
         head_dim: width of a head.
         max_position: columns of E.
-        scaled: scale is head_dim^-1/2, as in the authors' code; False: q_i . E[p_ij] as it is, their variant "nodiv".
+        scaled: scale is head_dim^-1/2, as in the authors' code; False: scale is 1, their variant "nodiv".
 
     Source:
         Golovneva et al. 2024, arXiv 2405.18719, https://arxiv.org/abs/2405.18719
@@ -57,8 +57,8 @@ class FoX(Encoding):
     """FoX, a forget gate per head: score(i, j) += G_i - G_j, G_t = sum_{l<=t} ln f_l, f_t = sigmoid(w_h . x_t + b_h).
 
     Each head decays at a rate computed from the tokens; a constant f is ALiBi with the slope -ln f. The columns have G, in
-    float64 if the device has it, because differences of long sums expose rounding. The carry is the last G and its document's
-    number.
+    float64 if the device has it, because differences of long sums expose rounding. The carry is the last G and the number of
+    its document.
 
     Args:
         dim: width of the tokens.
@@ -105,7 +105,7 @@ class FoX(Encoding):
             level = level if carry is None else level + carry[0]
             return {"forgotten": level}, (level[..., -1:], level.new_zeros(len(level), 1, dtype=torch.long))
         level, last = (log_f.new_zeros(*log_f.shape[:2], 1), documents[:, :1].long()) if carry is None else carry
-        # Padding forgets nothing, and is of the document before it; what was carried stands in front, as a token.
+        # Padding forgets nothing and belongs to the document before it. The carry is put in front, like a token.
         real = F.pad(documents >= 0, (1, 0), value=True)
         order = torch.arange(real.shape[1], device=x.device)
         nearest = torch.where(real, order, 0).cummax(1).values
@@ -121,11 +121,11 @@ class FoX(Encoding):
 
 
 MAX_LENGTH = 2**24
-"""Tokens of a sequence in a compiled graph."""
+"""Longest sequence in a compiled graph, in tokens."""
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """x.cumsum(-1), on CUDA too where deterministic algorithms are asked for, for which torch has none."""
+    """x.cumsum(-1), also on CUDA with deterministic algorithms, for which torch has no cumsum."""
     if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(-1)
     return sum_by_doubling(x)
@@ -135,7 +135,7 @@ def sum_by_doubling(x: Tensor, documents: Tensor | None = None) -> Tensor:
     """Cumulative sum by doubling, over 2, 4, 8, ... tokens, separately in each document, so that gradients stay separate."""
     length = x.shape[-1]
     if torch.compiler.is_compiling():
-        # A graph for every length must not count its steps: it has all that the longest sequence needs.
+        # The steps in a graph must not depend on the length: there are as many as the longest sequence needs.
         torch._check(length <= MAX_LENGTH)
         steps: list[Any] = [torch.sym_min(2**n, length) for n in range(MAX_LENGTH.bit_length() - 1)]
     else:
@@ -175,7 +175,7 @@ class PaTH(Encoding):
     learned = True
     causal_only = True
     carries = True
-    passing_columns = frozenset({"reflection", "strength"})  # a cache reflects its keys by them instead
+    passing_columns = frozenset({"reflection", "strength"})  # a cache applies them to its keys and drops them
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class PaTH(Encoding):
             documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         documents = documents.long()
         new, tail = self.up(self.down(x)), self.kernel - 1
-        if carry is None:  # before the first token: nothing, of no document
+        if carry is None:  # before the first token: zeros, with an id that no document has
             carry = new.new_zeros(new.shape[0], tail, new.shape[-1]), documents.new_full((new.shape[0], tail), -(2**62))
         stream, ids = torch.cat([carry[0], new], 1), torch.cat([carry[1], documents], 1)
         length = x.shape[1]
@@ -244,14 +244,14 @@ def path_fox(
     """PaTH with FoX's forget gate: scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j).
 
     Args:
-        dim: as of PaTH, like the others below it.
+        dim: see PaTH.
         num_heads: see PaTH.
         head_dim: see PaTH.
         num_kv_heads: see PaTH.
         rank: see PaTH.
         kernel: see PaTH.
         chunk_size: see PaTH.
-        scale_gate: the gate is scaled with the scores, as in the authors' code; False adds it as FoX does alone.
+        scale_gate: the gate is scaled with the scores, as in the authors' code; False: it is not, as in FoX.
 
     Source:
         Yang et al. 2025, arXiv 2505.16381, https://arxiv.org/abs/2505.16381

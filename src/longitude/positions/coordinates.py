@@ -1,4 +1,4 @@
-"""Positions: integer coordinates of tokens, as users give them and as encodings and attention take them."""
+"""Positions: integer coordinates of tokens, as users pass them and as encodings and attention use them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from longitude.derivatives import assert_later, numbers_of, readable, tracing
 from longitude.errors import UsageError
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
-"""Integer coordinates; an int p means contiguous from p. Where an encoding has several axes, one number is for all of them."""
+"""Integer coordinates; an int p means p, p+1, ... With several axes, [L] and [B, L] mean the same number on every axis."""
 
 
 def constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device | None) -> Tensor:
-    """Numbers on a device. On a GPU they are copied once for all calls: a copy waits for the device, and no CUDA graph has it."""
+    """A tensor of numbers; on a GPU copied once for all calls, because a copy waits and no CUDA graph can capture it."""
     if device is None or device.type == "cpu" or needs_operator():
         return torch.tensor(numbers, dtype=dtype, device=device)
     return _copied(tuple(numbers), dtype, device)
 
 
-@cache  # for good, because a CUDA graph may read it
+@cache  # never evicted, because a CUDA graph may read it
 @torch.inference_mode(False)
 def _copied(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=dtype, device=device)
@@ -40,7 +40,8 @@ def explicit(positions: Positions, length: int, device: torch.device | None = No
 def canonical(name: str, positions: Positions, batch: int, length: int, axes: int = 1) -> Positions:
     """Positions in one form: an int, [L], [B, L]; or with several axes [B | 1, L, axes | 1].
 
-    So no dimension is mistaken for another. ValueError for any other shape, for no integers, and for negative ones.
+    So no dimension is mistaken for another. ValueError for any other shape, for other numbers than integers, and for negative
+    ones.
     """
     if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
         raise UsageError(name, "integers of 0 or more, a tensor or an int to count from", repr(positions))
@@ -58,12 +59,12 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
         positions = positions[None]
     elif axes > 1 and shape in lines:
         positions = positions[..., None]
-    # Tuples of other lengths compare their first numbers, too: a condition on the length in what is exported.
+    # Only tuples of one length: comparing others reads their first numbers, which is a guard on L in an exported graph.
     elif shape not in [each for each in ((length,), *lines, *grids) if len(each) == len(shape)]:
         with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
         raise UsageError(name, f"[{length}] or [{batch}, {length}]{with_axes}", list(shape))
     require_positions(positions, who=name)
-    positions = positions.long()  # a length is one more than the largest, and may be beyond int32
+    positions = positions.long()  # a length is the largest position + 1, which may overflow int32
     return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
 
 
@@ -103,7 +104,7 @@ def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """float64 where the device has it, else float32: the dtype of angles, slopes and fixed biases."""
+    """float64 if the device has it, else float32: the dtype of angles, slopes and fixed biases."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -124,7 +125,7 @@ def following(first: Tensor, length: int) -> Tensor:
 
 
 def as_int(positions: Positions) -> Positions:
-    """The int that positions [L] or [B, L] count up from in every row, where reading them is free; else themselves."""
+    """The int from which positions [L] or [B, L] count up in every row, if reading them is free; else the positions."""
     if isinstance(positions, int) or positions.dim() > 2 or not positions.is_cpu or not readable(positions):
         return positions
     first = int(positions.flatten()[0])
@@ -133,6 +134,6 @@ def as_int(positions: Positions) -> Positions:
 
 
 def require_width(who: str, x: Tensor, dim: int) -> None:
-    """UsageError unless they are the tokens [B, L, dim] that an encoding reads."""
+    """UsageError unless x is [B, L, dim], the tokens that an encoding reads."""
     if x.dim() != 3 or x.shape[-1] != dim:
         raise UsageError(who, f"tokens x [B, L, {dim}]", list(x.shape))

@@ -31,7 +31,7 @@ class Counted:
 
 
 def by_formula(scores: Tensor, allowed: Tensor, logits: Tensor) -> Tensor:
-    """Logits [..., columns] read at the sum of the gates of scores [..., keys] from a key on, between two columns linearly."""
+    """Logits [..., columns], interpolated linearly at the count of each key: the sum of sigmoid(scores) from it to the end."""
     gates = torch.sigmoid(scores).masked_fill(~allowed, 0.0)
     counted = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=logits.shape[-1] - 1)
     del gates  # each of these is as large as the scores

@@ -1,4 +1,4 @@
-"""Rotations of which each pair mixes all frequencies that training saw turn (FoPE)."""
+"""FoPE: rotations in which each pair mixes all frequencies with a full turn within the training length."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class FoPE(Encoding):
         head_dim: width of a head, even.
         num_heads: heads of queries.
         layout: which dimensions are a pair, as in Rotary.
-        max_length: positions of training.
-        num_kv_heads: key heads, with separate series, which their queries share; None: num_heads.
+        max_length: training length in tokens.
+        num_kv_heads: key heads; each has its own series, which its query heads share; None: num_heads.
         base: above 0.
         deviation: standard deviation of the noise, times the square root of the number of frequencies. 0: RoPE except for slow
             pairs.
@@ -44,7 +44,7 @@ class FoPE(Encoding):
         seed: seed of the random numbers.
 
     Raises:
-        ValueError: an odd head_dim, a max_length within which nothing turns, positions that are negative or no integers.
+        ValueError: an odd head_dim, a max_length without a full turn of any pair, positions that are negative or no integers.
 
     Source:
         Hua et al. 2024, arXiv 2412.17739, https://arxiv.org/abs/2412.17739
@@ -80,7 +80,7 @@ class FoPE(Encoding):
         if isinstance(deviation, bool) or not 0 <= deviation < math.inf:
             raise UsageError("fope", "a deviation of 0 or more", repr(deviation))
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length <= 2 * math.pi:
-            raise UsageError("fope", "a max_length of 7 or more, within which a pair turns", repr(max_length))
+            raise UsageError("fope", "a max_length of 7 or more, one turn of the fastest pair", repr(max_length))
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads
         self.layout, self.base = layout, base
         self.trained_length, self.deviation, self.zero, self.seed = max_length, deviation, zero, seed
@@ -117,11 +117,11 @@ class FoPE(Encoding):
         return Angles(cos.to(dtype), sin.to(dtype))
 
     def queries(self, q: Tensor, prepared: Angles) -> Tensor:
-        """Q [B, H, L, head_dim], each head by the series of the keys that it reads."""
+        """Rotate queries q [B, H, L, head_dim], each head by the series of its key head."""
         return self._rotated(q, prepared)
 
     def keys(self, k: Tensor, prepared: Angles) -> Tensor:
-        """K [B, Hkv, L, head_dim]."""
+        """Rotate keys k [B, Hkv, L, head_dim]."""
         return self._rotated(k, prepared)
 
     def _rotated(self, x: Tensor, prepared: Angles) -> Tensor:

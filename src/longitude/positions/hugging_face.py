@@ -35,7 +35,7 @@ from longitude.positions.scaling.ntk import ntk_base
 
 
 class NotUnderstood(ValueError):
-    """A config with keys about position that decide something, and that nothing here can read; `keys` has their names."""
+    """A config has keys that change positions and cannot be read here; `keys` has their names."""
 
     def __init__(self, message: str, keys: Sequence[str] = ()):
         super().__init__(message)
@@ -78,7 +78,7 @@ class RopeConfig(NamedTuple):
         return dim
 
     def options(self, head_dim: int) -> dict[str, Any]:
-        """Options for Rotary and rope_frequencies; where there are sections, for MultimodalRotary."""
+        """Options for Rotary and rope_frequencies; if there are sections, for MultimodalRotary."""
         options = {"base": self.base, "scaling": self.scaling, "rotary_dim": self.rotary_dim(head_dim)}
         if self.sections is None:
             return options | {"proportion": self.proportion}
@@ -95,11 +95,11 @@ class RopeConfig(NamedTuple):
         Args:
             head_dim: width of a head.
             layout: which numbers of a head make a pair.
-            layer: one that may not rotate; None: the encoding of those that rotate.
+            layer: index of a layer, which may not rotate; None: the encoding of layers that rotate.
 
         Returns:
-            MultimodalRotary where there are sections, else Rotary, composed with a temperature where there is one; for a
-            layer that does not rotate NoPosition or its temperature.
+            MultimodalRotary if there are sections, else Rotary, composed with the temperature if there is one. For a layer
+            that does not rotate: its temperature, or NoPosition.
         """
         if layer is not None and self.rotates is not None and not self.rotates[layer]:
             return build(**(self.unrotated_temperature or {"name": "nope"}))
@@ -113,20 +113,20 @@ Style = Literal["rope_parameters", "rope_scaling"]
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def not_understood(config: Mapping[str, Any] | Any, by_class: bool = False) -> list[str]:
-    """Keys of a config that are about position and that nothing here reads. by_class: as of config_keys.not_understood."""
+    """Keys of a config about position that cannot be read here. by_class: see config_keys.not_understood."""
     return [*config_keys.not_understood(as_mapping(config), by_class)]
 
 
 def unread_words(keys: Sequence[str]) -> str:
-    """The message for a user."""
+    """Error text for keys that `not_understood` found."""
     known = f"{', '.join(UNDERSTOOD)}; inside rope_parameters {', '.join(sorted(ALL_KEYS))}"
     return f"not understood: {', '.join(keys)}; understood are {known}"
 
 
 def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
-    """A config's entries that are not None, and sliding_window, which says as None that there are no windows.
+    """A config's entries that are not None, and sliding_window, for which None means no windows.
 
-    What a class has by another name (RecurrentGemma's attention_window_size) stands under the usual name, too.
+    Attributes with another name in a class (RecurrentGemma's attention_window_size) are included under the usual name, too.
     """
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_dict"):
@@ -195,7 +195,7 @@ def read_ropes(
 
 
 def names_rotation(config: Mapping[str, Any]) -> bool:
-    """Whether a config has any key that parameters of a rotation could be read from."""
+    """Whether a config has any key from which `read_ropes` could read a rotation."""
     return any(config.get(key) for key in (*SCHEMAS, *BASES, *LOCAL_BASES))
 
 
@@ -391,4 +391,4 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
             for kind, (scheme, _, _) in TYPES.items():
                 if type(scaling) is scheme and scheme is not YaRN:
                     return kind, rope.base, scaling
-    raise UsageError("", "a scaling that a rope_type exists for", rope.scaling, "the published ramp has one")
+    raise UsageError("", "a scaling that has a rope_type", rope.scaling, "YaRN has one with ramp='dimensions'")

@@ -33,7 +33,7 @@ class LayerPositions(NamedTuple):
     def mixer(self) -> dict[str, Any]:
         """The layer's mixer in the format of LongitudeConfig(mixers=[...]). ValueError for a layer without attention."""
         if not self.attends:
-            raise UsageError("", "a layer with attention", "one without, whose mixer no config here describes")
+            raise UsageError("", "a layer with attention", "one with a recurrence or a convolution instead")
         if self.chunk is not None:
             return {"name": "chunks", "size": self.chunk}
         return {"name": "attention"} if self.window is None else {"name": "window", "size": self.window}
@@ -86,8 +86,9 @@ def layers_of(
         window = windowed if kind in (None, "sliding_attention", "full_attention") and not attends_all else None
         chunk = config.get("attention_chunk_size") if kind == "chunked_attention" else None
         attending = attends is None or attends[layer]
-        still = temperature if attending and temperature is not None else {"name": "nope"}
-        found.append(LayerPositions([still] if rope is None else _specs(*rope, layout), window, chunk, attending))
+        unrotated = temperature if attending and temperature is not None else {"name": "nope"}
+        encodings = [unrotated] if rope is None else _specs(*rope, layout)
+        found.append(LayerPositions(encodings, window, chunk, attending))
     return found
 
 

@@ -1,8 +1,8 @@
-"""Weights from one rotary layout to the other: the same model, its pairs in other places.
+"""Convert weights between the two rotary layouts: the model is the same, its pairs are at other dimensions.
 
 Rotation pairs dimensions (2k, 2k+1) in the interleaved layout and (k, k + rotary_dim/2) in the half layout. Reordering the
-rows that make queries and keys, inside the rotary block of each head, moves a checkpoint between the two without changing
-a score. Values and outputs stay as they are, unless they rotate too (rotate_values): reorder v_proj then, and columns of o_proj.
+rows of the query and key projections, inside the rotary block of each head, converts a checkpoint without changing a score.
+Leave values and outputs unless they rotate too (rotate_values): then reorder v_proj, and the columns of o_proj.
 """
 
 from typing import Literal

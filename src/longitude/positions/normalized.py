@@ -1,4 +1,4 @@
-"""FIRE's offset over the query's position, through a small network; curved.h evaluates it in the loop of attention."""
+"""FIRE's bias, a small network of offset / query position; curved.h evaluates it in the loop of attention."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class NormalizedOffset:
             return F.linear(hidden, self.w2, self.b2).movedim(-1, -3)
 
     def curves(self) -> Tensor:
-        """[heads, 3, width + 1], for the pieces with ascending t: slope, level, and end, up to which it is slope t + level.
+        """The linear pieces of the bias in ascending t, [heads, 3, width + 1]: slope t + level up to t = end.
 
-        The last end is infinite. Slopes and levels have gradients.
+        The three are slope, level and end. The last end is infinite. Slopes and levels have gradients.
         """
         w1, b1 = self.w1[:, 0], self.b1
         with torch.no_grad():
             ends = torch.where(w1 == 0, torch.inf, -b1 / w1)
-            # At its end a unit is 0 and has no gradient: one that falls is inactive from there on, one that rises up to there.
+            # At its end a unit is 0 without gradient: a falling unit is inactive from there on, a rising one up to there.
             ends = torch.where(w1 < 0, ends.nextafter(torch.full_like(ends, -torch.inf)), ends)
             ends, order = ends.sort()
             passed = torch.arange(len(ends) + 1, device=ends.device)[:, None] > order.argsort()  # [pieces, width]

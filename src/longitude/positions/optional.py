@@ -1,4 +1,4 @@
-"""Optional methods of encodings besides the five of `Encoding`: an encoding that defines such a method gets it called.
+"""Optional methods of encodings besides the five of `Encoding`: they are called if an encoding defines them.
 
 `Composed` has all of them, so callers compose an encoding first.
 """
@@ -65,7 +65,7 @@ class ReadsIds(Protocol):
 
 
 class FollowsLength(Protocol):
-    """Tables that change while a sequence grows, as those of dynamic NTK do. Its stable_keys is False where they do."""
+    """Encodings whose tables change while a sequence grows, such as dynamic NTK; stable_keys is False if they do."""
 
     def length_at(self, query: Any, newest: Any) -> Any:
         """Return the length that tables depend on, for a query at position `query` and its newest key at position `newest`.
@@ -114,7 +114,7 @@ class Region:
 
 
 class MovesPositions(Protocol):
-    """Positions that depend on the pair of query and key, as ReRoPE's do. Its stable_keys is False."""
+    """Encodings whose positions depend on the pair of query and key, such as ReRoPE; stable_keys is False."""
 
     def regions(self) -> tuple[Region, ...]:
         """Return the regions; `prepare` then gets a keyword `move`, the map of positions of a region.
@@ -133,16 +133,16 @@ class Widens(Protocol):
 
 
 class ScalesSoftmax(Protocol):
-    """A factor of the scores' scale, as DeepSeek's YaRN has one. Pass it in the model's `scale`; it is not applied here."""
+    """Encodings with a factor for the scale of scores (DeepSeek's YaRN). Latent attention applies it; else pass `scale`."""
 
     softmax_factor: float
 
 
 class Together(Protocol):
-    """Queries and keys in one call, where that is cheaper than two."""
+    """Encodings that transform queries and keys in one call, if that is cheaper than two."""
 
     def queries_and_keys(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, ...]:
-        """Q and k of the same tokens, each as by `queries` and `keys`."""
+        """Transform q and k of the same tokens, as `queries` and `keys` do."""
         ...
 
 
@@ -150,14 +150,14 @@ class RotatesValues(Protocol):
     """Encodings that also transform values, and outputs back, such as RoPE with rotate_values."""
 
     rotate_values: bool
-    """Whether this one does; the two methods change nothing where it does not."""
+    """Whether this encoding does; if not, the two methods change nothing."""
 
     def values(self, v: Tensor, prepared: Any) -> Tensor:
-        """V [B, Hkv, L, head_dim] -> the same shape, at the positions of the keys."""
+        """Transform values v [B, Hkv, L, head_dim] at the positions of the keys; the shape stays the same."""
         ...
 
     def outputs(self, out: Tensor, prepared: Any) -> Tensor:
-        """Outputs of attention [B, H, L, head_dim] -> the same shape, at the positions of the queries."""
+        """Transform outputs [B, H, L, head_dim] back at the positions of the queries; the shape stays the same."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Places: positions that count within a number, made of the tokens' ids, as a learned row added at the input."""
+"""Place embeddings: a digit's place in its number, found by token ids, selects a learned vector added at the input."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from longitude.positions.coordinates import require_positions
 DIGITS = tuple(range(10))
 """Ids of the digits 0 to 9 in tasks that write numbers."""
 SEPARATORS = (10, 11)
-"""Ids of + and = there."""
+"""Ids of + and = in these tasks."""
 
 
 class Places(AtInput):
-    """A learned row per place, x + P[place]; P starts as N(0, 1), in proportion to embeddings.
+    """A learned vector per place, x + P[place]; P starts as N(0, 1), like nn.Embedding.
 
-    In training all places of a row but 0 are moved by a number of 0 .. max_start - 1, drawn from torch's generator; otherwise,
-    and with a cache, by none. The property max_length is the number of places that exist.
+    In training, all places of a row except 0 are shifted by one number of 0 .. max_start - 1, drawn from torch's generator;
+    otherwise, and with a cache, they are not. The attribute max_length is the number of rows of P.
     """
 
     learned = True
@@ -35,7 +35,7 @@ class Places(AtInput):
         self.reset_parameters()
 
     def ids(self, option: str, given: Sequence[int]) -> tuple[int, ...]:
-        """The token ids of an option; ValueError for what is none."""
+        """The token ids of an option as a tuple; ValueError unless they are different ints of 0 or more."""
         ids = (given,) if isinstance(given, int) else tuple(given)
         if (
             not ids
@@ -61,7 +61,7 @@ class Places(AtInput):
         return places
 
     def from_first(self, ids: Tensor, documents: Tensor | None) -> Tensor:
-        """Places of tokens [B, L] where the smallest is 1, and 0 for tokens without one."""
+        """Places of tokens [B, L] without a random start: from 1 on, and 0 for tokens without a place."""
         raise NotImplementedError
 
 
@@ -69,9 +69,9 @@ class Places(AtInput):
 class Abacus(Places):
     """Abacus, a digit's place in its number: the place, counted from the first digit written, selects a learned row.
 
-    Numbers are written from the least digit on, so that digits of equal significance share a row. All tokens but digits are at
-    place 0. It says nothing of which number a digit is in: compose it with another encoding, or with the causal mask alone. The
-    authors' code draws one start per batch; here each row has its own.
+    Numbers must be written from the least significant digit on, so that digits of equal significance share a row. All other
+    tokens are at place 0. A place does not tell to which number a digit belongs: compose it with another encoding, or use the
+    causal mask alone. The authors' code draws one start per batch; here each row has its own.
 
     Args:
         max_length: Digits of the longest number.
@@ -96,8 +96,8 @@ class Abacus(Places):
 class Coupled(Places):
     """Position coupling by significance: digits of equal significance, in operands and answer, share a learned embedding.
 
-    Numbers are written least significant digit first. + and = share the row before the row of the least digits; all other
-    tokens have place 0.
+    Numbers must be written from the least significant digit on. + and = share the row before that of the least significant
+    digits; all other tokens have place 0.
 
     Args:
         max_length: Digits of the longest number.
@@ -140,7 +140,7 @@ def among(ids: Tensor, some: Sequence[int]) -> Tensor:
 
 def counted(digit: Tensor, documents: Tensor | None) -> Tensor:
     """Index of each digit [B, L] in its run, from 1 on; 0 for other tokens. Runs end at document boundaries and padding."""
-    first = digit & ~F.pad(digit, (1, 0))[:, :-1]  # in this order no size is L - 1, which torch.export tells from 1
+    first = digit & ~F.pad(digit, (1, 0))[:, :-1]  # padded first: torch.export would add a guard on a size of L - 1
     if documents is not None:
         digit = digit & (documents >= 0)
         first = first | (documents != F.pad(documents, (1, 0), value=-1)[:, :-1])

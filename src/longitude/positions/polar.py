@@ -62,7 +62,7 @@ class PoPE(Encoding):
         return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))
 
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
-        """Q [B, H, L, d] -> [B, H, L, 2 d], turned back by the phase of each head."""
+        """Transform queries q [B, H, L, d] -> [B, H, L, 2 d]; the phase of each head is subtracted from the angles."""
         if q.shape[1] != self.num_heads:
             raise UsageError("pope", f"{self.num_heads} heads of queries", list(q.shape))
         phase = self.phase.clamp(-2 * math.pi, 0).to(prepared.cos.dtype)[:, None]
@@ -70,7 +70,7 @@ class PoPE(Encoding):
         return self._polar(q, cos * by_cos + sin * by_sin, sin * by_cos - cos * by_sin)
 
     def keys(self, k: Tensor, prepared: RotaryTable) -> Tensor:
-        """K [B, Hkv, L, d] -> [B, Hkv, L, 2 d]."""
+        """Transform keys k [B, Hkv, L, d] -> [B, Hkv, L, 2 d]."""
         return self._polar(k, *prepared)
 
     def _polar(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class TransformerXL(Encoding):
         num_heads: heads of queries.
         head_dim: width of a head.
         dim: width of R, even.
-        clamp_length: offsets are clipped to it; None: none is.
+        clamp_length: offsets are clipped to it; None: they are not.
         shared: one module serves all layers; in the authors' code all layers share u and v, and each has a separate W.
 
     Source:
@@ -117,7 +117,7 @@ class TransformerXL(Encoding):
             return projected.unflatten(-1, (self.num_heads, self.head_dim)).movedim(-2, 0)
 
         def at(offset: Tensor) -> Tensor:
-            """Offset [...] -> [heads, ..., head_dim], each offset once where many pairs of tokens share it."""
+            """Vectors [heads, ..., head_dim] of offsets [...]; one that many pairs of tokens share is computed once."""
             if not readable(offset):
                 return vectors(offset)
             low, high = (int(end) for end in offset.aminmax())
@@ -133,20 +133,20 @@ class Inkling(Encoding):
     """Inkling's relative bias: score_h(i, j) += r_ih . P[:, i - j] for 0 <= i - j < extent, and nothing beyond; r_i = W_r x_i.
 
     Use it if tokens should decide which distances they look at, without any rotation. Each token mixes d_rel learned profiles
-    over the distance, P [d_rel, extent], shared by heads; the bias is not scaled. The model has it with QK-norm and a scale of
-    1 / head_dim, an extent of 1024 in full layers and of the window in others. Offsets follow positions; the model counts
-    tokens in its cache, which is the same where positions count up.
+    over the distance, P [d_rel, extent], shared by heads; the bias is not scaled. The model also has QK-norm and a scale of
+    1 / head_dim; the extent is 1024 in layers of full attention, and the window in others. Offsets follow positions; the model
+    counts tokens in its cache, which is the same if positions count up.
 
     With log_scaling_n_floor = N, queries and bias are also multiplied by 1 + log_scaling_alpha ln max((i + 1) / N, 1), as in
-    full layers. These two options are named as in its config.
+    the model's layers of full attention. These two options are named as in its config.
 
     Args:
         dim: width of the tokens.
         num_heads: heads of queries.
         d_rel: number of profiles.
         extent: distances with a bias.
-        log_scaling_n_floor: positions up to which nothing is multiplied; None: nothing is at all.
-        log_scaling_alpha: rate of the multiplication; None: 0.1.
+        log_scaling_n_floor: N, the number of positions with a factor of 1; None: all have it.
+        log_scaling_alpha: rate of the factor's growth; None: 0.1.
 
     Raises:
         ValueError: log_scaling_alpha without log_scaling_n_floor.

@@ -36,7 +36,7 @@ class Remapped(Rotary):
         if not self.stable_keys:
             raise UsageError(
                 self.registered_name,
-                "a scaling that follows no length",
+                "a scaling that does not follow the length",
                 repr(self.scaling),
                 "declare its length with follow='declared'",
             )
@@ -49,7 +49,7 @@ class Remapped(Rotary):
         dtype: torch.dtype = torch.float32,
         move: Callable[[Tensor], Tensor] | None = None,
     ) -> RotaryTable:
-        """Cos and sin in float32 or wider, of positions [L] or [B, L], or of where a region moves them."""
+        """Cos and sin in float32 or wider, of positions [L] or [B, L], or of those to which a region maps them."""
         require_positions(positions, who=self.registered_name)
         return self.tables(positions if move is None else move(positions), length, dtype)
 
@@ -57,7 +57,7 @@ class Remapped(Rotary):
         raise NotImplementedError
 
     def offset(self, i: Tensor, j: Tensor) -> Tensor:
-        """M(i, j), the offset that a query at i and a key at j <= i are rotated by, float64.
+        """The offset m(i, j) by which a query at i and a key at j <= i are rotated, float64.
 
         Args:
             i: positions of queries, integers; broadcast against those of keys.
@@ -89,11 +89,11 @@ class ReRoPE(Remapped):
 
     Args:
         head_dim: width of a head.
-        layout: as of Rotary, like base, rotary_dim and scaling.
+        layout: see Rotary.
         window: offsets below it are exact; at most the training length.
         base: see Rotary.
         rotary_dim: see Rotary.
-        scaling: see Rotary; a scheme that follows no length.
+        scaling: see Rotary; a scheme that does not follow the length.
 
     Raises:
         ValueError: as Rotary; a window below 1, a scaling that follows the length.
@@ -132,12 +132,12 @@ class LeakyReRoPE(Remapped):
 
     Args:
         head_dim: width of a head.
-        layout: as of Rotary, like base, rotary_dim and scaling.
+        layout: see Rotary.
         window: offsets below it are exact.
         slowdown: how many times more slowly far offsets grow, above 0; 16 in the authors' code.
         base: see Rotary.
         rotary_dim: see Rotary.
-        scaling: see Rotary; a scheme that follows no length.
+        scaling: see Rotary; a scheme that does not follow the length.
 
     Raises:
         ValueError: as Rotary; a window below 1, a slowdown that is not above 0, a scaling that follows the length.
@@ -177,19 +177,19 @@ class SelfExtend(Remapped):
 
         m(i, j) = i - j  where  i - j < window,    floor(i / group) - floor(j / group) + window - floor(window / group)  beyond
 
-    A model trained at length N reaches about (N - window) group + window without training. The position itself decides groups, so
-    a shift of all positions changes far scores.
+    A model trained at length N reaches about (N - window) group + window without training. Groups depend on absolute positions,
+    so a shift of all positions changes scores of distant tokens.
 
     Args:
         head_dim: width of a head.
-        layout: as of Rotary, like base, rotary_dim and scaling.
+        layout: see Rotary.
         window: offsets below it are exact.
         group: positions of a group; 8 in the authors' code.
         variant: "paper" rounds window / group down; "code" does not, as the authors' LlamaAttention (LongLM,
             self_extend_patch/Llama.py).
         base: see Rotary.
         rotary_dim: see Rotary.
-        scaling: see Rotary; a scheme that follows no length.
+        scaling: see Rotary; a scheme that does not follow the length.
 
     Raises:
         ValueError: as Rotary; a window or group below 1, an unknown variant, a scaling that follows the length.
@@ -243,14 +243,15 @@ class DualChunk(Remapped):
 
     Args:
         head_dim: width of a head.
-        layout: as of Rotary, like base, rotary_dim and scaling.
+        layout: see Rotary.
         chunk_size: offsets stay below it; at most the training length.
         local_size: offsets across the border of two chunks that are exact, below chunk_size.
         variant: "paper" ends offsets at chunk_size - 1; "code" at chunk_size, and at min(2 C - 1, chunk_size) for earlier chunks,
-            as the authors' ChunkLlama and vLLM's Qwen-1M. (Both also sharpen long texts; compose a temperature for that.)
+            as the authors' ChunkLlama and vLLM's Qwen-1M. (Both also sharpen attention at long contexts; compose a temperature
+            for that.)
         base: see Rotary.
         rotary_dim: see Rotary.
-        scaling: see Rotary; a scheme that follows no length.
+        scaling: see Rotary; a scheme that does not follow the length.
 
     Raises:
         ValueError: as Rotary; a local_size that is not below chunk_size, an unknown variant, a scaling that follows the length.

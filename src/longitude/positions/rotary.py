@@ -22,7 +22,7 @@ Arrangement = Literal["contiguous", "interleaved"]
 
 
 _FREQUENCIES: WeakKeyDictionary[Rotary, tuple[tuple, tuple[Tensor, float]]] = WeakKeyDictionary()
-"""Theta and factor by encoding, with the options that they were made with; no part of a module, its copies or its state."""
+"""Cached theta and factor of an encoding, with the options they depend on; outside of the module, its copies and its state."""
 
 
 @register("rope")
@@ -31,22 +31,21 @@ class Rotary(Encoding):
 
         (x, y) -> (x cos - y sin, x sin + y cos)
 
-    So q_i . k_j depends on i - j alone, and norms stay. Values are rotated only with rotate_values.
+    So q_i . k_j depends on i - j alone, and norms do not change. Values are rotated only with rotate_values.
 
     Args:
         head_dim: width of a head.
         layout: which dimensions are a pair. Required, because checkpoints of both kinds exist: "interleaved" rotates
-            neighbours (2k, 2k+1), as in the paper, GPT-J and DeepSeek; "half" rotates (k, k + rotary_dim/2), as in GPT-NeoX and
-            Llama.
+            (2k, 2k+1), as in the paper, GPT-J and DeepSeek; "half" rotates (k, k + rotary_dim/2), as in GPT-NeoX and Llama.
         base: above 0; 10000 in the paper.
         rotary_dim: only the first rotary_dim dimensions rotate; default: all.
         scaling: a scheme of lg.scaling or its dict, which extends the context. Its attention_factor multiplies cos and sin,
             its softmax_factor is for the model's scale.
         proportion: p-RoPE: only this part of the pairs rotates, the fastest; the others have theta = 0.
-        angle_dtype: "float64" makes angles in float64 where the device has it; "float32" repeats the rounding of most ports,
-            without scaling to the bit.
+        angle_dtype: "float64" computes angles in float64 if the device has it; "float32" repeats the rounding of most
+            implementations, bit by bit if there is no scaling.
         learned_frequencies: each pair has theta_k e^alpha_k, after any scaling; alpha, learned by each layer, starts at 0
-            (Mistral Large 4). Use it if the training length should decide the frequencies. It stays float32 in 16 bits.
+            (Mistral Large 4). Use it if the training length should decide the frequencies. It stays float32 in 16-bit models.
         rotate_values: values rotate by their positions too, and outputs back by the query's: o_i = R_i^-1 sum_j a_ij R_j v_j
             (DeepSeek V4). Use it if values must tell the query how far away they are.
 
@@ -60,7 +59,7 @@ class Rotary(Encoding):
 
     source = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
     shared = True
-    model_defaults = {"layout": "interleaved"}  # one complex product; q.k is the same in both layouts when trained so
+    model_defaults = {"layout": "interleaved"}  # one complex product; a new model learns the same in both layouts
     registered_name: str = "rope"
     full_precision = ("alpha",)  # positions multiply it: in bfloat16 angles would be wrong by radians
     axis_of_pair: Sequence[int] = ()
@@ -97,7 +96,7 @@ class Rotary(Encoding):
 
     @classmethod
     def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
-        if "scaling" not in options:  # of an image's axes
+        if "scaling" not in options:  # AxialRotary, for images
             return options
         return {**options, "scaling": scheme.as_dict()} if options["scaling"] is None else None
 
@@ -149,8 +148,8 @@ class Rotary(Encoding):
         return RotaryTable(cos.to(dtype), sin.to(dtype))
 
     def _theta(self, length: int | None, device: torch.device, exact: torch.dtype) -> tuple[Tensor, float]:
-        """Theta and the factor of cos and sin; on the CPU made once, where no length changes them: each token pays for them."""
-        own = type(self).frequencies is Rotary.frequencies  # others may read what the key does not have
+        """Theta and the factor of cos and sin; cached on the CPU if no length changes them, for token-by-token decoding."""
+        own = type(self).frequencies is Rotary.frequencies  # others may depend on options that the key lacks
         plain = own and self.alpha is None and device.type == "cpu" and length is None
         plain = plain and not torch.compiler.is_compiling()
         if not plain or torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
@@ -196,12 +195,12 @@ class AxialRotary(Rotary):
     phi_k = base^(-2k/d), k = 0 .. d/2 - 1, d = head_dim/axes, so that q_i . k_j depends on the offsets along all axes. Positions
     are [L, axes] or [B, L, axes]; [L] or [B, L] mean the same number on every axis.
 
-    RoPE-Mixed (mixed=True) turns each pair by both coordinates, at two learned frequencies, of which each head has its own:
+    RoPE-Mixed (mixed=True) rotates each pair by both coordinates, with two learned frequencies per pair and key head:
 
         angle_hk = p_1 u_hk + p_2 v_hk
 
-    They start as those above, of which each head turns (u, v) by an angle drawn at random. The authors' base is then 10. They
-    stay float32 in 16 bits. Use it for images if diagonal offsets matter: above, no pair sees both coordinates.
+    They start as the phi above, each head's (u, v) rotated by a random angle. The authors use base = 10. They stay float32 in
+    16-bit models. Use it for images if diagonal offsets matter: without it, no pair depends on both coordinates.
 
     Args:
         head_dim: width of a head, a multiple of 2 axes.
@@ -211,7 +210,7 @@ class AxialRotary(Rotary):
         angle_dtype: as of Rotary.
         learned_frequencies: as of Rotary, with an alpha for each pair of each axis.
         mixed: RoPE-Mixed, of two axes.
-        num_kv_heads: key heads, with separate frequencies under `mixed`, which their queries share.
+        num_kv_heads: key heads; with `mixed`, each has its own frequencies, which its query heads share.
 
     Raises:
         ValueError: a head_dim that 2 axes do not divide, positions of another number of axes; mixed with another number of
@@ -248,7 +247,7 @@ class AxialRotary(Rotary):
         self.mixed, self.num_kv_heads, self.theta = mixed, num_kv_heads, None
         if mixed:
             if axes != 2 or learned_frequencies or num_kv_heads is None:
-                expected = "mixed with num_kv_heads, of 2 axes, without learned_frequencies"
+                expected = "mixed with num_kv_heads and axes=2, without learned_frequencies"
                 got = f"num_kv_heads={num_kv_heads}, axes={axes}, learned_frequencies={learned_frequencies}"
                 raise UsageError("axial_rope", expected, got, "mixed frequencies are learned, two for each pair")
             self.learned, self.shared = True, False
@@ -258,7 +257,7 @@ class AxialRotary(Rotary):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if (own := getattr(self, "theta", None)) is None:  # an attribute that is made after `Rotary.__init__`
+        if (own := getattr(self, "theta", None)) is None:  # not set yet if `Rotary.__init__` calls this
             return
         theta, pairs = self.frequencies(device=own.device).inverse.to(own), own.shape[-1] // 2
         turn = 2 * math.pi * torch.rand_like(own[0, :, :1])
@@ -296,12 +295,12 @@ class MultimodalRotary(Rotary):
 
     Args:
         head_dim: width of a head.
-        layout: as of Rotary, like base, rotary_dim, scaling and angle_dtype.
+        layout: see Rotary.
         base: see Rotary.
         sections: the number of pairs for time, height and width; default: Qwen2-VL's 16:24:24 contiguous, Qwen3-VL's 24:20:20
-            interleaved, time taking what division leaves.
+            interleaved, where time also has the remainder of the division.
         arrangement: "contiguous": the first pairs read time, the next height, the last width, as in Qwen2-VL; "interleaved":
-            pairs read time, height, width, time, ... and the slowest time alone, as in Qwen3-VL.
+            pairs read time, height, width, time, ... and the slowest ones time alone, as in Qwen3-VL.
         rotary_dim: see Rotary.
         scaling: see Rotary.
         angle_dtype: see Rotary.
@@ -379,7 +378,7 @@ class XPos(Encoding):
 
     Any center c gives the same products, but factors grow without bound away from it. Each block of query positions therefore
     has its center in its middle, where a query's magnitude is at most 16. Keys are cached untransformed and rotated again for
-    each block. Keys after a block, which no query in it may attend to, take the magnitude of its end. Without a length, as in
+    each block. Keys after a block, to which no query in it may attend, have the magnitude of its end. Without a length, as in
     rotate_queries, the center is position 0.
 
     Causal only: for keys after the query, scores would grow with the distance.
@@ -414,7 +413,7 @@ class XPos(Encoding):
         self.half_block = max(1, self.distance_to(16))
 
     def distance_to(self, fall: float) -> int:
-        """Over how many positions the fastest pair, zeta_0, falls to no less than 1/fall. zeta_0 may be all but 1."""
+        """Positions over which the fastest pair, zeta_0, falls to no less than 1/fall; bounded, as zeta_0 may be nearly 1."""
         return int(min(2**40, math.log(fall) * self.scale_base / math.log1p(1 / self.gamma)))
 
     def length_at(self, query: Any, newest: Any) -> Any:
@@ -439,11 +438,11 @@ class XPos(Encoding):
         log_zeta = (pair / self.head_dim + self.gamma).log() - math.log1p(self.gamma)
         dtype = torch.promote_types(dtype, torch.float32)
 
-        def fallen_over(distance: Tensor) -> RotaryTable:
+        def decayed_over(distance: Tensor) -> RotaryTable:
             magnitude = (distance.to(exact) / self.scale_base * log_zeta).exp()
             return RotaryTable((table.cos * magnitude).to(dtype), (table.sin * magnitude).to(dtype))
 
-        return ScaledRotaryTable(fallen_over(to_query), fallen_over(-to_key))
+        return ScaledRotaryTable(decayed_over(to_query), decayed_over(-to_key))
 
     def queries(self, q: Tensor, prepared: ScaledRotaryTable) -> Tensor:
         return self.rope.queries(q, prepared.queries)

@@ -46,8 +46,8 @@ INLINE void row(const number *restrict x, const float *restrict cos, const float
   }
 }
 
-/* ---- tensors of the same tokens, [B, heads, L, 2 pairs + rest] of any strides (last: 1). cos, sin: [L, pairs], for the next
-   row of B `each` numbers later. The rest is copied. ---- */
+/* ---- tensors of the same tokens, [B, heads, L, 2 pairs + rest] of any strides (last: 1). cos, sin: [L, pairs]; the table of
+   the next row of B begins `each` numbers later. The rest is copied. ---- */
 typedef struct { const number *x; number *out; num heads, rest, xb, xh, xl, ob, oh, ol; } Heads;
 typedef struct { const float *cos, *sin; num B, L, pairs, each, half, threads, count; Heads tensors[]; } Call;
 

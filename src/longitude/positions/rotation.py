@@ -2,7 +2,7 @@
 
 `rotate_by_formula` is the definition. Eager mode makes six passes over memory for it. `rotate.c` makes one for all tensors of the
 same tokens, on all cores; so does gpu/rotate.py on a GPU. Without a compiler `rotate_halves` makes two, and
-`rotate_neighbours` one. Their times over a clone are `make bench`'s.
+`rotate_neighbours` one. `make bench` measures them relative to a clone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from longitude.derivatives import in_forward_mode
 from longitude.kernels import switched_off, why_no_triton, why_not_on
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
-FEW = 2**13  # numbers that torch's product of complex numbers rotates sooner than rotate.c is called
-IN_CACHE = 2**18  # numbers at a time, of those that are passed over more than once
+FEW = 2**13  # numbers; for fewer, torch's complex product is faster than a call of rotate.c
+IN_CACHE = 2**18  # numbers that two passes of `rotate_halves` process at a time
 KINDS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
-"""Numbers that rotate.c rotates, by float32 tables, and how it calls them."""
+"""Dtypes that rotate.c supports, with float32 tables, and their macros there."""
 
 
 class Angles(NamedTuple):
@@ -34,7 +34,7 @@ class Angles(NamedTuple):
 
 
 def by_heads(table: Angles, heads: int) -> Angles:
-    """A table [..., kv_heads, L, pairs] for this many heads, each of which has that of the keys it reads."""
+    """A table [..., kv_heads, L, pairs] repeated for `heads` query heads: each has that of its key head."""
     group = heads // table.cos.shape[-3]
     return Angles(*(part.repeat_interleave(group, -3) for part in table)) if group > 1 else table
 
@@ -44,7 +44,7 @@ class RotaryTable(Angles):
 
     @cached_property
     def back(self) -> RotaryTable:
-        """The rotation by the negative angles, the gradient's; the inverse, where cos^2 + sin^2 = 1."""
+        """The rotation by the negative angles, which gradients need; it is the inverse if cos^2 + sin^2 = 1."""
         return RotaryTable(self.cos, -self.sin)
 
     @cached_property
@@ -53,7 +53,7 @@ class RotaryTable(Angles):
 
     @cached_property
     def twice(self) -> Tensor:
-        """Cos for whole heads in the half layout."""
+        """Cos of both halves of a head, for the half layout."""
         return torch.cat([self.cos, self.cos], -1)
 
     def to(self, dtype: torch.dtype) -> RotaryTable:
@@ -61,29 +61,29 @@ class RotaryTable(Angles):
 
 
 def inverse(table: RotaryTable) -> RotaryTable:
-    """The rotation back; a factor of cos and sin is divided out."""
+    """The inverse rotation, also if cos and sin have a common factor."""
     square = table.cos.square() + table.sin.square()
     return RotaryTable(table.cos / square, -table.sin / square)
 
 
 def apply_rotary(x: Tensor, table: RotaryTable, layout: str) -> Tensor:
-    """X [B, H, L, 2 pairs] -> the same shape and dtype, rotated in float32 or wider."""
+    """Rotate x [B, H, L, 2 pairs] in float32 or wider; shape and dtype stay the same."""
     return rotated((x,), table, layout)[0]
 
 
 def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tuple[Tensor, ...]:
-    """Tensors of the same tokens, each as by `apply_rotary`, in one pass over memory where there is a compiler.
+    """Rotate tensors of the same tokens as `apply_rotary` does, in one pass over memory if there is a C compiler.
 
-    Where a tensor is wider than 2 pairs, the rest of each head is copied.
+    If a tensor is wider than 2 pairs, the rest of each head is copied.
     """
-    # Compilers fuse the formula themselves; and it alone has gradients of tables, and suits torch.func.
+    # torch.compile fuses the formula itself. Only the formula has gradients of tables and supports torch.func.
     traced = needs_operator(*tensors)
     if not traced and layout == "interleaved" and not torch.is_grad_enabled() and sum(map(Tensor.numel, tensors)) < FEW:
         return one_by_one(tensors, table, layout, rotate_neighbours)  # a generated token: each call counts
     learned = table.cos.requires_grad or table.sin.requires_grad
     if traced or learned or not all(fits(x, table.cos) for x in tensors):
         return one_by_one(tensors, table, layout, rotate_by_formula)
-    if any(x.shape[0] != tensors[0].shape[0] for x in tensors):  # a pass has one batch
+    if any(x.shape[0] != tensors[0].shape[0] for x in tensors):  # a pass has one batch size
         return tuple(apply_rotary(x, table, layout) for x in tensors)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or in_forward_mode()
     return (Rotation.apply if recorded else unrecorded)((table, layout), *tensors)
@@ -92,7 +92,7 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
 def one_by_one(
     tensors: tuple[Tensor, ...], table: RotaryTable, layout: str, rotate: Callable[[Tensor, RotaryTable, str], Tensor]
 ) -> tuple[Tensor, ...]:
-    """Each rotated in the wider of its dtype and the table's; what is beyond the table's pairs is copied."""
+    """Rotate each in the wider of its dtype and the table's; dimensions beyond the table's pairs are copied."""
     width, out = 2 * table.cos.shape[-1], []
     for x in tensors:
         if x.dtype == table.cos.dtype and x.shape[-1] == width:
@@ -123,7 +123,7 @@ def fits(x: Tensor, table: Tensor) -> bool:
 
 
 class Rotation(torch.autograd.Function):
-    """The gradient of a rotation is the rotation back, of any order; nothing of the tensors is saved for it."""
+    """A rotation with gradients of any order: each is the rotation back, for which no input is saved."""
 
     @staticmethod
     def forward(ctx: Any, how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -145,7 +145,7 @@ class Rotation(torch.autograd.Function):
 
 
 def unrecorded(how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Rotated, outside of autograd."""
+    """Rotate outside of autograd, by the fastest code that supports the tensors."""
     (table, layout), dtype, device = how, tensors[0].dtype, tensors[0].device
     known = dtype in KINDS and table.cos.dtype == torch.float32
     known = known and all(x.dtype == dtype for x in tensors)
@@ -157,7 +157,7 @@ def unrecorded(how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, 
 
 
 def rotate_halves(x: Tensor, table: RotaryTable, layout: str = "half") -> Tensor:
-    """The half layout in two passes over x, as many tokens at a time as stay in cache."""
+    """Rotate the half layout in two passes, over as many tokens at a time as fit in cache."""
     out, most = torch.empty_like(x), max(1, IN_CACHE * x.shape[2] // max(1, x.numel()))
     for tokens, rotated, cos, sin in zip(*(t.split(most, -2) for t in (x, out, table.twice, table.sin)), strict=True):
         (a, b), (out_a, out_b) = tokens.chunk(2, -1), rotated.chunk(2, -1)
@@ -168,7 +168,7 @@ def rotate_halves(x: Tensor, table: RotaryTable, layout: str = "half") -> Tensor
 
 
 def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved") -> Tensor:
-    """The interleaved layout as one product of complex numbers, a + ib times cos + i sin."""
+    """Rotate the interleaved layout by one product of complex numbers, a + ib times cos + i sin."""
     unit = table.complex
     try:
         pairs = x.view(unit.dtype)
@@ -179,7 +179,7 @@ def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved"
 
 @lru_cache
 def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]] | None:
-    """`gpu.rotate.rotate`, where it runs on a GPU; None, with one warning, where it does not."""
+    """`gpu.rotate.rotate` if it runs on this GPU, else None; one warning if a test call fails."""
     if why_no_triton() is not None or "triton" in switched_off():
         return None
 
@@ -193,10 +193,10 @@ def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Te
     return None if why_not_on(device, "rotation in Triton", small_call) else rotate()
 
 
-# ---- one pass, where there is a compiler -----------------------------------------------------------------------------
+# ---- one pass, if there is a C compiler ------------------------------------------------------------------------------
 @lru_cache
 def compiled(dtype: torch.dtype) -> Callable[..., None] | None:
-    """rotate.c for numbers of this dtype; None where it cannot be compiled."""
+    """rotate.c for numbers of this dtype; None if it cannot be compiled."""
     found = c_compile.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
     if found is None:
         return None
@@ -207,7 +207,7 @@ def compiled(dtype: torch.dtype) -> Callable[..., None] | None:
 def rotate_in_one_pass(
     run: Callable[..., None], tensors: tuple[Tensor, ...], table: RotaryTable, layout: str
 ) -> tuple[Tensor, ...]:
-    """All tensors in one call, which takes its arguments as rotate.c's struct Call."""
+    """Rotate all tensors in one call, with the numbers of rotate.c's struct Call as its argument."""
     (cos, sin), (B, _, L, _) = table, tensors[0].shape
     cos, sin = cos.contiguous(), sin.contiguous()
     pairs, each = cos.shape[-1], cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
@@ -216,7 +216,7 @@ def rotate_in_one_pass(
     kept, out = [], []
     for x in tensors:
         if x.stride(3) != 1:
-            kept.append(x := x.contiguous())  # until rotate.c has read it
+            kept.append(x := x.contiguous())  # alive until rotate.c has read it
         out.append(y := empty_like_heads(x))
         (_, heads, _, width), (xb, xh, xl, _), (yb, yh, yl, _) = x.shape, x.stride(), y.stride()
         call += [x.data_ptr(), y.data_ptr(), heads, width - 2 * pairs, xb, xh, xl, yb, yh, yl]
@@ -225,6 +225,6 @@ def rotate_in_one_pass(
 
 
 def empty_like_heads(x: Tensor) -> Tensor:
-    """Memory for a result laid out as x, the numbers of a head next to each other."""
+    """An empty tensor in the memory order of x, but with the numbers of each head contiguous."""
     out = torch.empty_like(x)
     return out if out.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)

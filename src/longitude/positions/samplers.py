@@ -30,7 +30,7 @@ class Contiguous:
 
 @dataclass(frozen=True)
 class Randomized:
-    """A random subset of 0 .. max_length-1, sorted: any is as likely as any other; drawn for each row.
+    """A sorted random subset of 0 .. max_length-1, drawn for each row; all subsets are equally likely.
 
     Args:
         max_length: positions to draw from.
@@ -56,12 +56,12 @@ class Skipped:
     """PoSE: the window is cut into `chunks` runs, and each run after the first is moved on by a skip.
 
     p = t + u_c for token t of run c. The first run starts at 0 (u_0 = 0), as in the authors' revised code; u_c is uniform in
-    u_(c-1) .. max_length - length, so all fit. Cuts are anywhere between tokens, any set of them as likely as any other.
+    u_(c-1) .. max_length - length, so all fit. Cuts are anywhere between tokens; all sets of cuts are equally likely.
     (The authors cut their two runs in the first half of the window only, so that the second run is the longer one.)
 
     Args:
         max_length: positions are below it.
-        chunks: runs of the window.
+        chunks: number of runs.
 
     Source:
         Zhu et al. 2024, arXiv 2309.10400, https://arxiv.org/abs/2309.10400
@@ -121,6 +121,6 @@ def check_fits(who: str, batch: int, length: int, max_length: int) -> None:
 
 
 def random_subset(batch: int, of: int, size: int, generator: torch.Generator) -> Tensor:
-    """`size` of 0 .. of-1, sorted, in each row: the indices of the largest of random numbers."""
+    """`size` different numbers of 0 .. of-1, sorted, in each row: the indices of the largest random draws."""
     draws = torch.rand(batch, of, generator=generator, dtype=torch.float64, device=generator.device)
     return draws.topk(size).indices.sort(-1).values

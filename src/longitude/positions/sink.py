@@ -1,4 +1,4 @@
-"""A learned sink per head: a place for attention that no key deserves."""
+"""A learned attention sink per head: the weights of the keys may sum to less than 1."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from longitude.positions.base import Columns, Encoding, SinkLogits, Term, regist
 
 @register("sink")
 class LearnedSink(Encoding):
-    """A learned sink per head: each head has a logit s_h of a key that is not there, so that weights sum to less than 1.
+    """A learned sink per head: a logit s_h of a virtual key without value, so that the keys' weights sum to less than 1.
 
         out' = out sigmoid(lse - s_h),    lse' = log(e^lse + e^s_h)
 
-    It says nothing of positions by itself: compose it, as in rope+sink. Parts of the keys that lg.attention.merge_attention is to
-    join need it in one part only.
+    It does not encode positions: compose it, as in rope+sink. If lg.attention.merge_attention joins parts of the keys, use the
+    sink in one part only.
 
     Args:
         num_heads: heads of queries.
-        initial: s_h at first, of all heads; gpt-oss draws from a normal distribution around 0.
+        initial: initial s_h of all heads; gpt-oss draws it from a normal distribution around 0.
 
     Source:
         OpenAI 2025, gpt-oss, arXiv 2508.10925, https://arxiv.org/abs/2508.10925

@@ -16,13 +16,13 @@ from longitude.positions.coordinates import floor_divide, wide
 class SSMax(Encoding):
     """SSMax, scalable softmax: q_i *= s_h ln n_i, n_i = the number of keys that the mask lets query i attend to.
 
-    Softmax weights over n keys flatten as n grows; the factor undoes that, at a rate that each head learns. n_i counts keys,
-    within windows, documents and behind padding, whatever their positions.
+    Softmax weights over n keys flatten as n grows; the factor undoes that, at a rate that each head learns. n_i counts the keys
+    that windows, documents and padding leave visible, whatever their positions.
 
     Args:
         num_heads: heads of queries.
-        initial: s at first, of all heads. The default is 1 / mean(ln n) over n = 1 .. 1024, with which a model of that length
-            starts at a mean factor of 1.
+        initial: initial s of all heads. The default is 1 / mean(ln n) over n = 1 .. 1024, so the mean factor starts at 1 at
+            this training length.
 
     Source:
         Nakanishi 2025, arXiv 2501.19399, https://arxiv.org/abs/2501.19399
@@ -54,10 +54,10 @@ class LogN(Encoding):
     """Log-n scaling of queries: q_i *= ln n_i / ln N, n_i = the number of keys that query i may attend to. Nothing is learned.
 
     Args:
-        trained_length: N, keys at which the factor is 1; None: the factor is ln n_i, as published.
+        trained_length: N, the number of keys for which the factor is 1; None: the factor is ln n_i, as published.
 
     Raises:
-        ValueError: a trained_length below 2, whose logarithm divides nothing.
+        ValueError: a trained_length below 2, by whose logarithm nothing can be divided.
 
     Source:
         Chiang and Cholak 2022, arXiv 2202.12172, https://arxiv.org/abs/2202.12172
@@ -90,7 +90,7 @@ class _Stepped(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(positions: Tensor) -> Tensor:
-            # Without positions + first, which is beyond the largest integer at the last position.
+            # positions + first would overflow at the largest integer.
             steps = floor_divide(positions, self.step) + floor_divide(positions % self.step + self.first, self.step)
             return 1 + self.rate * steps.to(wide(positions.device)).log1p()
 
@@ -105,7 +105,7 @@ class Llama4Temperature(_Stepped):
 
     Args:
         attn_scale: its rate.
-        floor_scale: positions of a step; before the first the factor is 1.
+        floor_scale: positions per step; the factor is 1 before the first step.
 
     Source:
         Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/; transformers' Llama4TextAttention, which counts
@@ -128,7 +128,7 @@ class Ministral3Temperature(_Stepped):
 
     Args:
         beta: its rate, llama_4_scaling_beta of the config.
-        original_max_length: positions of a step, original_max_position_embeddings of the config.
+        original_max_length: positions per step, original_max_position_embeddings of the config.
 
     Source:
         Mistral AI 2025, https://mistral.ai/news/mistral-3; transformers' Ministral3Attention.
@@ -148,8 +148,8 @@ class Ministral3Temperature(_Stepped):
 class LogAffine(Encoding):
     """Mistral Large 4's temperature: q_i *= s_h ln(i + 1) + b_h, i the position, s and b learned by each head.
 
-    s starts at 0 and b at 1, so that nothing is multiplied at first. Use it if each head should learn whether its attention
-    sharpens with the position. SSMax has no b and counts visible keys.
+    s starts at 0 and b at 1, so that the factor starts at 1. Use it if each head should learn whether its attention sharpens
+    with the position. SSMax has no b and counts visible keys.
 
     Args:
         num_heads: heads of queries.

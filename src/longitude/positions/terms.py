@@ -1,4 +1,4 @@
-"""The terms: everything an encoding can do to the scores. Attention takes them without knowing which encoding made them."""
+"""The terms: everything an encoding can do to the scores. Attention applies them whatever encoding they come from."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class OffsetBias:
     Args:
         at: maps offsets [...] to [heads, ...], in float32 or wider.
         reach: all offsets of `reach` or more have the bias of `reach`; None: each may have its own.
-        of: the module whose parameters alone decide `at`. While they stay, attention without gradients may make its table once,
-            unless there are layers in it.
+        of: the module whose parameters alone decide `at`. While they do not change, attention without gradients may cache the
+            table, unless the module contains layers.
     """
 
     at: Callable[[Tensor], Tensor]
@@ -43,8 +43,8 @@ class PairBias:
 
     Args:
         at: maps query positions [..., Lq, 1] and key positions [..., 1, Lk] to [..., heads, Lq, Lk].
-        numbers: intermediate numbers per pair, from which memory is estimated; a layer of 32 before and after its ReLU
-            are 64.
+        numbers: intermediate numbers per pair, from which memory is estimated: 64 for a hidden layer of 32, before and after
+            its ReLU.
     """
 
     at: Callable[[Tensor, Tensor], Tensor]
@@ -70,7 +70,7 @@ class OffsetVectors:
 
     Args:
         keys: maps offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim].
-        values: the same for the output; None: the output stays as it is.
+        values: the same for the output; None: nothing is added to the output.
         shift: added to the query, [heads, 1, head_dim] or a number.
         reach: all offsets of `reach` or more have the vectors of `reach`; None: each may have its own.
         mix: [B, heads, tokens, n], read instead of query and scale: score += mix . keys(offset), keys of width n. A temperature
@@ -100,8 +100,8 @@ class Transport:
     """Reflections between key and query: q . H_i H_(i-1) ... H_(j+1) k instead of q . k, where H_t = I - b_t w_t w_t'.
 
     Args:
-        w: [B, heads, tokens, head_dim]; heads may be those of keys. Of the last tokens among the keys: keys before these are
-            reflected up to there already, as a cache keeps them.
+        w: [B, heads, tokens, head_dim] of the last tokens among the keys; heads are those of queries or of keys. Earlier keys
+            must be reflected up to these tokens already, as in a cache.
         b: [B, heads, tokens].
         chunk: tokens whose reflections are multiplied at once; any number gives the same result.
         first: order of the first of these tokens; attention sets it.
@@ -115,9 +115,9 @@ class Transport:
 
 @dataclass(frozen=True)
 class Temperature:
-    """A factor of each query: q_i *= at(n_i), before any score is made of it. What others add to scores stays as it is.
+    """A factor of each query: q_i *= at(n_i), before scores are computed. It does not multiply the biases of other terms.
 
-    Attention applies it before a backend runs, so every backend serves it.
+    Attention applies it before a backend runs, so every backend supports it.
 
     Args:
         at: maps numbers [B or 1, 1, Lq] to factors [B or 1, heads or 1, Lq], float32 or wider.
@@ -133,11 +133,11 @@ class Temperature:
 
 @dataclass(frozen=True)
 class SinkLogits:
-    """A score per head of a key that is not there: e^logit joins the sum that divides the weights, and adds no value.
+    """A logit per head of a virtual key without value: e^logit is added to the denominator of the softmax.
 
         out' = out sigmoid(lse - logit),    lse' = log(e^lse + e^logit)
 
-    Attention makes it of a backend's output and logsumexp, so every backend that returns that serves it.
+    Attention applies it to a backend's output and logsumexp, so every backend that returns both supports it.
 
     Args:
         logits: [heads], one per head of queries.
@@ -159,4 +159,4 @@ class Softcap:
 
 Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport | Temperature | SinkLogits | Softcap
 ADDED = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport, Softcap)
-"""The terms that backends take; the others are applied around them."""
+"""The terms that backends receive; attention applies the others before or after a backend."""

@@ -20,7 +20,7 @@ class ChunkedMixer(StateMixer):
     mode = "chunked"
     chunk_size = 64
     any_length = False
-    """Whether its parallel mode can be exported for any length. The number of chunks or steps depends on the length."""
+    """Whether its parallel mode can be exported for any length; other modes cannot, as their steps depend on the length."""
 
     def set_mode(self, mode: str, chunk_size: int) -> None:
         """Set the mode and the chunk size. ValueError for an unknown mode, or a chunk without tokens."""
@@ -40,7 +40,7 @@ class RecurrentMixer(ChunkedMixer):
 
 
 class WideRMSNorm(nn.RMSNorm):
-    """RMSNorm in the dtype of its input, which may be wider than its weight's; each group of channels alone."""
+    """RMSNorm in the dtype of its input, which may be wider than its weight's; groups of channels are normalized separately."""
 
     def __init__(self, size: int, eps: float, groups: int = 1):
         super().__init__(size, eps=eps)
@@ -55,7 +55,7 @@ class WideRMSNorm(nn.RMSNorm):
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), x itself above 20 as in torch.
+    """log(1 + e^x), or x itself above 20, as in torch.
 
     In a compiled graph it uses other operators, because torch.compile assumes a wrong memory layout for the gradient of
     softplus (torch 2.13).
@@ -68,7 +68,7 @@ def softplus(x: Tensor) -> Tensor:
 def group_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
     """norm(x) of tokens [N, channels].
 
-    While compiling by its formula, because torch's own carries no derivatives forward in a graph (torch 2.13).
+    A compiled graph has the formula, because torch's kernel does not support forward-mode derivatives there (torch 2.13).
     """
     if not torch.compiler.is_compiling():
         return norm(x)
@@ -80,7 +80,7 @@ def group_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill(parameter: Tensor, values: Tensor) -> None:
-    """Set initial values, unless a checkpoint filled the parameter: transformers marks those, as torch.nn.init respects."""
+    """Set initial values, unless transformers has marked the parameter as loaded from a checkpoint."""
     if not getattr(parameter, "_is_hf_initialized", False):
         parameter.copy_(values)
 

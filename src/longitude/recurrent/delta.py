@@ -88,9 +88,9 @@ def gated_delta_rule(
 
 
 class DeltaMixer(RecurrentMixer):
-    """out = W_o (norm(gated_delta_rule(q, k, v, g, beta)) * gate), of q, k, v under short convolutions. A class adds its gates.
+    """out = W_o (norm(gated_delta_rule(q, k, v, g, beta)) * gate), q, k, v from short convolutions. A subclass adds its gates.
 
-    The state is the last tokens before the convolution, and a matrix for each head.
+    The state is the last inputs of the convolution, and a matrix for each head.
     """
 
     undecayed = ("dt_bias", "A_log")
@@ -135,7 +135,7 @@ class DeltaMixer(RecurrentMixer):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialize as Mamba-2: A in [1, 16], steps log-uniform in [0.001, 0.1]. With a bound A is 1."""
-        # There A multiplies the bias too, and a sigmoid of 16 times it would never decay nor learn to.
+        # With a bound, A multiplies the bias too: a sigmoid of 16 times it is nearly 0, without decay and gradient.
         of_a = torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16 if self.lower_bound is None else 1)
         fill(self.A_log, of_a.log())
         fill_step_bias(self.dt_bias)
@@ -171,7 +171,7 @@ class DeltaMixer(RecurrentMixer):
 
 
 def unit(x: Tensor) -> Tensor:
-    """X / sqrt(|x|^2 + 1e-6), as in the authors' code."""
+    """Divide x by sqrt(|x|^2 + 1e-6), as in the authors' code."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
@@ -188,7 +188,7 @@ class GatedDeltaNet(DeltaMixer):
         num_key_heads: heads of queries and keys, each shared by adjacent heads of values; None: num_heads.
         head_dim: width of a head of queries and keys; None: dim / num_heads.
         expand_v: a head of values has expand_v * head_dim dimensions.
-        conv_kernel: tokens under the depthwise causal convolution.
+        conv_kernel: size of the depthwise causal convolution in tokens.
         norm_eps: epsilon of the norm.
         mode, chunk_size: as in `gated_delta_rule`.
 
@@ -234,7 +234,7 @@ class GatedDeltaNet(DeltaMixer):
 class KimiDeltaAttention(DeltaMixer):
     """Kimi Delta Attention, decay by channel: the delta rule with a decay for each channel of the keys.
 
-        q, k, v, beta as Gated DeltaNet has them;   g = -exp(A_log) softplus(x W_fa W_fb + dt_bias)
+        q, k, v, beta as in Gated DeltaNet;   g = -exp(A_log) softplus(x W_fa W_fb + dt_bias)
         out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * sigmoid(x W_ga W_gb))
 
     W_fa and W_ga have head_dim columns. With a lower_bound L the gate is
@@ -248,7 +248,7 @@ class KimiDeltaAttention(DeltaMixer):
         dim: width of x and of the output.
         num_heads: heads.
         head_dim: width of a head; None: dim / num_heads.
-        conv_kernel: tokens under the depthwise causal convolution.
+        conv_kernel: size of the depthwise causal convolution in tokens.
         norm_eps: epsilon of the norm.
         lower_bound: L, below 0, such as -5 in flash-linear-attention; None: the unbounded gate.
         mode, chunk_size: as in `gated_delta_rule`.

@@ -1,4 +1,4 @@
-"""LSTM and GRU, torch's own, as mixers: one token after the other, where the story of sequences begins."""
+"""LSTM and GRU as mixers, by torch's kernels: one token after the other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from longitude.recurrent.ops.checks import require_state, state_dtype
 
 
 class GatedMixer(StateMixer):
-    """out = W_o h_t, h of a layer of torch. A class says which, and what one step is.
+    """out = W_o h_t, with h from torch.lstm or torch.gru. A subclass defines that call and a single step.
 
-    The state is what the layer carries, [B, inner] each: zeros where a document begins, unchanged by padding.
+    The state is that of the layer, tensors [B, inner]: zeros at the start of a document, unchanged by padding.
     """
 
     growth = "O(1)"
     saturates = True
     carried: ClassVar[int]
-    """Tensors of the state."""
+    """Number of tensors of the state."""
     gates: ClassVar[int]
 
     def __init__(self, dim: int, *, inner: int | None = None):
@@ -32,19 +32,19 @@ class GatedMixer(StateMixer):
         inner = dim if inner is None else inner
         check_sizes(type(self).__name__, dim=dim, inner=inner)
         self.dim, self.inner = dim, inner
-        # Not a module of torch's own, which no compiled graph may touch (torch 2.13).
+        # Parameters, not torch.nn.LSTM or GRU, which torch.compile does not support (torch 2.13).
         self.weight_ih_l0, self.weight_hh_l0 = (nn.Parameter(torch.empty(self.gates * inner, n)) for n in (dim, inner))
         self.bias_ih_l0, self.bias_hh_l0 = (nn.Parameter(torch.empty(self.gates * inner)) for _ in range(2))
         self.output = nn.Linear(inner, dim, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Torch's initial values."""
+        """Initialize as torch.nn.LSTM and GRU do."""
         for parameter in self.parameters(recurse=False):
             nn.init.uniform_(parameter, -(self.inner**-0.5), self.inner**-0.5)
 
     def run(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """All tokens, by torch's loop: h of each, and the state after the last."""
+        """Run all tokens by torch's kernel; return h of each, and the state after the last."""
         raise NotImplementedError
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -56,7 +56,7 @@ class GatedMixer(StateMixer):
         require_state(type(self).__name__, state, dict.fromkeys(("h", "c")[: self.carried], (len(x), self.inner)))
         state = tuple(x.new_zeros(len(x), self.inner) for _ in range(self.carried)) if state is None else state
         state = tuple(part.to(x.dtype) for part in state)
-        if inputs.reset is None and inputs.valid is None and readable(x):  # torch maps none of its layers
+        if inputs.reset is None and inputs.valid is None and readable(x):  # vmap does not support torch's kernels
             h, state = self.run(x, tuple(part[None].contiguous() for part in state))
         else:
             h, state = self._steps(x, state, inputs.reset, inputs.valid)
@@ -90,7 +90,7 @@ class GatedMixer(StateMixer):
 
 @register_mixer("lstm")
 class LSTM(GatedMixer):
-    """Long short-term memory: a cell that gates write to, keep and read.
+    """Long short-term memory: a cell that gates write, keep and read.
 
         i, f, o = sigmoid(W x_t + U h_{t-1} + b),   g = tanh(the same with its own W, U, b)
         c_t = f c_{t-1} + i g,   h_t = o tanh(c_t),   out = W_o h_t
@@ -99,7 +99,7 @@ class LSTM(GatedMixer):
 
     Args:
         dim: width of x and of the output.
-        inner: numbers of h; None: dim.
+        inner: width of h; None: dim.
 
     Raises:
         ValueError: for sizes that are not positive.
@@ -113,7 +113,7 @@ class LSTM(GatedMixer):
 
     def run(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         mixed = x.is_cpu and torch.is_autocast_enabled("cpu")
-        if mixed:  # torch would take an LSTM of oneDNN that processors without AVX-512 do not have
+        if mixed:  # torch would call an LSTM of oneDNN that processors without AVX-512 do not support
             x, state = x.to(self.weight_ih_l0.dtype), tuple(part.to(self.weight_ih_l0.dtype) for part in state)
         with torch.autocast("cpu", enabled=False) if mixed else nullcontext():
             h, *after = torch.lstm(x, state, self.weights, True, 1, 0.0, self.training, False, True)
@@ -128,17 +128,17 @@ class LSTM(GatedMixer):
 
 @register_mixer("gru")
 class GRU(GatedMixer):
-    """Gated recurrent unit: a state that one gate blends with what is new.
+    """Gated recurrent unit: a gate mixes the state with a new candidate.
 
         r, z = sigmoid(W x_t + U h_{t-1} + b),   n = tanh(W_n x_t + b_n + r (U_n h_{t-1} + c_n))
         h_t = (1 - z) n + z h_{t-1},   out = W_o h_t
 
-    The state is h, [B, inner]. Names of parameters and their initial values are torch.nn.GRU's; r multiplies U_n h, as there,
-    where the paper has U_n (r h).
+    The state is h, [B, inner]. Names of parameters and their initial values are torch.nn.GRU's; r multiplies U_n h, as there;
+    in the paper it is U_n (r h).
 
     Args:
         dim: width of x and of the output.
-        inner: numbers of h; None: dim.
+        inner: width of h; None: dim.
 
     Raises:
         ValueError: for sizes that are not positive.

@@ -1,4 +1,4 @@
-"""Log-linear attention: a matrix state for each binary digit of the number of tokens, and how much a token reads of each."""
+"""Log-linear attention: a matrix state for each binary digit of the number of tokens, each read with its own weight."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def log_linear(
 
     Args:
         q: [B, G, L, K].
-        k: [B, G, L, K]; each of the G heads serves H / G neighbouring heads of values.
+        k: [B, G, L, K]; each of the G heads serves H / G adjacent heads of values.
         v: [B, H, L, V].
         log_decay: at most 0, [B, H, L].
         scales: lambda, [B, H, L, levels]; the last scale applies to all higher levels too.
@@ -118,17 +118,17 @@ def _chunk(
     flags: tuple[Tensor, Tensor],
     bits: int,
 ) -> tuple[Tensor, LogLinearState]:
-    """Outputs of a few tokens, all pairs at once, and the state after them.
+    """Outputs of the tokens of a chunk, all pairs at once, and the state after them.
 
     flags: starts of documents, and tokens that are no padding. bits: binary digits of the largest number of tokens.
     """
     reset, real = flags
     groups = q.shape[1]
-    document = reset.cumsum(1)  # 0 continues the one before
+    document = reset.cumsum(1)  # 0: it began before the chunk
     order = real.cumsum(1) - 1
-    begin = torch.where(reset, order, -1).cummax(1).values  # of the own document, among the tokens here
+    begin = torch.where(reset, order, -1).cummax(1).values  # order of the first token of each token's document
     number = torch.where(document == 0, order + state.seen[:, None], order - begin)
-    count = number[:, -1] + 1  # of padding at the end that of the last token before
+    count = number[:, -1] + 1  # padding at the end has the number of the last token before it
 
     # One head of queries for R heads of values, one chunk: [B, G, R, 1, C, ...], as decays_by_head has them.
     grouped = [x.unflatten(1, (groups, -1)) for x in (log_decay, v)]
@@ -143,15 +143,15 @@ def _chunk(
     pairs = chunk.pairs * read(digits(number[:, :, None] ^ number[:, None], bits))
     out = (pairs @ tokens).flatten(1, 2)[:, :, 0]
 
-    # LogLinearState before: the first token of each says in which level it is.
+    # Blocks of the state before the chunk: the first token of a block decides its level.
     digit = torch.arange(state.states.shape[1], device=q.device)
     there = state.seen[:, None] >> digit & 1 == 1  # [B, levels]
     first = ((state.seen[:, None] >> digit) - 1).clamp(min=0) << digit
-    queries = chunk.queries.expand(*tokens.shape[:-1], -1).flatten(1, 2)[:, :, 0]  # of other documents they are zeros
+    queries = chunk.queries.expand(*tokens.shape[:-1], -1).flatten(1, 2)[:, :, 0]  # zeros for other documents
     weight = read(digits(number[:, :, None] ^ first[:, None], bits)).flatten(1, 2)[:, :, 0] * there[:, None, None]
     out = out + torch.einsum("bhcn,bhck,bnhkv->bhcv", weight, queries, state.states)
 
-    # The state: tokens and blocks by the digit in which they differ from the number of all.
+    # The new state: the highest digit in which its number differs from the count decides where a token or block is added.
     levels = torch.arange(bits, device=q.device)
     into = digits(count[:, None] ^ number, bits)[..., None] == levels + 1  # [B, C, bits]
     keys = chunk.keys.expand(*tokens.shape[:-1], -1).flatten(1, 2)[:, :, 0]
@@ -175,16 +175,16 @@ class LogLinearMamba2(Mamba2Block):
         z, xBC, dt, dl = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias);   lambda = softplus(L dl)
         y = log_linear(C, B, Delta x, -Delta exp(A_log), lambda) + D x;   out = rmsnorm(y * silu(z)) W_out
 
-    The state is the last tokens before the convolution, and for each head a matrix per binary digit of the number of tokens.
+    The state is the last inputs of the convolution, and for each head a matrix per binary digit of the number of tokens.
 
     Args:
         dim: width of x and of the output.
         head_dim: width of a head; None: 64, or what a model passes.
         expand: the inner width is expand * dim.
         state_size: size N of B and C.
-        groups: B, C and the norm are by group of heads.
+        groups: number of groups of heads; each has its own B, C and norm.
         levels: number of lambdas per token; the last applies to all blocks of 2^(levels - 2) tokens and more.
-        conv_kernel: tokens under the depthwise causal convolution.
+        conv_kernel: size of the depthwise causal convolution in tokens.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections have biases.
         norm_eps: epsilon of the norm.
@@ -239,4 +239,4 @@ class LogLinearMamba2(Mamba2Block):
         return log_linear(C, B, delta_x, log_decay, scales, state=state, **self.options(inputs))
 
     def products(self, keys: float) -> float:
-        return (1 + math.log2(max(2, keys))) * self.inner * self.state_size  # one is written, and a few are read
+        return (1 + math.log2(max(2, keys))) * self.inner * self.state_size  # one write, log2(keys) reads

@@ -46,7 +46,7 @@ def selective_scan(
         u: tokens, [B, C, L].
         delta: steps d before bias and softplus, [B, C, L].
         A: [C, N].
-        B: [B, N, L], or [B, G, N, L]: each of the G groups serves C / G neighbouring channels.
+        B: [B, N, L], or [B, G, N, L]: each of the G groups serves C / G adjacent channels.
         C: as B.
         D: weight of the token itself, by channel, [C].
         z: gate, [B, C, L].
@@ -90,7 +90,7 @@ def selective_scan(
     )
     z = gate[0] if gate else None
     with torch.autocast(u.device.type, enabled=False):
-        # Tokens in front and channels last, [B, L, C], as matrices of tokens have them.
+        # Channels last, [B, L, C], as in scan.c.
         tokens, dt = (x.mT.to(dtype).contiguous() for x in (u, delta))
         if delta_bias is not None:
             dt = dt + delta_bias.to(dtype)
@@ -139,7 +139,7 @@ def _scanned(
 ) -> tuple[Tensor, Tensor]:
     """Run the scan in torch's operators with the states of `size` tokens at a time, in rounds of doubling if that is faster."""
     keep = None if keep is None else keep.t()[..., None, None, None].to(dt.dtype)
-    dt, dtx, B, C = (x.transpose(0, 1).contiguous() for x in (dt, dtx, B, C))  # tokens in front: memory in their order
+    dt, dtx, B, C = (x.transpose(0, 1).contiguous() for x in (dt, dtx, B, C))  # tokens first, also in memory
     A, doubling = A.contiguous(), parallel or dt.device.type != "cpu"
 
     def chunk(h: Tensor, dt: Tensor, dtx: Tensor, B: Tensor, C: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -158,13 +158,13 @@ class Mamba(RecurrentMixer):
         x, z = x W_in;   x = silu(conv(x));   dt, B, C = x W_x;   Delta = softplus(dt W_dt + b_dt)
         out = (selective_scan(x, Delta, -exp(A_log), B, C) + D x) * silu(z) W_out
 
-    The state is the last tokens before the convolution, [B, conv_kernel - 1, expand dim], and [B, expand dim, N].
+    The state is the last inputs of the convolution, [B, conv_kernel - 1, expand dim], and h, [B, expand dim, N].
 
     Args:
         dim: width of x and of the output.
         expand: the inner width is expand * dim.
-        state_size: numbers N that each channel carries.
-        conv_kernel: tokens under the depthwise causal convolution.
+        state_size: size N of each channel's state.
+        conv_kernel: size of the depthwise causal convolution in tokens.
         dt_rank: width of dt; None: dim / 16 rounded up.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections have biases.
@@ -217,7 +217,7 @@ class Mamba(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize as published: A_n = -n, Delta log-uniform in [0.001, 0.1] for any token, D = 1."""
+        """Initialize as published: A_n = -n, softplus(b_dt) log-uniform in [0.001, 0.1], D = 1."""
         self.conv1d.reset_parameters()
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         fill_step_bias(self.dt_proj.bias)

@@ -1,4 +1,4 @@
-"""Mamba-2: a matrix state that each head decays at a rate read off the token (SSD), in its published block."""
+"""Mamba-2: a matrix state that each head decays at a rate computed from the token (SSD), in its published block."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ssd(
     Args:
         x: the tokens times their step Delta, [B, H, L, P].
         log_decay: Delta A, at most 0, [B, H, L].
-        B: [B, G, L, N]; each of the G groups serves H / G neighbouring heads.
+        B: [B, G, L, N]; each of the G groups serves H / G adjacent heads.
         C: [B, G, L, N].
         mode: as in `retention`.
         chunk_size: as in `retention`.
@@ -65,7 +65,7 @@ def ssd(
 class Mamba2Block(ChunkedMixer):
     """Base class of Mamba-2 blocks; subclasses add the recurrence. The cache stores the convolution's tail, then its state.
 
-    more: numbers computed from each token per head besides its step.
+    more: how many numbers per token and head a subclass needs besides the step.
     """
 
     undecayed: tuple[str, ...] = ("dt_bias", "A_log", "D")
@@ -122,7 +122,7 @@ class Mamba2Block(ChunkedMixer):
     def recur(
         self, delta_x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, more: Tensor, state: Any, inputs: StateInputs
     ) -> tuple[Tensor, Any]:
-        """Y [B, H, L, P] of tokens times their steps, and the state after; more [B, L, heads more]."""
+        """Return y [B, H, L, P] for tokens times their steps, and the state after them. more: [B, L, heads * more]."""
         raise NotImplementedError
 
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Any]]:
@@ -150,15 +150,15 @@ class Mamba2(Mamba2Block, RecurrentMixer):
         z, xBC, dt = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias)
         y = ssd(Delta x, -Delta exp(A_log), B, C) + D x;   out = rmsnorm(y * silu(z)) W_out
 
-    The state is the last tokens before the convolution, and a matrix for each head.
+    The state is the last inputs of the convolution, and a matrix for each head.
 
     Args:
         dim: width of x and of the output.
         head_dim: width of a head; None: 64, or what a model passes.
         expand: the inner width is expand * dim.
         state_size: size N of B and C.
-        groups: B, C and the norm are by group of heads.
-        conv_kernel: tokens under the depthwise causal convolution.
+        groups: number of groups of heads; each has its own B, C and norm.
+        conv_kernel: size of the depthwise causal convolution in tokens.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections have biases.
         norm_eps: epsilon of the norm.

@@ -1,4 +1,4 @@
-"""Mamba-3 with one input and one output: a matrix state fed by a trapezoid of two tokens, under rotations that tokens decide."""
+"""Mamba-3 with one input and one output: a matrix state, a trapezoid rule over two tokens, rotations computed from tokens."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def mamba3(
 ) -> tuple[Float[Tensor, "B H L V"], Mamba3State]:
     """The recurrence of Mamba-3: each step adds a token and the token before it (trapezoid), with accumulated rotations.
 
-        a_t = a_{t-1} + step_t speed_t;   q_t, k_t rotated by a_t, neighbouring pairs
+        a_t = a_{t-1} + step_t speed_t;   q_t, k_t rotated by a_t, pairs interleaved
         S_t = e^{log_decay_t} (S_{t-1} + (1 - share_t) step_t k_{t-1}^T v_{t-1}) + share_t step_t k_t^T v_t,    o_t = q_t S_t
 
-    share 1 is Mamba-2's rule (with rotations), 1/2 the trapezoid.
+    With share = 1 it is Mamba-2's rule (with rotations), with share = 1/2 the trapezoid rule.
 
     Args:
         q: [B, H, L, K].
@@ -86,7 +86,7 @@ def mamba3(
     require_tokens("mamba3", **named, **{name: (x, "B H L") for name, x in numbers.items()})
     (batch, heads, length, width), keys, pairs = v.shape, q.shape[-1], speed.shape[-1]
     if keys % 2 or pairs > keys // 2:
-        raise UsageError("mamba3", f"speeds of at most half of an even K={keys}", pairs)
+        raise UsageError("mamba3", "an even K and speeds of at most K/2 pairs", f"K={keys} and {pairs} pairs")
     require_mode("mamba3", mode, chunk_size)
     require_flags("mamba3", batch, length, reset=reset, valid=valid)
     last = (batch, 1, heads * (keys + width))
@@ -122,13 +122,13 @@ def mamba3(
 def since_begin(
     turn: Float[Tensor, "B H L R"], reset: Bool[Tensor, "B L"] | None, before: Float[Tensor, "B H R"] | None
 ) -> Float[Tensor, "B H L R"]:
-    """Sums over the tokens of a document up to each; before: those of earlier calls, for the document that continues."""
+    """Running sums of turn in each document; before: the sum of earlier calls, for the document that continues."""
     total = turn.cumsum(2)
     carried = torch.zeros_like(total[:, :, :1]) if before is None else before[:, :, None]
     if reset is None:
         return total + carried
     order = torch.arange(turn.shape[2], device=turn.device)
-    first = torch.where(reset, order, -1).cummax(1).values  # of the document, -1: it began earlier
+    first = torch.where(reset, order, -1).cummax(1).values  # first token of the document; -1: in an earlier call
     at = first.clamp(min=0)[:, None, :, None].expand_as(total)
     return torch.where((first < 0)[:, None, :, None], total + carried, total - (total - turn).gather(2, at))
 
@@ -149,8 +149,8 @@ class Mamba3(RecurrentMixer):
         B, C = rmsnorm(B) + B_bias, rmsnorm(C) + C_bias;   speed = pi tanh(w)
         y = mamba3(C, B, x, Delta A, Delta, sigmoid(s), speed) + D x;   out = (y * silu(z)) W_out
 
-    B, C and w are shared by heads, biases are of each head. There is no convolution. The state is the angle of each pair, the
-    last token's key and value, and a matrix for each head.
+    B, C and w are shared by heads; each head has its own biases. There is no convolution. The state is the angle of each pair,
+    the last token's key and value, and a matrix for each head.
 
     Args:
         dim: width of x and of the output.
@@ -195,7 +195,9 @@ class Mamba3(RecurrentMixer):
         check_positive("Mamba3", norm_eps=norm_eps)
         self.set_mode(mode, chunk_size)
         if decay_activation not in DECAY_ACTIVATIONS:
-            raise unknown("decay_activation", decay_activation, DECAY_ACTIVATIONS, "Mamba3 decays by one of the two.")
+            raise unknown(
+                "decay_activation", decay_activation, DECAY_ACTIVATIONS, "Mamba3 has two, softplus and heavy_tail."
+            )
         inner = expand * dim
         if inner % head_dim or state_size % 4:
             raise UsageError(

@@ -23,7 +23,7 @@ from longitude.recurrent.ops.checks import require_flags, require_state, require
 from longitude.recurrent.ops.decayed import decayed
 
 LOWEST = -1e30
-"""The largest exponent where there are no keys."""
+"""The largest exponent before the first key."""
 
 State = tuple[Float[Tensor, "B H m V"], Float[Tensor, "B H m"], Float[Tensor, "B H"]]
 
@@ -49,7 +49,7 @@ def performer(
     phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. The number c keeps exp in range, and
     cancels except in epsilon. For a query, c is its largest exponent.
 
-    For keys the published code takes the largest exponent of all, which depends on later tokens. Here c is the largest up to
+    For keys the published code uses the largest exponent of all, which depends on later tokens. Here c is the largest up to
     token t, kept in the state. As it grows, S and z shrink by the same factor. The output is therefore causal, and equal in all
     modes.
 
@@ -95,7 +95,7 @@ def performer(
         log_decay = log_decay if reset is None else log_decay.masked_fill(reset[:, None], 0)
         phi_q = m**-0.5 * ((to_q - to_q.amax(-1, keepdim=True)).exp() + epsilon)
         phi_k = m**-0.5 * ((to_k - largest[..., None]).exp() + epsilon)
-        # A column of ones behind the values: its sum is the normaliser.
+        # A column of ones after the values: its sum is the normalizer.
         values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:-1], 1, dtype=dtype)], -1)
         joined = None if state is None else torch.cat([state[0].to(dtype), state[1].to(dtype)[..., None]], -1)
         out, joined = decayed(
@@ -156,7 +156,7 @@ def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "
 
 @lru_cache(maxsize=32)
 def _cached_features(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    # Tensors of inference mode could not be trained with later, and those of torch.export are no tensors outside of it.
+    # Later calls could not train with inference tensors, nor use the fake tensors of torch.export.
     with torch.inference_mode(False), _disable_current_modes():
         return orthogonal_features(head_dim, m, seed).to(device, dtype)
 
@@ -226,9 +226,7 @@ class Performer(RecurrentMixer):
         return super().refuses(encoding)
 
     def products(self, keys: float) -> float:
-        return (
-            4 * self.num_heads * self.features * self.head_dim
-        )  # features of q and k, the state and what is read of it
+        return 4 * self.num_heads * self.features * self.head_dim  # features of q and k, update and read of the state
 
     def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State]:
         counts = self.num_heads, self.num_kv_heads, self.num_kv_heads

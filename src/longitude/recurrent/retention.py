@@ -38,7 +38,7 @@ def retention(
 
         S_n = gamma_h S_{n-1} + k_n^T v_n,    o_n = q_n S_n = sum over m <= n of gamma_h^(n-m) (q_n . k_m) v_m
 
-    Nothing is scaled, rotated or normalised here; the layer does that.
+    Nothing is scaled, rotated or normalized here; the layer does that.
 
     Args:
         q: [B, H, L, K].
@@ -87,7 +87,7 @@ def log_gamma(
 class Retention(RecurrentMixer):
     """Multi-scale retention: out = (swish(x W_G) * norm(retention(q, k, v))) W_O.
 
-    Queries and keys are rotated by their position, as in the authors' code: neighbouring pairs, angles
+    Queries and keys are rotated by their position n, as in the authors' code: interleaved pairs i, angles
     n 10000^(-i/(pairs - 1)), no magnitudes; keys are scaled by head_dim^-1/2. Each head's output is divided by its root mean
     square, without weights. gamma_h = 1 - 2^(-5-h).
 

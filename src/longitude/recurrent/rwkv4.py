@@ -137,7 +137,7 @@ def stack(dim: int, *parts: Sums) -> Sums:
 
 
 class Row(NamedTuple):
-    """The tokens of one call. clock: how many steps of decay each of them is, 1, or 0 for padding."""
+    """The tokens of one call. clock: steps of decay per token, 1, or 0 for padding."""
 
     tokens: Sums  # [B, L, C], of one token each
     w: Tensor  # [C]
@@ -145,7 +145,7 @@ class Row(NamedTuple):
     reset: Tensor | None  # [B, L, 1]
 
 
-# ---- three ways to the sums before each token, and after the last ----
+# ---- three algorithms for the sums before each token and after the last ----
 def _steps(row: Row, sums: Sums) -> tuple[Sums, Sums]:
     before, decay = [], row.clock * row.w
     for t in range(decay.shape[1]):
@@ -170,7 +170,7 @@ def _doubled(row: Row, sums: Sums) -> tuple[Sums, Sums]:
 
 
 def _chunked(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
-    """Chunks of one size, side by side, then the rest."""
+    """All whole chunks in parallel, then the shorter last one."""
     before = []
     for here, count in chunk_slices(row.clock.shape[1], size):
         reset = None if row.reset is None else row.reset[:, here]
@@ -181,7 +181,7 @@ def _chunked(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
 
 
 def _side_by_side(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
-    """The sums inside each chunk, as a scan of all chunks at once; then what comes into each from those before."""
+    """The sums inside each chunk, by one scan over all chunks; then the sums over earlier chunks are added."""
 
     def in_chunks(x: Tensor) -> Tensor:
         return x.unflatten(1, (-1, size)).permute(2, 0, 1, 3)  # [size, B, chunks, C]
@@ -254,7 +254,7 @@ class RWKV4(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The authors' initial values, for a layer in the middle: slow and fast channels from the first to the last."""
+        """Initialize as the authors do in the middle layer: decay increases from the first channel to the last."""
         depth, exact, device = 0.5, torch.float32, self.time_decay.device
         place = torch.linspace(0, 1, self.inner, dtype=exact, device=device)
         fill(self.time_decay, -5 + 8 * place ** (0.7 + 1.3 * depth))
@@ -273,7 +273,7 @@ class RWKV4(RecurrentMixer):
         receptance = self.receptance(torch.lerp(before, x, self.time_mix_receptance)).sigmoid()
         sums = tuple(sums) or None
         wkv, sums = rwkv4(self.time_decay, self.time_first, key, value, state=sums, **self.options(inputs))
-        wkv = with_zero_gradients(wkv, [self.time_decay])  # a single token decays nothing
+        wkv = with_zero_gradients(wkv, [self.time_decay])  # which a single token does not use
         return self.output(receptance * wkv), (last, *sums)
 
 
@@ -305,7 +305,7 @@ class RWKVChannelMix(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The authors' initial values of both mu, for a layer in the middle: sqrt(channel / dim)."""
+        """Initialize both mu as the authors do in the middle layer: sqrt(channel / dim)."""
         dim, device = self.time_mix_key.shape[-1], self.time_mix_key.device
         mix = (torch.arange(dim, dtype=torch.float32, device=device) / dim).sqrt()
         fill(self.time_mix_key, mix)

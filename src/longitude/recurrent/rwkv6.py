@@ -72,7 +72,7 @@ MIXED = "wkvrg"
 
 @register_mixer("rwkv6")
 class RWKV6(RecurrentMixer):
-    """RWKV-6's time mixing: as in the authors' code.
+    """RWKV-6's time mixing: the layer, with the parameter names of its checkpoints.
 
         d_t = x_{t-1} - x_t
         x_j = x + d * (mu_j + tanh((x + d * mu_x) A_j) B_j)                       j = w, k, v, r, g
@@ -138,7 +138,7 @@ class RWKV6(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The authors' initial values: slow and fast channels from the first to the last, no dependence on the data."""
+        """Initialize as the authors do: decay increases from the first channel to the last, and does not depend on tokens."""
         depth, exact, device = 0.5, torch.float32, self.time_decay.device
         channel = torch.arange(self.dim, dtype=exact, device=device) / self.dim
         mix = 1 - channel ** (1 - depth)
@@ -176,7 +176,7 @@ class RWKV6(RecurrentMixer):
         projected = self.receptance(to_r), self.key(to_k), self.value(to_v), log_w
         r, k, v, log_w = (split_heads(y, self.num_heads) for y in projected)
         out, matrix = rwkv6(r, k, v, log_w, self.time_faaaa, state=matrix, **self.options(inputs))
-        # A single token decays nothing.
+        # A single token does not use the decay.
         out = with_zero_gradients(out, (self.time_decay, self.time_decay_w1, self.time_decay_w2))
         out = group_norm(self.ln_x, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
         return self.output(F.silu(self.gate(to_g)) * out), (last, matrix)

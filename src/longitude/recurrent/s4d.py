@@ -1,4 +1,4 @@
-"""S4D: a diagonal state space, the same for all tokens, so one long convolution as well as a recurrence."""
+"""S4D: a diagonal state space, the same for all tokens, so it is one long convolution as well as a recurrence."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def s4d(
 
         h_t = e^{dt A} h_{t-1} + (e^{dt A} - 1)/A u_t,    y_t = 2 Re(C h_t) + D u_t,    dt = exp(log_dt)
 
-    The same as y = K * u + D u with K_l = 2 Re sum_n C_n (e^{dt A_n} - 1)/A_n e^{l dt A_n}; n counts pairs of conjugates. A state
-    with A = 0 sums dt u.
+    This is the convolution y = K * u + D u with K_l = 2 Re sum_n C_n (e^{dt A_n} - 1)/A_n e^{l dt A_n}; n counts pairs of
+    conjugates. A state with A = 0 sums dt u.
 
     Args:
         u: tokens, [B, H, L].
@@ -103,7 +103,7 @@ def s4d(
 
 
 def _phi(z: Tensor) -> Tensor:
-    """(e^z - 1) / z, 1 at 0; by its series near 0, where the difference, in it or its derivative, would cancel."""
+    """(e^z - 1) / z, 1 at 0; near 0 by its series, because e^z - 1 loses digits there, in the derivative too."""
     small = z.abs() < 0.25
     series = torch.ones_like(z)
     near = torch.where(small, z, 0)
@@ -130,7 +130,7 @@ def _split(x: Tensor) -> Tensor:
     return torch.cat([x.real, x.imag], -1)
 
 
-# ---- ways to the same numbers; r = e^{dt A}, B, C [H, n], h [B, H, n] ----
+# ---- algorithms with equal results; r = e^{dt A}, B, C [H, n], h [B, H, n] ----
 def _steps(
     x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, valid: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ def _steps(
 def _scanned(
     x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, valid: Tensor | None, size: int
 ) -> tuple[Tensor, Tensor]:
-    """All states, `size` tokens at a time; in rounds of doubling where that is all of them. One of the flags is given."""
+    """Run by all states, of `size` tokens at a time; by doubling if size is the length. reset or valid is not None."""
     valid, keep = (None if y is None else y.t()[..., None, None] for y in (valid, None if reset is None else ~reset))
 
     def chunk(h: Tensor, x: Tensor, keep: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -183,7 +183,7 @@ def _convolved(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[T
 
 
 def _chunked(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Chunks of one size as matrix products, with a state from each to the next; then the rest."""
+    """Run whole chunks as matrix products, with a state between them, then the shorter last chunk."""
     out = []
     for here, count in chunk_slices(x.shape[-1], size):
         y, h = _whole_chunks(x[..., here], r, B, C, h, count)
@@ -215,7 +215,7 @@ class S4D(RecurrentMixer):
 
     Args:
         dim: width of x and of the output.
-        state_size: real numbers N that each channel carries, as N/2 complex ones.
+        state_size: size N of each channel's state, N/2 complex numbers.
         init: initial A_imag: "lin" is pi n, "inv" is N/pi (N/(2n+1) - 1), n = 0 .. N/2 - 1.
         bias: whether the projection has a bias.
         mode, chunk_size: as in `s4d`.
@@ -229,7 +229,7 @@ class S4D(RecurrentMixer):
 
     source = "Gu et al. 2022"
     undecayed = ("log_dt", "log_A_real", "A_imag", "D")
-    # Frequencies are up to 97 radians a token: rounded to bfloat16, they would be others.
+    # Frequencies are up to 97 radians per token: rounding to bfloat16 would change them.
     full_precision = ("log_dt", "log_A_real", "A_imag")
 
     def __init__(
@@ -248,7 +248,7 @@ class S4D(RecurrentMixer):
         if state_size % 2:
             raise UsageError("S4D", "an even state_size, pairs of conjugates", state_size)
         if init not in INITS:
-            raise unknown("init", init, INITS, "S4D begins with one of the two.")
+            raise unknown("init", init, INITS, "S4D has two, lin and inv.")
         self.dim, self.state_size, self.init = dim, state_size, init
         self.log_dt = nn.Parameter(torch.empty(dim))
         self.log_A_real, self.A_imag = (nn.Parameter(torch.empty(dim, state_size // 2)) for _ in range(2))

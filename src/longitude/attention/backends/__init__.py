@@ -17,7 +17,7 @@ from longitude.derivatives import refuse_tangents
 from longitude.errors import UsageError
 from longitude.kernels import switched_off
 
-# "auto" takes the first of equal prices.
+# "auto" chooses the first of equal prices.
 for backend in (SDPA, TABLE, TRITON, FLA, TRANSPORT, SPLIT, CHUNKED, REFERENCE):
     register_backend(backend)
 for module in iter_modules(__path__):  # a backend of another file registers itself

@@ -25,7 +25,7 @@ CACHED_ROWS = 64
 
 
 def block_rows(r: Request) -> int:
-    """Queries of a block: many at a time are multiples of those that torch's function takes at once."""
+    """Queries of a block; 32 or more are rounded down to a multiple of 32, which torch's function processes at once."""
     rows = max(1, min(r.rows, BLOCK_BYTES // max(1, dense_bytes(r) // r.rows)))
     if caps(r):
         return min(rows, CACHED_ROWS)
@@ -35,7 +35,7 @@ def block_rows(r: Request) -> int:
 def chunked(
     r: Request, of_block: Callable[[Request], tuple[Tensor, Tensor]] | None = None, rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Query blocks against the keys in their reach, made again in backward: memory stays at a few blocks of [rows, Lk].
+    """Query blocks against the keys in their reach, recomputed in backward: memory stays at a few blocks of [rows, Lk].
 
     The second result is the logsumexp of the scores where it is requested, and empty otherwise. of_block: another function of
     a block's queries, with two results. rows: the most queries of a block.
@@ -61,7 +61,7 @@ def one_block(block: Request) -> tuple[Tensor, Tensor]:
 
 
 def caps(r: Request) -> bool:
-    """Whether `capped` takes a request: a softcap, alone or with biases and drifts; on the CPU, outside of tracers."""
+    """Whether `capped` supports a request: a softcap, alone or with biases and drifts; on the CPU, outside of tracers."""
     kinds = {type(term) for term in r.terms}
     if Softcap not in kinds or not kinds <= {Softcap, OffsetBias, PairBias, Drift}:
         return False
@@ -69,7 +69,7 @@ def caps(r: Request) -> bool:
 
 
 def capped(r: Request) -> tuple[Tensor, Tensor] | None:
-    """`reference` of a block under a softcap: in place where no derivative reads it, and without repeated keys.
+    """`reference` of a block under a softcap: in place if no derivative needs the scores, and without repeated keys.
 
     None if a query has no key.
     """
@@ -97,7 +97,7 @@ def capped(r: Request) -> tuple[Tensor, Tensor] | None:
         out = (weights.view(*shared, r.length) @ v).view(*q.shape[:3], -1).to(r.q.dtype)
         if not r.lse:
             return out, out.new_empty(0, 0, 0)
-        return out, scores.logsumexp(-1) + 0 * weights.sum(-1)  # not a number where the output is none
+        return out, scores.logsumexp(-1) + 0 * weights.sum(-1)  # NaN where the output is NaN
 
 
 def by_chunks(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tensor:
@@ -107,9 +107,9 @@ def by_chunks(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tenso
 
 
 def reference_price(r: Request) -> float:
-    """It computes all scores at once, which costs a CPU more than a block does: two blocks take a third of its time.
+    """Relative time of `reference`: all scores at once take a CPU longer than blocks; two blocks take a third of its time.
 
-    In a graph that is exported it is what takes everything: blocks are counted by the length.
+    Exported graphs use it for everything, because the number of blocks depends on the length.
     """
     most = BLOCK_BYTES if r.q.device.type == "cpu" else 2**28
     return 6.0 if exporting() or dense_bytes(r) <= most else math.inf

@@ -23,8 +23,8 @@ from longitude.attention.request import Request
 from longitude.c_compile import in_memory
 
 Routes = Mapping[str, Mapping[str, int | None]]
-"""Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our loop takes; None: none."""
-HEADS = 8  # of what was measured: with fewer, sequences must be longer for as much work
+"""Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our kernel runs; None: none."""
+HEADS = 8  # batch * heads in the measurement: with fewer, sequences must be longer for as much work
 _repeated: Routes | None = None
 
 
@@ -61,7 +61,7 @@ def routes() -> Routes:
 
 @contextmanager
 def repeated(recorded: Routes) -> Iterator[None]:
-    """Take the routes that an earlier process recorded, unless the loop is off here."""
+    """Use the routes that an earlier process recorded, unless our kernel is off here."""
     global _repeated
     before, _repeated = _repeated, recorded if is_on() else {}
     try:
@@ -78,16 +78,16 @@ def row_of(r: Request) -> tuple[str, str, str]:
 
 
 def shortest(what: str, mask: str, head_dim: str) -> int | None:
-    """The shortest sequence of it that our loop takes; None: it takes none."""
+    """The shortest sequence that our kernel runs; None: it runs none."""
     rows = routes()
     dims = rows.get(f"{what} {mask}") or rows.get(what, {})
     return next((dims[dim] for dim in sorted(dims, key=int) if int(head_dim) <= int(dim)), None)
 
 
 def in_loop(r: Request) -> bool:
-    """Whether our loop takes a request that torch's function takes as it is.
+    """Whether our kernel runs a request that torch's function also supports.
 
-    Compiled, exported and transformed calls stay torch's: it has the rules for all of them.
+    Compiled, exported and transformed calls are left to torch, which supports all of them.
     """
     if r.rows == 1 or not in_memory(r.q, r.k, r.v):
         return False
@@ -99,12 +99,12 @@ def in_loop(r: Request) -> bool:
 
 
 def is_step(r: Request) -> bool:
-    """Whether the loop in C decodes the token of a request that layers share, on processors of the table."""
+    """Whether the C kernel runs a decoding step whose request is shared by layers; only on processors of the table."""
     return len(routes()) > 0 and r.once("described", describes)
 
 
 def words(r: Request) -> str:
-    """The row of the table that a request is looked up in."""
+    """The table's row for a request, as `explain` prints it."""
     what, mask, head_dim = row_of(r)
     least = shortest(what, mask, head_dim)
     row = f"{processor()}, {torch.get_num_threads()} threads, {what} {mask}, head_dim {head_dim}"

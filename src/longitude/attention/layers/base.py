@@ -1,4 +1,4 @@
-"""What attention layers share: checked arguments of a call, for all layers of a forward, and the parts around attention."""
+"""Base code of attention layers: arguments of a call, checked once for all layers, and the modules around attention."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Call:
         remembered: Tokens at the start of x that are memory and have no queries.
         documents: Document numbers of x [B, L].
         padding: Padding of x [B, L, 1]; None: no padding.
-        kept: Whether layers share results; False in a compiler, because of its symbolic lengths.
+        kept: Whether layers share results; False under torch.compile, because of its symbolic lengths.
         alike: Whether the requests of layers differ only in q, k and v. Without gradients the first layer's then serves all.
     """
 
@@ -114,7 +114,7 @@ class AttentionLayer(Mixer):
     ) -> None:
         """Check and keep the options, and make the modules of those that are on.
 
-        inner: width of what o_proj reads. channels: of the convolution at each place that the layer can have.
+        inner: input width of o_proj. channels: width of the convolution at each place where the layer can have one.
         """
         name = type(self).__name__
         require_backend(backend)
@@ -147,11 +147,11 @@ class AttentionLayer(Mixer):
         return encoding.context(x, None if cache is None else of_this_mode(cache.carry), call.documents)
 
     def query_source(self, x: Tensor) -> Tensor:
-        """What queries are made of: the tokens, or their latents."""
+        """Input of the query projection: the tokens, or their latents."""
         return x
 
     def narrowed(self, x: Tensor, source: Tensor, call: Call, columns: Columns) -> Narrowed:
-        """The call and columns of the keys that the layer attends to, and what is done to the output; here of all keys."""
+        """Call and columns for the keys that the layer attends to, here all, and a function to apply to the output, or None."""
         return call, columns, None
 
     def reset_parameters(self) -> None:
@@ -163,7 +163,7 @@ class AttentionLayer(Mixer):
         return len(self.short_conv) > 0
 
     def convolve(self, place: str, x: Tensor, call: Call, inputs: MixerInputs) -> Tensor:
-        """X [B, L, channels] plus the layer's convolution at this place, if it has one; its last tokens go to the cache."""
+        """Add to x [B, L, channels] its convolution, if the layer has one at this place; the cache keeps its last inputs."""
         if place not in self.short_conv:
             return x
         self.require_in_order(inputs)
@@ -181,7 +181,7 @@ class AttentionLayer(Mixer):
         return y if call.padding is None else torch.where(call.padding, 0.0, y)
 
     def require_in_order(self, inputs: MixerInputs) -> None:
-        """ValueError unless every token follows the one before it, as far as documents= does not say otherwise."""
+        """ValueError unless the mask is causal and in plain order; documents and padding must be in documents=."""
         parts, foreign = inputs.mask.parts(), (Documents, Padding, SequenceSlice)
         ordered = not any(isinstance(m, foreign) or getattr(m, "order", None) is not None for m in parts)
         if not ordered or not is_causal(inputs.mask):
@@ -194,7 +194,7 @@ class AttentionLayer(Mixer):
             raise UsageError("memory", "none with short_conv 'output'", "one", "a memory has no outputs")
 
     def project_output(self, out: Tensor, x: Tensor, call: Call, inputs: MixerInputs) -> Tensor:
-        """What attention gives [B, L, inner] -> the output of the layer [B, L, dim]. x: what the projections read."""
+        """Project the output of attention [B, L, inner] -> [B, L, dim]. x: input of the layer's projections."""
         if self.gate_proj is not None:
             out = out * self.gate_proj(x[:, call.remembered :]).sigmoid()
         out = self.o_proj(out)
@@ -303,7 +303,7 @@ def attended(
     name, grad, dropout = layer.backend, torch.is_grad_enabled(), layer.dropout if layer.training else 0.0
     key, known = None, None
     if call.kept:
-        # Tensors of positions are the same where they are one object, which is kept: no other one gets its id.
+        # Tensors of positions are compared by id; `Chosen` keeps the tensor, so that no other one gets its id.
         place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
         wanted = grad and (1 + (q.requires_grad or k.requires_grad or v.requires_grad))
         kind = scale, layer.softcap, dropout, weights

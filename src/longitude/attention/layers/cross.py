@@ -87,7 +87,7 @@ class CrossAttention(nn.Module):
             source: [B, S, kv_dim]; may be left out with a filled cache.
             valid: True or 1 for tokens of the source, False or 0 for its padding, [B, S]; a row without any gives zeros (and
                 o_proj's bias).
-            cache: an empty one keeps the keys and values of the source; of a filled one they are used, and source is not read.
+            cache: an empty one stores the keys and values of the source; a filled one provides them, and source is not read.
             return_weights: return the weights, too.
 
         Returns:

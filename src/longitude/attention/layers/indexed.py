@@ -71,7 +71,7 @@ def indexer_loss(scores: Float[Tensor, "B L N"], weights: Float[Tensor, "B H L N
 
 
 class Indexer(AttentionLayer):
-    """A layer that attends to the k_top keys of the highest index score: what its kinds of attention share."""
+    """Base class of layers that attend to the k_top keys of the highest index score."""
 
     source = "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556"
     bidirectional = shares_sequence = False
@@ -88,7 +88,7 @@ class Indexer(AttentionLayer):
         index_rotary_dim: int | None,
         index_scaling: Any,
     ) -> None:
-        """Check the options, and make the modules. query_dim: width of what queries are made of."""
+        """Check the options, and build the modules. query_dim: input width of the indexer's queries."""
         name, dim = type(self).__name__, self.dim
         check_sizes(name, k_top=k_top, index_heads=index_heads, index_dim=index_dim)
         self.k_top, self.index_heads, self.index_dim = k_top, index_heads, index_dim
@@ -111,7 +111,7 @@ class Indexer(AttentionLayer):
 
     def columns_of(self, x: Tensor, call: Call, encoding: Composed, cache: Any) -> tuple[Columns, Any]:
         columns, carry = super().columns_of(x, call, encoding, cache)
-        keys = self.index_keys(x.detach(), call).detach()  # first of x: torch compiles no tangents of a LayerNorm
+        keys = self.index_keys(x.detach(), call).detach()  # x first: torch compiles no tangents of a LayerNorm
         return {**columns, "index_keys": keys}, carry
 
     def narrowed(self, x: Tensor, source: Tensor, call: Call, columns: Columns) -> Narrowed:
@@ -132,7 +132,7 @@ class Indexer(AttentionLayer):
     def chosen(
         self, x: Tensor, source: Tensor, keys: Tensor, call: Call, rows: int
     ) -> tuple[Bool[Tensor, "B rows N"], Bool[Tensor, "B rows"]]:
-        """The keys that each of the last `rows` tokens attends to, and which tokens have a score that is no number."""
+        """The keys that each of the last `rows` tokens attends to, and which tokens have a score that is NaN."""
         found, lost = [], []
         for scores, allowed in self.index_scores(x, source, keys, call, rows):
             found.append(highest(scores, allowed, self.k_top))
@@ -242,11 +242,11 @@ class IndexedAttention(Indexer, MultiHeadAttention):
 
     The indexer has one key per token and its own rotation. The choice is exact, and the same for all heads. Among equal scores,
     and many are exactly 0, the earlier key is chosen. With k_top keys or fewer it is full attention. Without a rotation equal
-    tokens have scores that differ by rounding alone, so a whole pass and a cache may choose different ones of them.
+    tokens have scores that differ by rounding alone, so a full forward pass and decoding may choose different ones of them.
 
     The choice has no gradient, so a loss of the output trains everything except the indexer. Add `indexer_loss`, by which the
-    authors train it, or its weights stay as they were drawn or loaded. It is exact but not fast: index scores of all keys are
-    sorted, and a mask leaves the chosen ones. Its cache also keeps the indexer's keys.
+    authors train it, or the indexer keeps its initial weights. It is exact but not fast: index scores of all keys are sorted,
+    and a mask hides the keys that are not chosen. Its cache also keeps the indexer's keys.
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
@@ -258,7 +258,7 @@ class IndexedAttention(Indexer, MultiHeadAttention):
         index_rotation: Layout of its rotation: "half" as in DeepSeek V3.2, "interleaved" as in GLM-5; None: it has no rotation.
         index_base: Base of that rotation; None: 10000.
         index_rotary_dim: Only the first index_rotary_dim numbers rotate; None: all.
-        index_scaling: A scheme of lg.scaling or its dict for that rotation, which follows no length; None: none.
+        index_scaling: A scheme of lg.scaling or its dict for that rotation, which must not follow the length; None: none.
 
     Raises:
         ValueError: As MultiHeadAttention, and for options of the indexer's rotation with index_rotation=None.
@@ -316,8 +316,8 @@ class IndexedAttention(Indexer, MultiHeadAttention):
 class IndexedLatentAttention(Indexer, LatentAttention):
     """Lightning indexer (DSA) over MLA: latent attention to the k_top visible keys of the highest index score.
 
-    Use it to study DeepSeek V3.2, whose attention it is: with q_rank, the indexer's queries are made of the latents of queries.
-    The indexer is that of `indexed`, and so is its loss. Its cache keeps latents and the indexer's keys.
+    Use it to study DeepSeek V3.2, which has this attention. With q_rank, the indexer's queries are computed from the latents of
+    queries. The indexer and its loss are those of `indexed`. Its cache keeps latents and the indexer's keys.
 
     Args:
         dim, num_heads, encoding, head_dim, kv_rank, q_rank, nope_dim, rope_dim, value_dim, eps: As in LatentAttention.

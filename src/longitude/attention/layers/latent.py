@@ -1,4 +1,4 @@
-"""Latent attention: keys and values are made of one small latent per token, and the cache stores the latent only."""
+"""Latent attention: keys and values are computed from one small latent per token, and the cache stores the latent only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LatentAttention(AttentionLayer):
         c_t = norm(W_DKV x_t),  r_t = rotate_t(W_KR x_t);   [k_th; v_th] = W_UKV,h c_t
         [q_th; s_th] = W_UQ,h norm(W_DQ x_t),  s rotated;  score_h(t, j) = scale (q_th . k_jh + s_th . r_j)
 
-    norm is RMSNorm. Heads share the rotary key r, which is not normalised; only s and r, rope_dim numbers each,
+    norm is RMSNorm. Heads share the rotary key r, which is not normalized; only s and r, rope_dim numbers each,
     depend on positions. A cache stores c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
 
     Two routes give the same result. "expanded": keys and values of all heads are computed from the latents. "absorbed": since
@@ -198,12 +198,12 @@ class LatentAttention(AttentionLayer):
     def expanded(
         self, q: Float[Tensor, "B H Lq nope+rotary"], key: Float[Tensor, "B 1 Lk rank+rotary"], over_keys: OverKeys
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
-        """Keys and values of every head, made of the latents."""
+        """Attend with keys and values of every head, computed from the latents."""
         latent, rotary = key.to(q.dtype).transpose(1, 2).split([self.kv_rank, self.rope_dim], -1)  # [B, Lk, 1, ...]
         both = self.kv_up(latent[:, :, 0]).unflatten(-1, (self.num_heads, -1))
         content, v = both.split([self.nope_dim, self.value_dim], -1)
         k = torch.cat([content, rotary.expand(-1, -1, self.num_heads, -1)], -1).transpose(1, 2)
-        # Fused kernels, those of CPUs and some of GPUs, want keys no narrower than values; zeros change nothing.
+        # Fused kernels, those of CPUs and some of GPUs, need keys no narrower than values; zeros change nothing.
         more = max(0, self.value_dim - self.nope_dim - self.rope_dim)
         q, k = (F.pad(x, (more, 0)) if more else x for x in (q, k))
         return over_keys(q, k, v.transpose(1, 2), self.nope_dim + more)
@@ -211,8 +211,8 @@ class LatentAttention(AttentionLayer):
     def absorbed(
         self, q: Float[Tensor, "B H Lq nope+rotary"], key: Float[Tensor, "B 1 Lk rank+rotary"], over_keys: OverKeys
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
-        """Queries in the space of the latents: every head attends to the same keys, and sums latents."""
-        # An adapter changes what the layer gives, not its weight; what it gives for each latent number alone is its matrix.
+        """Attend in the space of the latents: every head attends to the same keys, and sums latents."""
+        # An adapter changes the layer's output, not its weight: the outputs for unit vectors are then the matrix.
         plain = is_plain(self.kv_up)
         matrix = self.kv_up.weight if plain else self.kv_up(torch.eye(self.kv_rank, dtype=q.dtype, device=q.device)).mT
         to_keys, to_values = matrix.unflatten(0, (self.num_heads, -1)).split([self.nope_dim, self.value_dim], 1)
@@ -234,7 +234,7 @@ class LatentAttention(AttentionLayer):
             return True
         if self.route != "auto":
             return self.route == "absorbed"
-        # Where the layer is more than its weight, it is called on the latents themselves, as a hook expects.
+        # If the layer has hooks or adapters, it is called on the latents themselves, as hooks expect.
         return is_plain(self.kv_up) and self.cheaper_absorbed(call.length - call.remembered, call.keys)
 
     def cheaper_absorbed(self, rows: int, keys: int) -> bool:
@@ -292,15 +292,15 @@ def sized(
 
 
 class SuffixEncoding:
-    """`encoding`, where queries and keys have `before` more numbers in front of those that it rotates or multiplies.
+    """`encoding` for queries and keys that have `before` more numbers in front of those that it rotates or multiplies.
 
-    What it adds to scores without reading queries stays as it is.
-    It is to attention what a Composed is. A plain object, because compilers follow no module that a forward makes.
+    Terms that do not read queries are unchanged. Attention uses it like a Composed. It is a plain object, because torch.compile
+    does not support modules that a forward builds.
     """
 
     prepares = transforms = adds_terms = True
     widens = 1
-    sizes = ()  # of its members they are narrower than queries
+    sizes = ()  # those of its members are narrower than queries
     rotate_values = False
 
     def __init__(self, encoding: Composed, before: int):

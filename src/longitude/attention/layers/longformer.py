@@ -128,7 +128,7 @@ class LongformerAttention(nn.Module):
             k, v = (self.projected(x, project) for project in (self.global_k_proj, self.global_v_proj))
             own = explicit(positions, length, x.device)
             own = own[rows] if own.dim() == 1 else own[:, rows]
-            every = Pairs(mask.allowed(rows, order), length - len(rows), 0)  # attend takes queries for the last
+            every = Pairs(mask.allowed(rows, order), length - len(rows), 0)  # attend has queries as the last tokens
             full = self.attend(q, k, v, every, own, positions)
             where = chosen[..., rows, None] if chosen.dim() == 1 else chosen[:, None, rows, None]
             out = out.index_copy(2, rows, torch.where(where, full, out[:, :, rows]))

@@ -38,7 +38,7 @@ class ParallelMixer(Mixer):
         normalize: Whether outputs are normalized and averaged, instead of added.
 
     Raises:
-        ValueError: For mixers of other kinds, and what the two mixers refuse.
+        ValueError: For mixers of other kinds, and for options and calls that the two mixers do not support.
 
     Source:
         Dong et al. 2024 (Hymba), arXiv:2411.13676, https://arxiv.org/abs/2411.13676; Zuo et al. 2025 (Falcon-H1),
@@ -107,7 +107,7 @@ class ParallelMixer(Mixer):
                 raise UsageError("cache", "one that a parallel layer filled", "another")
         mixed = self.attention(x, inputs)
         mixed, weights = mixed if inputs.return_weights else (mixed, None)
-        # Encodings rotate and score in attention alone; a state takes none.
+        # Encodings act on attention alone; a recurrent mixer has none.
         own = MixerInputs(inputs.mask, inputs.positions, inputs.documents, layer, inputs.memory, shared=inputs.shared)
         of_state = self.state(x, own)
         if cache is not None and layer is not None:

@@ -1,4 +1,4 @@
-"""Attention whose rotation is by positions that a layer makes of its tokens: RePo."""
+"""RePo: attention with rotations by positions that a layer computes from its tokens."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from longitude.positions.scaling import rope_frequencies
 
 @register_mixer("repo")
 class RePoAttention(MultiHeadAttention):
-    """RePo, context re-positioning: RoPE at real positions that each layer makes of its tokens, one per head.
+    """RePo, context re-positioning: RoPE at real-valued positions that each layer computes from its tokens, one per head.
 
         z = W (silu(W_g x) * W_c x);   score(i, j) = scale (R_(z_i) q_i) . (R_(z_j) k_j),   R_z rotates pair k by z base^(-2k/d)
 
-    Use it to study whether a model can lay out its context itself. Order enters by the causal mask alone, and through the
-    layers before, so the authors keep RoPE in the first third of the layers. Heads of queries have the positions of the keys
-    that they read; in the authors' code, which has as many keys as queries, each has its own. Positions of a call are not read.
+    Use it to study whether a model can lay out its context itself. Order enters by the causal mask and through earlier layers
+    only, so the authors keep RoPE in the first third of the layers. Query heads have the positions of their key head; in the
+    authors' code, which has as many key heads as query heads, each has its own. Positions of a call are not read.
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.

@@ -43,7 +43,7 @@ ROWS = 256
 
 @dataclass(frozen=True)
 class Rule:
-    """The options of one call: tokens of a summarised block, between their begins, and of a chosen block; chosen blocks."""
+    """The options of one call, as in `NativeSparseAttention`; dropout is 0 outside of training."""
 
     block: int
     stride: int
@@ -69,7 +69,7 @@ class Tokens(NamedTuple):
         return cls(runs, before - first)
 
     def ends(self, rule: Rule) -> Bool[Tensor, "#B N"]:
-        """Tokens at the end of a summarised block: `block` tokens of a document, every `stride` tokens."""
+        """Tokens at the end of a summarized block: `block` tokens of a document, every `stride` tokens."""
         beyond = self.number - (rule.block - 1)
         return (self.document >= 0) & (beyond >= 0) & (beyond % rule.stride == 0)
 
@@ -80,7 +80,7 @@ def first_where(flags: Bool[Tensor, "#B N"], count: int) -> Int[Tensor, "#B coun
 
 
 def at_tokens(x: Float[Tensor, "B H N D"], at: Int[Tensor, "#B ..."]) -> Float[Tensor, "B H ... D"]:
-    """The numbers of tokens at these places of each row."""
+    """Gather the tokens with these indices in each row."""
     flat = at.flatten(1).expand(len(x), -1)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
     return x.gather(2, flat).unflatten(2, at.shape[1:])
 
@@ -159,7 +159,7 @@ def over_chosen(
     values: Float[Tensor, "B Hkv N D"],
     blocks: Bool[Tensor, "B Hkv L J"],
 ) -> Float[Tensor, "B H L D"]:
-    """Attention to the tokens of chosen blocks: the scores of all tokens, of which a mask leaves those."""
+    """Attention to the tokens of chosen blocks: scores of all tokens are computed, and a mask hides the others."""
     total, length, out = keys.shape[2], q.shape[2], []
     rows, order = q.unflatten(1, (keys.shape[1], -1)), torch.arange(total, device=q.device)
     number = tokens.number.clamp(min=0) // rule.select_block

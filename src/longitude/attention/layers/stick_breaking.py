@@ -84,7 +84,7 @@ def _broken(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
 
 def _of_block(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(r.q.dtype, torch.float32)
-    # The last key first, so that sums run forwards: turning keys costs less than turning scores.
+    # The last key first, so that sums run forwards: flipping keys costs less than flipping scores.
     k, v = (per_query_head(x.flip(2).to(dtype), r.heads) for x in (r.k, r.v))
     allowed = r.allowed()
     if not attend_current:

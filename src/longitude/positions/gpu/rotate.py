@@ -1,4 +1,4 @@
-# type: ignore  (a language of its own)
+# type: ignore  (Triton's language)
 """Rotation of queries and keys on a GPU, in Triton: one launch reads each number once and writes it once.
 
 It is imported on use, because it needs triton. Everything is decided by shapes: nothing is read back from the device, so a
@@ -48,9 +48,9 @@ def kernel(q, k, q_out, k_out, cos, sin, length, pairs, each, q_rest, k_rest, q_
            q_out_batch, q_out_head, q_out_stride, k_out_batch, k_out_head, k_out_stride,
            T: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, Q_REST: tl.constexpr, K_REST: tl.constexpr,
            HALF: tl.constexpr):  # fmt: skip
-    """T tokens of H heads, those of the queries first, then those of the keys.
+    """Rotate T tokens of H heads; heads of queries come first, then those of keys.
 
-    The grid has one dimension, because the others end at 65535.
+    The grid has one dimension, because the others end at 65535. each: numbers between the tables of two rows; 0: one for all.
     """
     blocks, groups = tl.cdiv(length, T), tl.cdiv(q_heads + k_heads, H)
     own, group = tl.program_id(0) // blocks, tl.program_id(0) // blocks % groups
@@ -77,9 +77,9 @@ def kernel(q, k, q_out, k_out, cos, sin, length, pairs, each, q_rest, k_rest, q_
 
 
 def rotate(tensors: tuple, table: tuple, layout: str, empty_like) -> tuple:
-    """One or two tensors [B, heads, L, width] of the same tokens, by a float32 table [L, pairs] or [B, 1, L, pairs].
+    """Rotate one or two tensors [B, heads, L, width] of the same tokens by a float32 table [L, pairs] or [B, 1, L, pairs].
 
-    empty_like: makes memory for a result.
+    empty_like: allocates a result.
     """
     tensors = tuple(x if x.stride(3) == 1 else x.contiguous() for x in tensors)
     out = tuple(empty_like(x) for x in tensors)

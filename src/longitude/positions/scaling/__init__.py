@@ -70,7 +70,7 @@ def rope_frequencies(
 
 
 def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
-    """A scheme of its name and options, as config.json has them.
+    """Build a scheme from its name and options, as in config.json.
 
     Args:
         spec: {"name": "yarn", "factor": 4.0, ...}, a scheme or None.

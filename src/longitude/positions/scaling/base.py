@@ -45,7 +45,7 @@ def at_least(length: int | Tensor, least: int) -> Any:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Base of all schemes, and the scheme that changes nothing. A scheme owns a formula, its options and their errors."""
+    """Base of all schemes, and the scheme that changes nothing. A scheme is a formula with options, which it checks."""
 
     name: ClassVar[str] = "none"
     source: ClassVar[str] = ""
@@ -74,7 +74,7 @@ class Scaling:
         return {"name": self.name} | {name: list(v) if isinstance(v, tuple) else v for name, v in options}
 
     def __post_init__(self) -> None:
-        """Errors of the options that many schemes have."""
+        """Check the options that several schemes have."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if (value, field.default) == (None, None):  # an option left out
@@ -94,7 +94,7 @@ Scheme = TypeVar("Scheme", bound=type[Scaling])
 
 
 def register_scheme(name: str) -> Callable[[Scheme], Scheme]:
-    """Decorate a subclass of Scaling: a scheme of lg.Rotary, and with a factor alone, a method of `longitude extend`.
+    """Decorator that registers a subclass of Scaling for lg.Rotary; if it needs a factor alone, also for `longitude extend`.
 
     Args:
         name: name of the scheme in labels, configs and messages.
@@ -121,7 +121,7 @@ class Follows(Scaling):
     the tables change. With "sequence", documents packed into a row all depend on the row's newest position, so a packed
     document differs from the same document alone. With the others it does not.
 
-    Without a length, max_length applies if set, else original_max_length. "declared" requires max_length: ValueError.
+    Without a length, max_length applies if set, else original_max_length. "declared" without a declared length: ValueError.
     """
 
     original_max_length: int

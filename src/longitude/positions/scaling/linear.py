@@ -1,4 +1,4 @@
-"""Schemes of a line: position interpolation, another base, clipped slow pairs."""
+"""Scaling schemes of one formula each: position interpolation, another base, clipped slow pairs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Linear(Scaling):
 @register_scheme("base_change")
 @dataclass(frozen=True)
 class BaseChange(Scaling):
-    """Adjusted base frequency: another base in base^(-2k/d), for models trained on with it.
+    """Adjusted base frequency: another base in base^(-2k/d), for models whose training continues with it.
 
     Args:
         base: the new base, above 0.

@@ -22,7 +22,7 @@ class Llama3(Scaling):
         factor: s, of 1 or more.
         original_max_length: L, the training length in tokens.
         low_freq_factor: pairs of at most this many rotations within L become theta_k/s.
-        high_freq_factor: pairs of at least this many stay; where it equals low_freq_factor (Llama 4 Scout), there is no ramp.
+        high_freq_factor: pairs of at least this many stay; if it equals low_freq_factor (Llama 4 Scout), there is no ramp.
 
     Source:
         Grattafiori et al. 2024, arXiv 2407.21783, https://arxiv.org/abs/2407.21783

@@ -14,7 +14,7 @@ from longitude.positions.scaling.base import Follow, Follows, Scaling, at_least,
 
 
 def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
-    """Base stretch^(d/(d-2)): the slowest frequency is divided by exactly `stretch`, the fastest stays."""
+    """The new base, base * stretch^(d/(d-2)): the slowest frequency is divided by exactly `stretch`, the fastest stays."""
     if rotary_dim < 4:
         raise UsageError(who, "a rotary_dim of 4 or more", rotary_dim, "one pair has no slower one")
     return base * stretch ** (rotary_dim / (rotary_dim - 2))
@@ -23,7 +23,7 @@ def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
 @register_scheme("ntk")
 @dataclass(frozen=True)
 class NTK(Scaling):
-    """NTK-aware: base s^(d/(d-2)) instead of base, so the slowest frequency is divided by s and the fastest stays.
+    """NTK-aware: base * s^(d/(d-2)) instead of base, so the slowest frequency is divided by s and the fastest stays.
 
     Args:
         factor: s, of 1 or more; the original code calls it alpha.
@@ -43,7 +43,7 @@ class NTK(Scaling):
 @register_scheme("dynamic_ntk")
 @dataclass(frozen=True)
 class DynamicNTK(Follows):
-    """NTK-aware scaling that grows with the sequence: base (s l/L - (s - 1))^(d/(d-2)) at length l, plain while l <= L.
+    """NTK-aware scaling that grows with the sequence: base * (s l/L - (s - 1))^(d/(d-2)) at length l, base while l <= L.
 
     Args:
         factor: s, of 1 or more.

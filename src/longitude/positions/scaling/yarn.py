@@ -90,7 +90,7 @@ class NTKByParts(Scaling):
         """The pair that completes beta_fast rotations within L, and the one that completes beta_slow.
 
         The published code clamps at d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are
-        equal. ValueError where the second is below pair 0.
+        equal. ValueError if the second is below pair 0.
         """
         if base <= 1:
             raise UsageError(self.name, "a base above 1", repr(base))
@@ -123,8 +123,8 @@ class YaRN(NTKByParts):
     Args:
         factor: s, of 1 or more.
         original_max_length: L, the training length in tokens.
-        beta_fast: as of NTKByParts, like beta_slow, ramp and truncate.
-        beta_slow: see there.
+        beta_fast: see NTKByParts.
+        beta_slow: see NTKByParts.
         attention_factor: multiplies cos and sin; None: by the formula above.
         mscale: m of cos and sin.
         mscale_all_dim: m of the scores' scale. Published code uses it in DeepSeek's latent attention and similar models alone,

@@ -1,1 +1,1 @@
-"""Operations of recurrent mixers: decayed states, scans, short convolutions, and their C kernels."""
+"""Operations of recurrent mixers: matrix states with decay or a delta rule, scans, and their C and CUDA kernels."""

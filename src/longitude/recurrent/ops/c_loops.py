@@ -1,4 +1,4 @@
-"""The loops over tokens in C, as functions with gradients. A state in the processor's cache costs no pass over memory."""
+"""The loops over tokens in C, as autograd functions. The state stays in the processor's cache, not in memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from longitude import c_compile
 from longitude.recurrent.ops.scan import needs_formula, once
 
 REPLAYED = 32
-"""Tokens of which delta.c keeps all states in backward."""
+"""Tokens per chunk in the backward of delta.c, which stores all states of one chunk."""
 LANES = 16
 """Channels in one vector, as in lanes.h."""
 
 
 def loops(name: str, dtype: torch.dtype) -> c_compile.Passes | None:
-    """Forward and backward of a file for float32 or float64; None where it cannot be compiled."""
+    """Forward and backward of a C file for float32 or float64; None if it cannot be compiled."""
     return c_compile.passes(Path(__file__).with_name(name), dtype)
 
 
 def usable(name: str, x: Tensor) -> bool:
-    """Whether the loops of a file can take tensors such as x."""
+    """Whether the loops of a C file support tensors like x."""
     return x.device.type == "cpu" and not needs_formula(x) and loops(name, x.dtype) is not None
 
 
 def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | None) -> None:
-    """The struct Shape of each file: its sizes, and the number of threads."""
+    """Run forward (0) or backward (1) of a C file. sizes: the numbers of its struct Shape, threads last."""
     assert data[0] is not None and all(x is None or x.is_contiguous() for x in data)
     run = loops(name, data[0].dtype)
     assert run is not None
@@ -39,7 +39,7 @@ def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | Non
 def _forward(
     ctx: Any, name: str, sizes: tuple[int, ...], like: Tensor, first: Tensor, *data: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Outputs of the shape of `like`, and the state after; what backward needs is kept. first: the state before."""
+    """Return outputs in the shape of `like` and the state after; save the inputs for backward. first: the state before."""
     given = [x if x is None else x.contiguous() for x in (*data, first)]
     ctx.sizes = (*sizes, torch.get_num_threads())
     out, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (like, first))
@@ -64,7 +64,7 @@ class ScanLoop(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        dt, x, *_, first = saved = ctx.saved_tensors  # read once: checkpointing computes them for one reading
+        dt, x, *_, first = saved = ctx.saved_tensors  # read once: checkpointing recomputes them for one read
         batch, length, groups, channels, size, *_ = ctx.sizes
         gdt, gx, gfirst, gA = (torch.empty_like(t) for t in (dt, x, first, first))
         gB, gC = dt.new_empty(2, batch, groups, -(-channels // LANES), length, size).unbind()

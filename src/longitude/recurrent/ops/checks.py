@@ -10,13 +10,13 @@ from torch import Tensor
 from longitude.errors import UsageError, unknown
 
 MODES = ("parallel", "chunked", "recurrent")
-"""Three ways to the same numbers: all pairs or a convolution at once, chunks with a state between them, token after token."""
+"""Modes with equal results: all pairs or a convolution at once, chunks with a state between them, token after token."""
 
 
 def require_mode(who: str, mode: str, chunk_size: int) -> None:
     """ValueError for an unknown mode, or a chunk without tokens."""
     if mode not in MODES:
-        raise unknown("mode", mode, MODES, f"{who} gives the same numbers in each.")
+        raise unknown("mode", mode, MODES, f"{who} gives equal results in all of them.")
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         raise UsageError(who, "chunk_size of 1 or more tokens", repr(chunk_size))
 
@@ -61,5 +61,5 @@ def _shown(x: Any) -> str:
 
 
 def state_dtype(x: Tensor) -> torch.dtype:
-    """States are float32, or float64 where the tokens are."""
+    """The dtype of states: float32, or float64 if the tokens are float64."""
     return torch.promote_types(x.dtype, torch.float32)

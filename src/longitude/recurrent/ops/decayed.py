@@ -45,7 +45,7 @@ def decayed(
     state: Float[Tensor, "B H K V"] | None = None,
     **options: Any,
 ) -> Result:
-    """-> outputs and the state after the last token; options as `matrix_state.run` has them."""
+    """Return outputs and the state after the last token; see `matrix_state.run` for the arguments."""
 
     def kernel(
         queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
@@ -78,7 +78,7 @@ class _Decayed:
 
     def chunks(self, size: int, *tokens: Tensor, reset: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
         *qkv, log_w = tokens
-        # [B, G, R, n, C, dim]; in order, for each product would else copy them again
+        # [B, G, R, n, C, dim]; contiguous, because every product would copy them otherwise
         q, k, v = (x.contiguous().unflatten(3, (-1, size)) for x in qkv)
         log_w = log_w[:, :, :, None] if log_w.shape[3] == 1 else log_w.unflatten(3, (-1, size))
         reset = None if reset is None else reset.unflatten(3, (-1, size))
@@ -98,12 +98,12 @@ def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) ->
     """Chunks for a decay per head: scores are multiplied by exp of the sum of log w between the tokens (Dao and Gu 2024)."""
     size = q.shape[-2]
     log_w = log_w.squeeze(-1).expand(*log_w.shape[:-2], size)
-    # Sums of their own terms alone: a difference of two long sums would keep little of a short one. In place where no
-    # backward needs what was there: passes over memory are what this costs.
+    # Each sum from its own terms: a difference of two long sums would lose the digits of a short one. In place if no
+    # backward needs the old values: passes over memory take most of the time.
     decay = log_w[..., :, None].expand(*log_w.shape, size).tril(-1).cumsum_(-2).exp_()  # over s+1 .. t
     start = log_w.cumsum(-1).exp()
     if reset is not None:
-        document = reset.cumsum(-1)  # in the chunk: 0 continues that before the chunk
+        document = reset.cumsum(-1)  # in the chunk; 0: it began before the chunk
         decay = decay.where(document[..., :, None] == document[..., None, :], 0)
         start = start.where(document == 0, 0)
     pairs = (q @ k.mT).tril_() * decay
@@ -111,7 +111,7 @@ def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) ->
 
 
 def decays_by_channel(q: Tensor, k: Tensor, log_w: Tensor, u: Tensor | None, reset: Tensor | None) -> Chunks:
-    """A decay for each channel is within the sum of a score."""
+    """Chunks for a decay per channel, which is inside the sum over channels of each score."""
     w = channel_decays(log_w, q, reset)
     if u is None:
         return by_halves(q * w, k, w, (q * k).sum(-1))
@@ -119,7 +119,7 @@ def decays_by_channel(q: Tensor, k: Tensor, log_w: Tensor, u: Tensor | None, res
 
 
 def channel_decays(log_w: Tensor, q: Tensor, reset: Tensor | None) -> Tensor:
-    """Exp log w for each channel [.., C, K], 0 at a document's first token: nothing before it is left."""
+    """Decays exp(log_w) of each channel [.., C, K], 0 at a document's first token, which drops the state."""
     w = log_w.expand(*log_w.shape[:-2], *q.shape[-2:]).contiguous().exp()
     return w if reset is None else w.masked_fill(reset[..., None], 0)
 
@@ -144,7 +144,7 @@ def by_halves(q: Tensor, k: Tensor, w: Tensor, own: Tensor) -> Chunks:
         w, own = F.pad(w, (0, 0, 0, blocks - size), value=1.0), F.pad(own, (0, blocks - size))
     pairs = own[..., None, None]  # [.., blocks, size of a block, the same]
     q, k = q.unsqueeze(-2), k.unsqueeze(-2)  # [.., blocks, size of a block, K]
-    in_place = not torch.is_grad_enabled()  # half the memory to pass over, where no backward needs the old ones
+    in_place = not torch.is_grad_enabled()  # half the memory traffic, if no backward needs the old values
     if in_place:
         q, k = q.clone(), k.clone()
     while blocks > 1:

@@ -3,7 +3,7 @@
      x_t = r_t W_t S_{t-1},   S_t = W_t S_{t-1} + k_t^T (v_t - x_t),               o_t = q_t S_t
    early:  x_t = r_t S_{t-1},   S_t = W_t S_{t-1} + k_t^T v_t - b_t^T x_t,           o_t = q_t S_t
 
-   Columns of S never meet, so they are taken WIDE vectors at a time. */
+   Columns of S are independent, so they are processed WIDE vectors at a time. */
 #include "lanes.h"
 
 /* `call` with NV a constant: as many vectors as the columns need. Four vectors fit 32 registers of 512 bits. Where a vector is
@@ -37,7 +37,7 @@ INLINE int lanes_at(const Shape *s, num c) {
 }
 INLINE int kept(const Data *d, const Shape *s, Task k, num t) { return d->keep ? d->keep[k.row * s->length + t] : 1; }
 
-/* nv vectors of a row [values] from column c on, zeros behind; and back. */
+/* Load nv vectors of a row [values] from column c on, with zeros past its end; and store them. */
 INLINE void get(const Shape *s, int nv, vec *to, const real *row, num c) {
   for (int i = 0; i < nv; i++) to[i] = load(row + c + i * LANES, lanes_at(s, c + i * LANES));
 }
@@ -119,8 +119,8 @@ INLINE void sum_rows(real *to, vec *rows, int some, int more, const real *w) {
   store(to, sums, some);
 }
 
-/* With the state before each chunk from a first pass, chunks are gone through again from the last to the first.
-   gq, gr, gk, gb, gw [batch, heads, length, keys]: sums over the heads that share are left to the caller. */
+/* A first pass stores the state before each chunk; then chunks are run again from the last to the first.
+   gq, gr, gk, gb, gw [batch, heads, length, keys]: the caller sums over heads that share q and r. */
 INLINE void back(const Shape *s, const Data *d, Task k, int nv, const real *gout, const real *glast, real *gq, real *gr, real *gk,
                  real *gb, real *gv, real *gw, real *gfirst, vec *scratch) {
   num N = s->keys, V = s->values, T = s->chunk, each = N * nv, count = (s->length + T - 1) / T, padded = N / LANES + 1;

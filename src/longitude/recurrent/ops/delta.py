@@ -43,16 +43,16 @@ def delta(
     kernel: Kernel | None = None,
     **options: Any,
 ) -> Result:
-    """-> outputs and the state after the last token; options as `matrix_state.run` has them.
+    """Return outputs and the state after the last token; see `matrix_state.run` for the arguments.
 
-    b: None: k. early: whether r reads the state before it decays; then G = H. kernel: as `run` has it.
+    b: None: b = k. early: whether r reads the state before it decays; then G = H.
     """
     dtype, loop = state_dtype(v), options.get("mode", "chunked") == "chunked" and early == (b is not None)
 
     def kernels(
         queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
     ) -> Result | None:
-        """`kernel`, where it takes the call; delta.c, where it is compiled."""
+        """The result of `kernel` if it supports the call, else of delta.c if that does, else None."""
         if kernel is not None and (found := kernel(queries, keys, v, log_decay, state)) is not None:
             return found
         if not loop or not usable("delta.c", v if v.dtype == dtype else v.new_empty(0, dtype=dtype)):
@@ -104,7 +104,7 @@ class _Delta:
             chunk = decays_by_channel(reads, writes, log_w, None, reset)
         (of_r, of_q), written, removed = chunk.pairs, chunk.keys[0], chunk.keys[-1]
         of_state, of_q_state = chunk.queries[:, 0].expand(2, *v.shape[:-1], -1)
-        of_values = of_r[0].tril(-1) @ v if b else -v  # without b, v - x is one number, and what is solved for
+        of_values = of_r[0].tril(-1) @ v if b else -v  # without b, the system is solved for x - v
         # With ones on the diagonal, which the solver does not read.
         known = torch.cat([of_values, of_state], -1)
         solved = torch.linalg.solve_triangular(of_r[-1].tril(-1), known, upper=False, unitriangular=True)

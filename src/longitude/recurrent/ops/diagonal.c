@@ -70,7 +70,7 @@ void forward(const Shape *s, const real *u, const real *r, const real *B, const 
   in_parallel(forward_task, &call, s->batch * blocks_of(s), s->threads, s->threads);
 }
 
-/* The states at the beginning of each chunk from a first pass; then chunks again, from the last to the first. */
+/* A first pass stores the state before each chunk; then chunks are run again from the last to the first. */
 INLINE void back(const Shape *s, num b, num c, int some, const real *u, const real *r, const real *B, const real *C,
                  const unsigned char *flags, const real *first, const real *gy, const real *glast, real *gu, real *gr,
                  real *gB, real *gC, real *gfirst, complex *scratch) {

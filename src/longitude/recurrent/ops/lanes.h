@@ -24,7 +24,7 @@ typedef int64_t num;
 INLINE vec pick(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
 INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); } /* b where either is NaN */
 
-/* The first `some` lanes from memory, zeros behind; and back. */
+/* Load the first `some` lanes from memory, the others are zeros; and store them. */
 INLINE vec load(const real *at, int some) {
   if (some == LANES) return *(const vec *)at;
   vec x = {0};

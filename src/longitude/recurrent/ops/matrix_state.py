@@ -18,7 +18,7 @@ Result = tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]
 
 
 Kernel = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor, Tensor | None], Result | None]
-"""Queries, keys, v, log_decay and state -> the result; None where it does not take the call."""
+"""Queries, keys, v, log_decay and state -> the result; None if the kernel does not support the call."""
 
 
 class Formula(Protocol):
@@ -49,12 +49,12 @@ def run(
     finite: bool = False,
     kernel: Kernel | None = None,
 ) -> Result:
-    """-> outputs in v's dtype, and the state after the last token, float32 or wider: the dtype of all computations here.
+    """Return outputs in v's dtype, and the state after the last token, float32 or wider: the dtype of all computations here.
 
     queries read the state, keys write into it; each of their G heads serves H / G heads of values. log_decay: log w <= 0, by head
     (last dimension 1) or by channel of the keys. reset: True for tokens that begin a document. valid: False for padding, which
-    leaves the state unchanged. finite: whether the caller has taken out what is not finite. kernel: what may compute the result
-    itself, of numbers without padding.
+    leaves the state unchanged. finite: whether the caller has removed NaN and infinity. kernel: may compute the result instead,
+    with zeros as padding.
     """
     require_mode(who, mode, chunk_size)
     (batch, heads, length, width), groups, key_dim = v.shape, queries[0].shape[1], queries[0].shape[-1]
@@ -63,7 +63,7 @@ def run(
     if valid is not None:
         log_decay = log_decay.where(valid[:, None, :, None], 0)
     given, states = [*queries, *keys, v], [] if state is None else [state]
-    if log_decay.shape[2] == length and len(log_decay) == batch:  # else a number for all tokens
+    if log_decay.shape[2] == length and len(log_decay) == batch:  # else one decay for all tokens
         given.append(log_decay)
     given, states, back = nan_in_its_document(2, given, states, None if finite else reset, valid)
     n, m = len(queries), len(queries) + len(keys)
@@ -85,7 +85,7 @@ def run(
             _in_chunks(formula, size, tokens, reset, s) if size > 1 else formula.steps(*tokens, reset=reset, state=s)
         )
         if size > 1 and reset is not None and in_memory(out) and not all_finite(out, after):
-            # A document whose sums overflow takes others along: chunks end it by a factor of 0, and 0 * inf is NaN.
+            # Sums that overflow in a document make others NaN: chunks end a document by a factor of 0, and 0 * inf is NaN.
             out, after = formula.steps(*tokens, reset=reset, state=s)
     out, (after,) = back(out.flatten(1, 2).to(v.dtype), [after.flatten(1, 2)])
     return out, after

@@ -19,7 +19,7 @@ INLINE num token(const Shape *s, Task k, num t) { return (k.b * s->length + t) *
 INLINE int kept(const unsigned char *keep, const Shape *s, Task k, num t) {
   return keep ? keep[k.b * s->length + t] : 1;
 }
-/* The state before a token, or its gradient: nothing where a document begins, whatever it was; 0 times NaN would be NaN. */
+/* The state before a token, or its gradient: 0 where a document begins; chosen, because 0 times NaN would be NaN. */
 INLINE vec before(vec h, int stay) { return stay ? h : (vec){0}; }
 
 INLINE void run(const Shape *s, Task k, int some, const real *dt, const real *x, const real *A, const real *B, const real *C,
@@ -66,8 +66,8 @@ void forward(const Shape *s, const real *dt, const real *x, const real *A, const
   in_parallel(forward_task, &call, tasks_of(s), s->threads, s->threads);
 }
 
-/* With the state after each chunk from a first pass, chunks are gone through again from the last to the first. gB, gC
-   [tasks, length, size], gA [batch, groups, size, channels]: sums over tasks and rows are left to the caller. */
+/* A first pass stores the state after each chunk; then chunks are run again from the last to the first. gB, gC [tasks, length,
+   size], gA [batch, groups, size, channels]: the caller sums over tasks and rows. */
 INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x, const real *A, const real *B, const real *C,
                  const unsigned char *keep, const real *first, const real *gy, const real *glast, real *gdt, real *gx,
                  real *gA, real *gB, real *gC, real *gfirst, vec *scratch) {

@@ -1,4 +1,4 @@
-"""h_t = a_t h_{t-1} + b_t by numbers instead of matrices, and tokens chunk by chunk."""
+"""The elementwise recurrence h_t = a_t h_{t-1} + b_t, and loops over chunks of tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from longitude import c_compile
 from longitude.derivatives import in_forward_mode
 
 
-# ---- gradients that have no gradients themselves, and say so -----------------------------------------------------------
+# ---- gradients that raise if they are differentiated -------------------------------------------------------------------
 def needs_formula(*tensors: Tensor) -> bool:
-    """Whether torch must see every operator: in graphs, transforms, and where derivatives are carried forward."""
+    """Whether torch must see every operator: in graphs, in transforms, and for forward-mode derivatives."""
     return c_compile.needs_operator(*tensors) or in_forward_mode()
 
 
@@ -63,7 +63,7 @@ def chunk_slices(length: int, size: int) -> list[tuple[slice, int]]:
 def scan_chunks(
     chunk: Callable[..., tuple[Tensor, Tensor]], size: int, h: Tensor, *tokens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """chunk(h, *tokens) -> (y, h) over `size` tokens at a time, tokens in front; backward computes each chunk again."""
+    """Run chunk(h, *tokens) -> (y, h) over `size` tokens (dimension 0) at a time; backward computes each chunk again."""
     length, out = max(len(x) for x in tokens if x is not None), []
     again = torch.is_grad_enabled() and size < length and not needs_formula(h)
     for start in range(0, length, size):
@@ -82,7 +82,7 @@ def linear_scan(
     """h_t = a_t h_{t-1} + b_t for t = 0 .. L-1, h the state before. Shapes after L broadcast to b's.
 
     No decay is divided by another, so strong ones do not overflow. doubling: in log2(L) rounds over all tokens instead of L
-    over one (Hillis and Steele 1986), for devices on which a round costs more than its numbers.
+    over one (Hillis and Steele 1986), for devices on which starting a round takes longer than its arithmetic.
     """
     return _doubling(a, b, h) if doubling or needs_formula(a, b, h) else _Loop.apply(a, b, h)
 

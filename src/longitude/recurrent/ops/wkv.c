@@ -106,7 +106,7 @@ INLINE void back(const Shape *s, num b, num c, int some, const real *w_, const r
   store(gfirst + 2 * BC + at_state, g.max, some);
 }
 
-/* gw, gu [batch, channels]: their sums over rows are left to the caller. */
+/* gw, gu [batch, channels]: the caller sums over rows. */
 typedef struct {
   const Shape *s;
   const real *w, *u, *k, *v;

@@ -49,7 +49,7 @@ from longitude.positions.counted import Counted
 from longitude.positions.normalized import NormalizedOffset
 
 FEW_KEYS = 2**20
-"""Numbers of keys up to which a decoding step is left to torch's function."""
+"""Elements of the keys up to which a decoding step is left to torch's function."""
 
 
 def table(r: Request) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def table(r: Request) -> tuple[Tensor, Tensor]:
 
 
 def counting(r: Request) -> Request | None:
-    """The request with ints for positions, if all that terms read of them counts up by one; None otherwise."""
+    """The request with ints for positions, if all positions that terms read count up by one; None otherwise."""
     if r.contiguous:
         return r
     if not any(isinstance(term, OffsetBias | OffsetVectors | PairBias) for term in r.terms):
@@ -93,7 +93,7 @@ def formula(r: Request) -> Counted | NormalizedOffset | None:
 def single_pass(r: Request) -> tuple[Request, Tensor] | None:
     """Padding and documents without a call for each span: the request without them, and its spans [n, 5] for the loop in C.
 
-    None where the loop cannot, or where there are none.
+    None if the loop does not support the request, or if there is no padding and no document.
     """
     if len(r.beyond_band) == 0 or not in_c(r):
         return None
@@ -116,7 +116,7 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
 
 
 def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
-    """Position of the first query minus position of the first key, by a span with consecutive positions; None without any."""
+    """Position of the request's first query minus that of its first key, by those of a span; None if these have gaps."""
     part = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
     return None if part is None else part.position_gap - q_from + k_from
 
@@ -135,7 +135,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     diagonals = r.rows + r.length - 1
     newest = r.position_gap + r.rows - 1  # the offset of the first diagonal
 
-    # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
+    # The bias of far offsets is subtracted from all scores of a row, which changes no weight: far keys then have bias 0.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
     reaches = [term.reach for term in of_offsets]
     reach = None if None in reaches or in_c(r) else max([x for x in reaches if x is not None], default=None)
@@ -183,7 +183,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     out, lse = toeplitz_attention(r.q, r.k, r.v, total(biases), **added, **edges, scale=r.scale)
     if reach is None:
         return out, lse
-    nothing = lse == -math.inf  # nor has what is shared a gradient there
+    nothing = lse == -math.inf  # the subtracted bias has no gradient there either
     far = torch.tensor([reach], device=r.q.device)
     for term in of_offsets:
         if isinstance(term, OffsetVectors) and term.values is not None:

@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
 
 
 def backward(x: Inputs, grad: Tensor, minus_delta: Tensor, lse: Tensor, learned: bool) -> Gradients:
-    """All in plain order, [B, H, L, ...]; minus_delta [B, H, Lq] is -(grad . out) and what comes through lse."""
+    """All in plain order, [B, H, L, ...]; minus_delta [B, H, Lq] is -(grad . out) plus the gradient of lse."""
     bias = Bias.of(x)
 
     def like(x: Tensor | None, wanted: bool = True) -> Tensor | None:

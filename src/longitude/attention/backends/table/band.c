@@ -1,4 +1,4 @@
-/* Attention along diagonals, in one pass: what forward.py and backward.py do where a table of offsets is added, or bent, or keys are counted.
+/* Attention along diagonals, in one pass: forward.py and backward.py for a table of offsets, a curve of it, or counted keys.
 
    A block of queries loops over the panels of keys; a tile of scores is computed, made into weights and used while
    it is in the cache's first level or in registers. Queries are not reversed here: query a and key b meet at diagonal
@@ -54,7 +54,7 @@ static void tabulate(const Shape *s, const real *table, real *to, real *highest)
   }
 }
 
-/* What no bias of ROWS queries from a on and the panel at key b exceeds. */
+/* An upper bound of the biases of ROWS queries from a on and the panel at key b. */
 INLINE real highest_bias(const Shape *s, const real *highest, num a, num b) {
   num from = (MARGIN + s->queries - a - ROWS + b) / PANEL, to = (MARGIN + s->queries - 1 - a + b + PANEL - 1) / PANEL;
   real high = highest[from];
@@ -85,7 +85,7 @@ INLINE int negligible(const Shape *s, real bound, const real *highest, num a, nu
   return bound * (real)1.001 + 1 + highest_bias(s, highest, a, b) < lowest - NEGLIGIBLE;
 }
 
-/* A span as a whole of its own: its diagonal 0 is the diagonal `shift` of all. */
+/* A span as a separate call: its diagonal 0 is the diagonal `shift` of the whole. */
 INLINE Shape alone(const Shape *s, Span p, num *shift) {
   Shape t = *s;
   t.queries = p.q_to - p.q_from, t.keys = p.k_to - p.k_from;

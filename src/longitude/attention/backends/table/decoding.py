@@ -1,4 +1,4 @@
-"""One query for each head: a call of decode.c is described, in a model by the first layer for all of them."""
+"""One query for each head: the first layer of a model describes the call of decode.c, and all layers use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longitude.attention.request import Request
 from longitude.c_compile import in_memory
 from longitude.positions.base import OffsetBias
 
-SMALL = 2**17  # numbers of keys that one thread has read before a second begins
+SMALL = 2**17  # elements of keys up to which one thread ends before a second would begin
 
 
 def describes(r: Request) -> bool:
@@ -26,7 +26,7 @@ def describes(r: Request) -> bool:
 
 
 def decoding(r: Request) -> DecodingStep | None:
-    """The description of a request; None where it needs more.
+    """The description of a request; None if none can express it.
 
     Its table [H, Lk] has the bias at the offsets of the query from each key, the first of which is the largest.
     """
@@ -67,7 +67,7 @@ class DecodingStep:
         out, kept = r.q.new_empty(self.size), []
         for own, x in zip(self.inputs, (r.q, r.k, r.v), strict=True):
             if x.stride(3) != 1:
-                kept.append(x := x.contiguous())  # until the loop has read it
+                kept.append(x := x.contiguous())  # alive until the loop has read it
             own.at = x.data_ptr()
             own.batch, own.head, own.row, _ = x.stride()
         self.out.at = out.data_ptr()

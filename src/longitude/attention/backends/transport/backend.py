@@ -145,7 +145,7 @@ def transport_attention(
 
 
 def split(x: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Chunks of x [N, L, ...]: one in a graph that is exported, because they are counted by the length."""
+    """Chunks of x [N, L, ...]; a single one in an exported graph, because their number depends on the length."""
     return (x,) if exporting() else x.split(size, 1)
 
 
@@ -188,9 +188,9 @@ def by_formula(
 
 # ---- the backend -------------------------------------------------------------------------------------------------------
 def transport_window(term: Transport, k: Tensor, r: Request) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys up to the last query, and w and b of those of their tokens that they are not carried past.
+    """Keys up to the last query, and w and b of the tokens past which they are not carried yet.
 
-    Where queries come after the last key that they may attend to, as with padding, the keys between are zeros.
+    If queries come after the last key that they may attend to, as with padding, the keys between are zeros.
     """
     tokens = slice(max(0, r.k_order - term.first), r.q_order + r.rows - term.first)
     w, b = (per_query_head(x[:, :, tokens], r.heads) for x in (term.w, term.b))

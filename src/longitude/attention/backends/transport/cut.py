@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Sizes of neighbouring blocks in tokens, the smallest first."""
+        """Sizes of adjacent blocks in tokens, the smallest first."""
         if self.high == 0:
             return []
         return [self.chunk << n for n in range((-(-self.tokens // self.chunk) - 1).bit_length())]
@@ -45,12 +45,12 @@ class Cut(NamedTuple):
         return slice(self.first - far, self.first + min(0, self.visible))
 
     def carries(self, size: int) -> bool:
-        """Whether anything reads what is carried over blocks of this size."""
+        """Whether carrying over blocks of this size is needed."""
         needed = 2 * size < self.tokens or self.has_past
         return needed and (self.high is None or size < self.high)
 
     def parts(self, size: int) -> Iterator[Part]:
-        """The neighbours of this size: all that are whole, and one more."""
+        """Pairs of adjacent blocks of this size: all whole pairs at once, then a shorter one."""
         both = 2 * size
         whole = min(self.tokens // both, max(0, self.visible + size) // both)
         near = size if self.high is None else min(size, self.high)
@@ -74,13 +74,13 @@ class Cut(NamedTuple):
 
     # ---- the same, by chunks of queries -------------------------------------------------------------------------------
     def reach(self, n: int) -> tuple[range, int]:
-        """For the n-th chunk of queries: the chunks before it, nearest first, and the first key at all."""
+        """For the n-th chunk of queries: the chunks before it that it attends to, nearest first, and its first key."""
         oldest = 0 if self.high is None else max(0, self.first + n * self.chunk - self.high)
         earliest = max(0, oldest - self.first) // self.chunk
         return range(n - 1, earliest - 1, -1), oldest if oldest < self.first else self.first + earliest * self.chunk
 
     def mask(self, n: int, scores: Tensor, begin: int) -> None:
-        """-inf, in place, where the n-th chunk of queries may not attend to these keys, from `begin` on."""
+        """Set scores to -inf, in place, where the n-th chunk of queries may not attend to these keys, from `begin` on."""
         start, stop = self.first + n * self.chunk, begin + scores.shape[2]
         if self.high is not None and start + self.chunk - 1 - begin > self.high:
             i, j = (torch.arange(a, b, device=scores.device) for a, b in ((start, start + self.chunk), (begin, stop)))

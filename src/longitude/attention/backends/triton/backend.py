@@ -163,9 +163,9 @@ _attention.register_autograd(_autograd_backward, setup_context=_setup_context)
 _attention_backward.register_autograd(no_second_derivatives)
 
 
-# ---- what it takes -------------------------------------------------------------------------------------------------------
+# ---- what it supports ----------------------------------------------------------------------------------------------------
 def limits(r: Request) -> str | None:
-    """Reasons that `Backend` cannot express."""
+    """Why it does not support a request, besides what `Backend` declares."""
     if (why := why_no_triton()) is not None:
         return why
     if exporting():
@@ -190,7 +190,7 @@ def limits(r: Request) -> str | None:
 
 
 def of_chip(r: Request) -> str | None:
-    """Why a GPU does not run it."""
+    """Why this GPU does not run a request; None if it does, or if there is no GPU to ask."""
     if not r.q.is_cuda or needs_operator(r.q, r.k, r.v):  # traced, or without memory: there is no chip to ask
         return None
     device = r.q.device
@@ -220,7 +220,7 @@ def _not_compiled(
     capped: bool,
     mixed: bool,
 ) -> str | None:
-    """Why the kernels do not run here, tried on one block: they are those that the call takes."""
+    """Why the kernels of a call do not run here, tried on one block."""
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
     level = torch.zeros(1, 1, 1, device=device) if levels else None
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
@@ -237,7 +237,7 @@ def _not_compiled(
 
 
 def memory(r: Request) -> int:
-    """The logsumexp and delta of each query; the table and, for each program, a row of its gradient; levels."""
+    """Bytes of logsumexp and delta of each query; of the table and, for each program, a row of its gradient; of levels."""
     per_query = 2 * r.q.shape[0] * r.heads * r.rows
     table = (r.heads + (launch.table_rows(r.q.device, r.heads) * r.heads if r.learned else 0)) * (r.rows + r.length)
     levels = 4 * r.q.shape[0] * r.heads * (r.rows + r.length)

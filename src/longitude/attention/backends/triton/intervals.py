@@ -1,4 +1,4 @@
-"""A mask as the interval of keys that each query attends to, where it is one and its ends never fall."""
+"""A mask as the interval of keys that each query attends to, if it is one and its ends never decrease."""
 
 from __future__ import annotations
 

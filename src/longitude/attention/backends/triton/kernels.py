@@ -1,4 +1,4 @@
-# type: ignore  (a language of its own)
+# type: ignore  (Triton's language)
 """Attention with a bias in Triton: one kernel forward, two backward; no tensor of Lq x Lk numbers is ever stored.
 
     scores[i, j] = scale q_i . k_j + table[i - j] + q_level[i] - k_level[j]       for the keys j of query i, lo_i <= j < hi_i
@@ -250,7 +250,7 @@ def _last(sums):
 
 @triton.jit
 def _moved(sums):
-    """Each square's where those of the next were, and zeros for the first."""
+    """The sums of each square moved to the next square, and zeros for the first."""
     squares: tl.constexpr = sums.shape[0]
     square = tl.arange(0, squares)[:, None] + tl.zeros([1, sums.shape[1]], tl.int32)
     return tl.where(square > 0, tl.gather(sums, (square - 1) & (squares - 1), 0), 0.0)

@@ -45,13 +45,13 @@ class Inputs(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Queries and keys of a block, the warps that share it, and how many blocks are on their way at once."""
+    """Queries and keys of a block, the warps that share it, and the stages of its software pipeline."""
 
     Q: int
     K: int
     num_warps: int
     num_stages: int
-    maxnreg: int = 255  # all that a thread can have: the assembler would rather spill some, and run more blocks
+    maxnreg: int = 255  # the most of a thread; otherwise the assembler spills registers to run more blocks
 
 
 KERNELS = "forward", "backward_queries", "backward_keys"
@@ -73,7 +73,7 @@ SEVERAL = {
 MIXED = Blocks(64, 32, 8, 2), _SMALL, _SMALL
 """Block sizes in the order of `KERNELS` for a mix, on all chips: an address for each pair takes two registers."""
 GENERATIONS = {12: 8, 11: 10}
-"""Generations of chips with the matrix instructions of another generation, by major compute capability."""
+"""Major compute capabilities whose chips have the matrix instructions of another one."""
 
 
 def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, ...]:
@@ -95,7 +95,7 @@ def blocks_of(kernel: str, x: Inputs) -> Blocks:
 
 
 def wide(width: int) -> int:
-    """The next power of two that a product of blocks takes."""
+    """The next power of two that a product of blocks supports."""
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -105,7 +105,7 @@ def heads_last(x: Tensor, heads: int, width: int) -> Tensor:
 
 
 def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
-    """The arguments that all kernels take by the same names."""
+    """The arguments that all kernels have by the same names."""
     (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     # Blocks at the ends read beyond the offsets, and the diagonals of a square are written with a zero behind them.
     before, after = -keys % blocks.K, -rows % blocks.Q + 1
@@ -134,13 +134,13 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
 
 
 def far(x: Inputs) -> bool:
-    """Whether numbers of one sequence, or of what is written for it, are so far apart that 32 bits do not count them."""
+    """Whether offsets within a sequence of an input or a result may need more than 32 bits."""
     width = max(x.q.shape[3], x.v.shape[3])
     return any(y.shape[2] * max(y.stride(2), y.shape[1] * width) >= 2**31 for y in x[:3])
 
 
 def side_by_side(x: Tensor) -> Tensor:
-    """With the numbers of a vector next to each other, and vectors near enough that 32 bits count within a block."""
+    """Copy x unless vectors are contiguous, and near enough that offsets within a block fit into 32 bits."""
     return x if x.stride(3) == 1 and x.stride(2) < 2**24 else x.contiguous()
 
 

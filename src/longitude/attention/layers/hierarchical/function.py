@@ -171,7 +171,7 @@ def attend_tokens(
 
 
 def in_a_compiler(inputs: StateInputs) -> bool:
-    """Whether where documents end is not known."""
+    """Whether the host cannot read where documents end."""
     return not readable(*(x for x in (inputs.documents, inputs.reset, inputs.valid) if x is not None))
 
 
@@ -233,7 +233,7 @@ class Group(NamedTuple):
     lengths: list[int]
     last: list[bool]  # of its row
     tokens: Int[Tensor, "runs L"]  # the last one repeated to the longest
-    beyond: Int[Tensor, "runs L"]  # how far behind the end of its run: 0 within it
+    beyond: Int[Tensor, "runs L"]  # tokens past the end of its run: 0 within it
 
     @property
     def real(self) -> Bool[Tensor, "runs L"]:
@@ -248,7 +248,7 @@ class Group(NamedTuple):
 
 
 def groups_of(valid: Bool[Tensor, "B L"], reset: Bool[Tensor, "B L"], counts: list[int]) -> list[Group]:
-    """counts: tokens of each row before these, in a document that may continue. At most twice the tokens come."""
+    """Group runs of documents by length, so that padding at most doubles the tokens. counts: earlier tokens of each row."""
     runs = defaultdict(list)
     for row, count in enumerate(counts):
         places = valid[row].nonzero().flatten()

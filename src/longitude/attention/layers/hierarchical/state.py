@@ -28,8 +28,8 @@ class Tokens(NamedTuple):
 class State(NamedTuple):
     """After `seen` tokens: the last W of them, token i in slot i mod W, and for each digit 1 of seen - W its block.
 
-    keys are as projected, rotated as they are attended to (None where the encoding rotates nothing). ends: positions of a
-    block's first and last token. Zeros where there is no token or block.
+    keys are not rotated; rotated: rotated keys, None if the encoding rotates nothing. ends: positions of a block's first and
+    last token. Slots without a token, and levels without a block, are zeros.
     """
 
     seen: Int[Tensor, " B"]
@@ -47,9 +47,9 @@ class State(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Tokens first, first + 1, ... of rows that agree in `first`, and the blocks of those before.
+    """Tokens first, first + 1, ... of rows with the same `first`, and the blocks of earlier tokens.
 
-    blocks: keys and values [B, Hkv, levels, D], ends [B, levels, 2]; None where there are none.
+    blocks: keys and values [B, Hkv, levels, D], ends [B, levels, 2]; None if there are none.
     """
 
     first: int
@@ -86,7 +86,7 @@ def window_of(state: State, rows: Tensor, count: int) -> Stream:
 
 
 def state_after(stream: Stream, levels: list[Level], counts: list[int], window: int) -> State:
-    """The state of rows after counts[b] tokens of a stream, which may continue; levels: its pyramid."""
+    """The state of rows after counts[b] tokens of a stream, which may have more; levels: the pyramid of its blocks."""
     device, rows = stream.keys.device, torch.arange(len(counts), device=stream.keys.device)
     count = torch.tensor(counts, device=device)
     slots = torch.arange(window, device=device)
@@ -149,7 +149,7 @@ def step(
 ) -> tuple[Float[Tensor, "B H 1 Dv"], State]:
     """The output, and the state with this token, which may be written in place: O(window + log count), and about one merge.
 
-    Rows that are not real stay as they are; those that begin a document start from an empty state.
+    Rows that are not real are unchanged; those that begin a document start from an empty state.
     """
     q, places = token.q, token.places
     counts = [0 if new else count for new, count in zip(begins, state.seen.tolist(), strict=True)]
@@ -209,7 +209,7 @@ def with_token(
 
 
 def with_block(rule: Rule, state: State, rows: list[int], before: list[int]) -> State:
-    """The state after the oldest window token of these rows became a block of one token. before: tokens already in blocks.
+    """The state with the oldest window token of these rows as a block of one token. before: tokens already in blocks.
 
     It increments a binary counter: while a digit is 1, both blocks of its level merge into a block of the next level.
     """
