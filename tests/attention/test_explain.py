@@ -80,7 +80,7 @@ def test_why_others_were_passed_over(monkeypatch, capsys):
     capsys.readouterr()
     assert set(why(Q, encoding=[lg.Fire(4), lg.ALiBi(4)], backend="table").values()) >= {None, "'table' was requested"}
     out = capsys.readouterr().out
-    assert "table      refuses: of biases of rows and pairs it takes" in out and "->" not in out
+    assert "table      refuses: it supports no biases of rows and pairs" in out and "->" not in out
     monkeypatch.setitem(BACKENDS, "chunked", replace(BACKENDS["chunked"], price=BACKENDS["sdpa"].price))
     with routes.repeated({}):  # on any processor
         assert why(Q)["sdpa"] is None and why(Q)["chunked"] == "no cheaper than 'sdpa', which comes first"
