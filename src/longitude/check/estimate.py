@@ -10,13 +10,13 @@ import torch
 from longitude.check.subject import Subject, computing_in
 
 CALLS, TOKENS = (300.0, 3.2), (3000.0, 33.0)
-"""Passes of all laws, and tokens in them: without any token compared, and for each. Counted with a Llama."""
+"""Forward passes of all laws, and tokens in them: (at length 0, more per token of length). Counted with a Llama."""
 READ = 64
 """Tokens of the longer pass of a calibration."""
 LONGEST = 600.0
-"""Seconds that all laws may take where no length is asked for."""
+"""Seconds that all laws may take if no length is given."""
 FEWEST = 32
-"""Tokens that are compared even so."""
+"""Tokens that are compared even if that takes longer."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Estimate:
 def calibrated(subject: Subject) -> Estimate | None:
     """The estimate of a subject, from passes of 1 and 64 tokens in the dtype of its equality laws.
 
-    None for a model that cannot make them, as the laws will say.
+    None for a model that cannot run them; the laws then report why.
     """
 
     def of(length: int) -> float:
