@@ -112,7 +112,7 @@ def scaling_reset(subject: Subject) -> Measurement:
 def tables_at(
     subject: Subject, length: int, by_position: bool = True, behind: int | None = None
 ) -> dict[str | None, Tables]:
-    """Tables of the first two positions in a sequence of this length, after a short one, and one of `behind` tokens if given."""
+    """Tables of the first two positions in a sequence of this length, after a short one, then one of `behind` tokens."""
     subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
 
     def tables(length: int) -> dict[str | None, Tables]:
