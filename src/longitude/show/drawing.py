@@ -63,12 +63,12 @@ class Lines:
 
     @property
     def x_title(self) -> str:
-        """Title of the horizontal axis, which says where it is logarithmic."""
+        """Title of the horizontal axis, which says if it is logarithmic."""
         return f"{self.x} (log scale)" if self.log_x else self.x
 
     @property
     def ordered(self) -> list[str]:
-        """Lines that have an order, by number: heads or layers, of which neighbours have colors alike."""
+        """Names of lines that are ordered by number, heads or layers: neighbors get similar colors."""
         return [name for name in self.lines if re.fullmatch(r"(head|layer) \d+", name)]
 
     @property
@@ -141,7 +141,7 @@ Drawing = Lines | Grid | Dials | Passage
 
 
 def floor_of(values: np.ndarray) -> float | None:
-    """FLOOR where numbers are below it."""
+    """FLOOR if a number is below it, else None."""
     return FLOOR if np.nanmin(values, initial=0.0) < FLOOR else None
 
 
