@@ -38,10 +38,10 @@ class Estimate:
         calls, tokens = (fixed + each * length for fixed, each in (CALLS, TOKENS))
         return calls * self.pass_seconds + tokens * self.token_seconds
 
-    def longest(self, seconds: float = LONGEST) -> int:
-        """The most tokens that can be compared in these seconds, at least FEWEST."""
+    def longest(self) -> int:
+        """The most tokens that can be compared in LONGEST seconds, at least FEWEST."""
         each = CALLS[1] * self.pass_seconds + TOKENS[1] * self.token_seconds
-        return max(FEWEST, int((seconds - self.seconds(0)) / each))
+        return max(FEWEST, int((LONGEST - self.seconds(0)) / each))
 
 
 def calibrated(subject: Subject) -> Estimate | None:

@@ -301,7 +301,8 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-            raise ValueError("expected labels, or either decoder_input_ids or decoder_inputs_embeds")
+            got = "none" if decoder_input_ids is None else "both of these"
+            raise ValueError(f"expected labels, or either decoder_input_ids or decoder_inputs_embeds, got {got}")
         if use_cache is None and labels is not None:
             use_cache = False
         outputs = self.model(

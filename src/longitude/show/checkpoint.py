@@ -35,7 +35,7 @@ from longitude.positions.buckets import T5Bias
 from longitude.positions.hugging_face import RopeConfig, not_understood
 from longitude.positions.scaling import Frequencies, Scaling
 from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
-from longitude.show.rotations import NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
+from longitude.show.rotations import FACTOR, NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
 from longitude.show.shape import Shape
 
 CLOCKS = 4
@@ -405,16 +405,16 @@ def _name(rotation: Rotation, name: str) -> str:
     return name if rotation.layers == ALL else f"{name}-{rotation.layers}"
 
 
-def _wavelengths(rotation: Rotation, factor: int = 4) -> Lines:
+def _wavelengths(rotation: Rotation) -> Lines:
     pairs = np.arange(len(rotation.plain))
     own = {} if rotation.rope.scaling is None else {f"its own {rotation.rope.scaling.name}": rotation.rope.scaling}
-    every: dict[str, Scaling | None] = {PLAIN: None, **own, **schemes(factor, rotation.trained)}
+    every: dict[str, Scaling | None] = {PLAIN: None, **own, **schemes(FACTOR, rotation.trained)}
     after = {name: rotation.frequencies(scheme).inverse[: len(pairs)] for name, scheme in every.items()}
     lines = {name: (pairs, (rotation.plain / theta).numpy()) for name, theta in after.items()}
     return Lines(
         name=_name(rotation, "slowed"),
-        title=f"How many times slower each pair rotates at {factor} times the length, by scheme ({rotation.layers})",
-        caption=f"Frequencies before any scheme over those after it, at {factor * rotation.trained} tokens.",
+        title=f"How many times slower each pair rotates at {FACTOR} times the length, by scheme ({rotation.layers})",
+        caption=f"Frequencies before any scheme over those after it, at {FACTOR * rotation.trained} tokens.",
         x="rotary pair",
         y="times slower",
         lines=grouped(lines),
