@@ -132,7 +132,7 @@ def replaced(kind: type) -> str | None:
 
 @cache
 def as_published(kind: type) -> type:
-    """A class of transformers from its file, without what was replaced in its module since."""
+    """A class of transformers, loaded again from its file, without functions that were replaced in its module."""
     module = sys.modules[kind.__module__]
     spec = spec_from_file_location(f"{module.__name__}_as_published", module.__file__)
     assert spec is not None and spec.loader is not None

@@ -73,7 +73,7 @@ def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Reco
 
 
 def as_allowed(mask: Tensor) -> Tensor:
-    """[L, Lk] of the first row: true where a query attends."""
+    """Visible keys [L, Lk] of the first row, as bool."""
     return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0
 
 

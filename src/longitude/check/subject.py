@@ -159,7 +159,7 @@ class Subject:
 
     @cached_property
     def takes(self) -> set[str]:
-        """Names of the arguments of forward; where it has **kwargs, with those of the classes that it overrides."""
+        """Names of the arguments of forward; if it has **kwargs, also those of the forwards that it overrides."""
         return arguments_of(self.model)
 
     @cached_property

@@ -50,7 +50,7 @@ def renamed(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(model: Any) -> set[str]:
-    """Names of the arguments of a model's forward; where it has **kwargs, with those of the classes that it overrides."""
+    """Names of the arguments of a model's forward; if it has **kwargs, also those of the forwards that it overrides."""
     forwards = [model.forward, *(kind.forward for kind in type(model).__mro__ if "forward" in vars(kind))]
     names: set[str] = set()
     for forward in forwards:

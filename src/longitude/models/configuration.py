@@ -56,7 +56,7 @@ class LongitudeConfig(PreTrainedConfig):
         num_hidden_layers (`int`, *optional*, defaults to 4):
             Blocks of the decoder, or of the encoder of an encoder-only model.
         num_attention_heads (`int`, *optional*, defaults to 4):
-            Heads of queries in each layer. Must divide `hidden_size` where a mixer's head_dim follows from the two.
+            Heads of queries in each layer. Must divide `hidden_size` if a mixer's head_dim follows from the two.
         num_key_value_heads (`int`, *optional*):
             Heads of keys and values, which queries share in groups. Must divide `num_attention_heads`, its default.
         intermediate_size (`int`, *optional*):
@@ -70,11 +70,11 @@ class LongitudeConfig(PreTrainedConfig):
             "swiglu" is, with "gelu_tanh".
         max_position_embeddings (`int` or `None`, *optional*, defaults to 2048):
             The length in tokens that encodings with a table must cover, and the training length for `longitude measure`. None
-            where it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
+            if it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
-            composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "nope"
-            elsewhere. Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..nope" for a
+            composed. Mixers that cannot use it have none. "auto" is "rope" if a mixer rotates queries and keys, else "nope".
+            Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..nope" for a
             pattern of layers; if the label names mixers, it sets `mixer` or `mixers`, too.
         encodings (`list`, *optional*):
             One such encoding per layer, instead of `encoding`, or a pattern of fewer, repeated from the first layer to the last.

@@ -48,7 +48,7 @@ def require_assistant(assistant: Any) -> None:
             "assistant_model",
             "a model whose cache can be cropped",
             f"{type(assistant).__name__}, which drops tokens or keeps a state",
-            "use attention, and an encoding that carries none, in it",
+            "use an assistant with attention and an encoding that carries no state",
         )
 
 

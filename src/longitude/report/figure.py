@@ -107,7 +107,7 @@ def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
 
 
 def apart(values: list[float], gap: float) -> list[float]:
-    """Ascending values moved as little as needed for `gap` between neighbours: clusters keep their mean."""
+    """Ascending values moved as little as needed for `gap` between neighbors: clusters keep their mean."""
     clusters: list[list[float]] = []  # of [sum of (value - its offset in the cluster), count]
     for value in values:
         clusters.append([value, 1])

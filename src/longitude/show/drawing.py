@@ -165,7 +165,7 @@ def evenly(things: Sequence[Any], most: int) -> list[Any]:
 
 
 def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = "linear") -> list[float]:
-    """Places on an axis: steps of 1, 2 or 5; powers of 10, and 2 and 5 times them where they are few; 0, 1, 4, 16, ..."""
+    """Places on an axis: steps of 1, 2 or 5; powers of 10, and 2 and 5 times them if they are few; 0, 1, 4, 16, ..."""
     if scale == "offsets":
         powers = [0, *(4**k for k in range(16))]
         return sorted({sign * power for power in powers for sign in (1, -1) if low <= sign * power <= high})
@@ -210,7 +210,7 @@ def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
 
 
 def _joined(places: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Words -> place, of all labels; with the label where they differ."""
+    """Words -> place, of all labels; the words name the label if labels differ."""
     first, *others = places.values()
     if all(other == first for other in others):
         return dict(first)

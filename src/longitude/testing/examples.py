@@ -84,7 +84,7 @@ class Example:
         return fill(made, seed, self.std) if filled else made
 
     def resolved(self, **more: Any) -> dict[str, Any]:
-        """The options it is built with; `more` override everything else, sizes among them where there is no default."""
+        """The options it is built with; `more` override everything else, but sizes only if they have no default."""
         parameters, given = options_of(self.factory), {**self.options, **more}
         for name in given:
             if name not in parameters and (name in self.options or name not in SHAPES):

@@ -140,7 +140,7 @@ def with_gradients(
     seen: Tensor | None = None,
     direction: Tensor | None = None,
 ) -> Named:
-    """The output of forward(), and the gradient of each wanted tensor (zeros where none) along one direction.
+    """The output of forward(), and the gradient of each wanted tensor (zeros if it has none) along one direction.
 
     seen, such as [B, L, 1]: factor of the output, 0 where it is not compared, as at padding. direction: of the output's shape;
     by default the same random numbers for each row of a batch.

@@ -1,4 +1,4 @@
-"""Laws of backends: one answer on every one that takes a call, one graph for the backward, and memory linear in the length."""
+"""Laws of backends: equal answers on all that support a call, one graph for the backward, and memory linear in the length."""
 
 from __future__ import annotations
 
