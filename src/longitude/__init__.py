@@ -1,7 +1,7 @@
 """Longitude: position encodings of transformers, and what they do past the length a model was trained on.
 
-What most need is one name away after `import longitude as lg`, the rest is two (lg.attention.WindowAttention). All is loaded on
-first use: the import itself costs nothing, and `lg.attend` with all encodings never loads transformers.
+After `import longitude as lg`, the main names are lg.NAME, the others lg.MODULE.NAME (lg.attention.WindowAttention). All is
+loaded on first use: the import itself costs nothing, and `lg.attend` with all encodings never loads transformers.
 """
 
 from collections.abc import Callable, Mapping
@@ -151,7 +151,7 @@ def __dir__() -> list[str]:
 
 
 def loaded_on_use(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package with these names: module of it -> names, with spaces between."""
+    """Make `__getattr__` and `__all__` of a package. names: module in it -> public names, separated by spaces."""
     module_of = {name: module for module, own in names.items() for name in own.split()}
 
     def get(name: str) -> Any:

@@ -21,7 +21,7 @@ def main() -> int:
         from longitude.cli import main as run
 
         return run()
-    except KeyboardInterrupt:  # while modules are loaded, before a verb has begun
+    except KeyboardInterrupt:  # while modules are loaded, before a command has begun
         print("longitude: interrupted", file=sys.stderr)
         return 130
 

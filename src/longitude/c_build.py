@@ -39,7 +39,7 @@ FUNCTIONS = dict.fromkeys(LOOPS, _BOTH) | {
 }
 """The functions that a library of each file must have."""
 UNFINISHED = ".unfinished-"
-"""Folders begin with it in which a library is compiled."""
+"""Prefix of the folders in which libraries are compiled."""
 
 _V2 = "sse3 cx16 sse4_1 sse4_2 ssse3 popcnt lahf_lm"
 _V3 = f"{_V2} avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
@@ -62,12 +62,12 @@ def name_of(source: str, options: Iterable[str]) -> str:
 
 
 class TooLong(Exception):
-    """The compiler took more of the processor's time than it may."""
+    """Raised if the compiler takes more CPU time than it may."""
 
 
 _LIMITED = 'ulimit -c 0; ulimit -S -t "$0"; exec "$@"'
-"""A shell that limits the processor's time of what it becomes, and of what that starts. On a busy machine a minute may be a
-second of it, so a limit on wall clock would stop a compiler that does nothing wrong."""
+"""Shell script that limits the CPU time of a command and of the processes that it starts. A limit on wall-clock time would stop
+correct compilers on a busy machine."""
 
 
 def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds: int = 120) -> None:
@@ -78,7 +78,7 @@ def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds:
         source: A C file.
         options: Options of the compiler.
         to: The library.
-        seconds: Limit on the processor's time.
+        seconds: Limit on CPU time.
 
     Raises:
         OSError: The folder cannot be written, or gcc cannot be run.
@@ -89,7 +89,7 @@ def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds:
     with TemporaryDirectory(dir=to.parent, prefix=UNFINISHED) as folder:
         made = Path(folder, to.name)
         command = [gcc, *options, f"-I{PACKAGE}", "-o", str(made), str(source), "-lm"]
-        # English words, among which the one for the limit is looked for
+        # English messages, because the one about the limit is searched for
         done = subprocess.run(
             ["sh", "-c", _LIMITED, str(seconds), *command], capture_output=True, env={**os.environ, "LC_ALL": "C"}
         )
@@ -101,7 +101,7 @@ def compile_c(gcc: str, source: Path, options: Iterable[str], to: Path, seconds:
 
 
 def compile_ahead(machine: str, gcc: str, to: Path) -> list[Path]:
-    """All loops for all levels of a machine, in `to`/MACHINE/LEVEL; returns the libraries."""
+    """Compile all loops for all levels of a machine, into `to`/MACHINE/LEVEL; returns the libraries."""
     common = [*FLAGS, "-s", "-include", str(PACKAGE / "old_glibc.h")]
     made = {
         to / machine / level / name_of(source, options): (PACKAGE / source, [*common, *march, *options])

@@ -1,6 +1,6 @@
 """The C kernels: prebuilt in a wheel, or by gcc on first use; and whether they may read a tensor.
 
-Each has a form in torch's operators too, which runs where there is no loop.
+Each also exists in torch's operators, which run if there is no compiled kernel.
 """
 
 import ctypes
@@ -60,20 +60,20 @@ class _NotHere(Exception):
 
 
 class _Broken(_NotHere):
-    """It should be there."""
+    """Raised if a library that should exist cannot be used, which is worth a warning."""
 
 
 def library(source: Path, *options: str) -> ctypes.CDLL | None:
-    """The functions of a C file; None where there are none, and torch's operators run."""
+    """The functions of a C file; None if there are none, so that torch's operators run."""
     return loop(source, *options).library
 
 
 @lru_cache
 def loop(source: Path, *options: str) -> Loop:
-    """The functions of a C file: prebuilt, where the wheel has it; else by gcc, in seconds, and kept in the user's cache.
+    """The functions of a C file: prebuilt, if the wheel has it; else by gcc, in seconds, and kept in the user's cache.
 
-    LONGITUDE_COMPILE=0 in the environment: none; LONGITUDE_COMPILE=native: by gcc; ValueError for another word. What should
-    work and does not is a warning, in one sentence.
+    LONGITUDE_COMPILE=0 in the environment selects none, LONGITUDE_COMPILE=native gcc; another value raises ValueError. A
+    RuntimeWarning tells of a way that should work and does not.
     """
     wish = os.environ.get("LONGITUDE_COMPILE", "")
     if wish not in ("", "0", "native"):
@@ -118,7 +118,7 @@ def _inside(source: Path) -> str:
 
 
 def _load(path: Path, source: Path) -> ctypes.CDLL:
-    """The functions in a library. OSError where it is no library, or is cut off or lacks one of them."""
+    """The functions in a library. OSError if it is no library, is cut off, or lacks one of them."""
     if not _is_whole(path):
         raise OSError(f"{path} is cut off")
     library = ctypes.CDLL(str(path))
@@ -163,7 +163,7 @@ def level_of(machine: str, cpuinfo: str) -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a library ends where its last part does: reading a shorter one would end the process."""
+    """Whether a library has its full length: loading a truncated one would crash the process."""
     with path.open("rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:5] != b"\x7fELF\x02":
@@ -173,7 +173,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _by_gcc(source: Path, options: tuple[str, ...]) -> Loop:
-    """For this processor, on first use."""
+    """The library for this processor, from the cache or compiled now."""
     gcc = shutil.which("gcc")
     if gcc is None:
         raise _NotHere("no gcc is on the PATH")
@@ -206,7 +206,7 @@ def _by_gcc(source: Path, options: tuple[str, ...]) -> Loop:
 
 
 def _name_in_cache(source: Path, gcc: str, command: list[str]) -> str:
-    """Another one for each text, compiler, processor and set of options."""
+    """File name in the cache, different for each source text, compiler, processor and set of options."""
     try:
         version = subprocess.run([gcc, "--version"], check=True, capture_output=True, timeout=WAIT).stdout
         headers = sorted({*source.parent.glob("*.h"), c_build.PACKAGE / "parallel.h"})
@@ -254,14 +254,14 @@ def _is_safe(path: Path) -> bool:
 
 
 def _kept(path: Path, source: Path) -> ctypes.CDLL | None:
-    """A library that was compiled before; None where it is not there, is broken, or could be another user's."""
+    """A library that was compiled before; None if it is not there, is broken, or could be another user's."""
     try:
         if not (_is_safe(path.parent) and _is_safe(path)):
             return None
         library = _load(path, source)
     except OSError:
         return None
-    with suppress(OSError):  # root's
+    with suppress(OSError):  # a file of root's cannot be changed
         if path.stat().st_mtime < time.time() - DAY:
             os.utime(path)  # still in use
     return library
@@ -312,7 +312,7 @@ def route() -> str:
 
 
 class Passes(NamedTuple):
-    """Both functions of a C file."""
+    """The forward and backward functions of a C file."""
 
     forward: Any
     backward: Any
@@ -355,7 +355,7 @@ def in_memory(*tensors: Tensor) -> bool:
 
 
 def words(numbers: Sequence[int]) -> bytes:
-    """A struct of pointers and int64, as C takes it. An array of ctypes takes four times as long to make."""
+    """A struct of pointers and int64, as C reads it. An array of ctypes takes four times as long to make."""
     return struct.pack(f"{len(numbers)}q", *numbers)
 
 

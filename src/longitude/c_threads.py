@@ -14,22 +14,22 @@ _lost = False
 
 
 def use_threads(library: ctypes.CDLL) -> None:
-    """Gives the runtime's function to a library of ours."""
+    """Pass the runtime's GOMP_parallel to one of our libraries."""
     _using.append(library)
     library.use_team(ctypes.c_void_p(None if _lost else team()))
 
 
 def team() -> int | None:
-    """The address of GOMP_parallel in torch's runtime; None where torch has no OpenMP, and our loops take one thread."""
+    """The address of GOMP_parallel in torch's runtime; None if torch has no OpenMP: our loops then use one thread."""
     runtime = _runtime()
     return None if runtime is None else ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p).value
 
 
 @lru_cache
 def _runtime() -> ctypes.CDLL | None:
-    """Found as the dynamic linker finds it for torch: among what is global in the process, then in what torch links to.
+    """The OpenMP runtime of torch, found as the dynamic linker finds it: in global symbols, then in what torch links to.
 
-    A runtime that another package brought for itself is in neither.
+    Neither contains the runtime that another package has for itself.
     """
     if not torch.backends.openmp.is_available():
         return None
@@ -44,14 +44,14 @@ def _runtime() -> ctypes.CDLL | None:
 
 
 def why_alone() -> str | None:
-    """Why loops take one thread although torch may have several; None where they take as many."""
+    """Why loops use one thread although torch may have several; None if they use as many."""
     if _lost:
         return "this process was forked from one with threads, which torch's runtime would wait for"
     return None if team() is not None else "torch has no OpenMP runtime here"
 
 
 def _before_fork() -> None:
-    """Ends the runtime's waiting threads, where it can: a child has none of them, and would wait for them for ever."""
+    """End the runtime's waiting threads, if possible: a forked child has none of them, and would wait for them forever."""
     global _waits_for_nobody
     pause = getattr(_runtime(), "omp_pause_resource_all", None)
     ended = pause is not None and pause(1) == 0  # since OpenMP 5; the next loop or operator starts them again

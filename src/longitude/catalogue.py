@@ -42,7 +42,7 @@ USE = re.compile(r"^ +(\w+): (?:(?!^ +\w+: ).)*?Use\s+(?:it|them)\s+when\s+([^.]
 def catalogue() -> dict[str, Any]:
     """Everything, as plain data: lists of "encodings", "mixers", "scaling", "samplers", "plugins", and the "machine".
 
-    An encoding of a plugin that cannot be built at toy size is with the plugin's problems, not with the encodings.
+    An encoding of a plugin that cannot be built at toy size is listed under the plugin's problems, not under encodings.
     """
     of_plugins = {name for plugin in plugins.loaded() for name in plugin.registered}
     encodings, problems = [], {}
@@ -121,7 +121,7 @@ def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
 
 
 def takers(encoding: Encoding, training: bool, length: int = 64, sizes: Mapping[str, int] = SHAPES) -> dict[str, float]:
-    """Backends that take float32 attention of these sizes with this encoding, the cheapest first, with the price of each."""
+    """Price of each backend that supports float32 attention of these sizes with this encoding, the cheapest first."""
     heads, kv_heads, head_dim = (sizes[name] for name in ("num_heads", "num_kv_heads", "head_dim"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoding = copy.deepcopy(encoding).float().train(training).to(device)
@@ -144,7 +144,7 @@ def first_paragraph(thing: Any) -> str:
 
 
 def section(thing: Any, title: str) -> list[str]:
-    """The lines of a section of a docstring ("Args", "Source"), without their common indent; empty where there is none."""
+    """The lines of a section of a docstring ("Args", "Source"), without their common indent; empty if there is none."""
     _, found, rest = f"\n{inspect.getdoc(thing) or ''}\n".partition(f"\n{title}:\n")
     lines = []
     for line in rest.splitlines() if found else []:
@@ -173,7 +173,7 @@ def _of_mixer(name: str, kind: Any) -> Facts:
 
 
 def _of_class(name: str, kind: type) -> Facts:
-    """required: options without a default."""
+    """Facts of a class. required: options without a default."""
     parameters = options_of(kind)
     return {
         "name": name,

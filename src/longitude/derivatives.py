@@ -15,7 +15,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.utils.checkpoint import checkpoint
 
 transforms_active = torch._C._are_functorch_transforms_active
-"""Whether any transform of torch.func is under way, vmap too: torch's own function, which an ordinary call may ask."""
+"""Whether any transform of torch.func is active, vmap included: torch's own function."""
 
 
 def exporting() -> bool:
@@ -53,14 +53,14 @@ def in_forward_mode() -> bool:
 def in_transform() -> bool:
     """Whether torch.func takes gradients: grad, vjp, jacrev; in a graph, too.
 
-    It has no rules for gradients that an operator brings itself, nor for what is made again in backward.
+    It supports neither custom gradients of operators nor recomputation in backward.
     """
     return _takes_part(TransformType.Grad)
 
 
 @constant_in_graphs
 def in_map() -> bool:
-    """Whether torch.func.vmap makes several calls one, in a graph, too."""
+    """Whether torch.func.vmap is active, in a graph, too."""
     return _takes_part(TransformType.Vmap)
 
 
@@ -78,9 +78,9 @@ def assert_later(valid: Tensor, message: str) -> None:
 
 
 def refuse_tangents(operator: CustomOpDef) -> None:
-    """Let one of our operators raise NotImplementedError where it is given tangents: torch would take it for a constant.
+    """Make one of our operators raise NotImplementedError for tangents: torch would treat its output as a constant.
 
-    Backends are not chosen then; a graph that was exported may contain it.
+    Backends do not choose it in forward mode, but a graph that was compiled or exported before may contain it.
     """
     run = make_autograd_impl(operator._opoverload, operator)
 
@@ -104,7 +104,7 @@ def tracing() -> bool:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether a choice may depend on their numbers: not while the call is recorded, nor of calls that vmap makes one."""
+    """Whether a choice may depend on numbers of these tensors: not while the call is traced, and not under vmap."""
     return not tracing() and not any(map(is_mapped, tensors))
 
 
@@ -118,19 +118,19 @@ def is_mapped(x: Tensor) -> bool:
 
 
 def numbers_of(x: Tensor) -> Tensor:
-    """The plain tensor of all calls that torch.func.vmap makes one, for checks that are valid for each of their numbers."""
+    """The plain tensor of all calls that torch.func.vmap batches, for checks of every number in it."""
     while not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(x):
         x = get_unwrapped(x)
     return x
 
 
 def by_autograd() -> bool:
-    """Neither of them: gradients are autograd's, if any are wanted."""
+    """Whether only autograd takes gradients, if any: forward mode and torch.func are not active."""
     return not in_forward_mode() and not in_transform()
 
 
 def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
-    """part(*inputs), made again in backward instead of kept, where autograd takes gradients; not in a graph to export."""
+    """Call part(*inputs), recomputed in backward instead of stored if only autograd takes gradients; not while exporting."""
     if torch.is_grad_enabled() and by_autograd() and not exporting():
         return checkpoint(part, *inputs, use_reentrant=False)
     return part(*inputs)

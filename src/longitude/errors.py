@@ -15,7 +15,7 @@ EXTRAS = {
         *MODELS, "tyro", "msgspec", "rich", "altair", "plotille", "vl_convert", "pandas", "pyarrow", "scipy", "jinja2",
     ),
 }  # fmt: skip
-"""The optional packages of an extra, as they are imported."""
+"""Packages of each extra, by their import names."""
 
 
 class UsageError(ValueError):
@@ -48,7 +48,7 @@ class MissingPackage(ImportError):
 
 
 def require_extra(who: str, extra: str) -> None:
-    """MissingPackage where packages of an extra are not installed, in a sentence: at the first use, and not at some later one."""
+    """Raise MissingPackage if packages of an extra are not installed: at first use of the extra, not at a later import."""
     missing = [name for name in EXTRAS[extra] if sys.modules.get(name) is None and find_spec(name) is None]
     if missing:
         raise MissingPackage(
@@ -118,5 +118,5 @@ def check_choice(who: str, choices: Any, **options: Any) -> None:
 
 
 def either(values: Sequence[object]) -> str:
-    """'half' or 'interleaved'."""
+    """The values in words, as in "'half' or 'interleaved'"."""
     return " or ".join(filter(None, [", ".join(map(repr, values[:-1])), repr(values[-1])]))

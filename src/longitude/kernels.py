@@ -1,4 +1,4 @@
-"""Whether kernels run here, as the environment and the GPU have it, and on which stream."""
+"""Whether GPU kernels run here, by the environment and the GPU, and on which stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 def switched_off() -> set[str]:
     """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-fla".
 
-    ValueError for another form, and for `reference`, which takes what no other does.
+    ValueError for another form, and for `reference`, which supports what no other backend does.
     """
     named = os.environ.get("LONGITUDE_BACKENDS", "")
     words = [word.strip() for word in named.split(",") if word.strip()]
@@ -27,14 +27,14 @@ def switched_off() -> set[str]:
 
 
 def why_no_triton() -> str | None:
-    """Why kernels in Triton cannot be loaded, and what mends it; None where they can."""
+    """Why kernels in Triton cannot be loaded, and what to install; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "it needs the package triton: pip install 'longitude[gpu]'"
     return None
 
 
 def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> str | None:
-    """Try Triton's kernels in a small call: why they do not run on this GPU, with a warning; None where they do.
+    """Try Triton's kernels in a small call: why they do not run on this GPU, with a warning; None if they do.
 
     ValueError while a CUDA graph is captured, in which nothing runs.
     """
@@ -56,10 +56,10 @@ def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> s
 
 
 def captured(device: torch.device) -> bool:
-    """Whether calls on this device become a CUDA graph: nothing runs before it is replayed, and what was made is its own."""
+    """Whether a CUDA graph captures calls on this device: nothing runs before its replay, and new tensors belong to it."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def stream_of(device: torch.device) -> int:
-    """Which of the device's queues calls go to."""
+    """Handle of the device's current CUDA stream; 0 on other devices."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -20,7 +20,7 @@ FOREIGN = re.compile(r"[^A-Za-z0-9_.+:=,-]")
 CONV = "conv"
 """Part of a label that gives its mixers a short causal convolution: nope+conv, rope+conv:at=qkv."""
 LAYERS = ".."
-"""Between the labels of layers that follow each other."""
+"""Separator of the labels of successive layers."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Label:
     """A label, read.
 
     Attributes:
-        encodings: Composed; where there are none, the model chooses.
+        encodings: Encodings, which are composed; if empty, the model chooses.
         mixers: Mixers of the layers, alternating; attention if empty.
         layers: One entry per layer, a pattern that is repeated; `encodings` and `mixers` are then all that they name.
     """
@@ -48,9 +48,9 @@ class Label:
         return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "nope")
 
     def options(self, layers: int, mixer: str = "attention") -> dict[str, Any]:
-        """Arguments of LongitudeConfig for a model of this many layers. ValueError where they are too few for the mixers.
+        """Arguments of LongitudeConfig for a model of this many layers. ValueError if they are too few for the mixers.
 
-        mixer: of layers that name none, where others name one.
+        mixer: the mixer of layers that name none, in a label of single layers.
         """
         given: dict[str, Any] = {}
         if self.layers:
@@ -77,12 +77,12 @@ def conv(at: str = "input") -> None:
 def parse_label(label: str, mixer: str = "attention") -> Label:
     """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in order.
 
-    Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme
-    follow those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
+    Values are int, float, true, false, none or text; several numbers make a list: sections=2,1,1. Options of a scheme
+    follow those of its encoding: scaling=yarn,factor=16,original_max_length=256; if both have an option, the scheme's is
     written scaling.base=5e5. Options of a mixer within another have its name in front:
     parallel:attention=window,attention.size=8. Labels of single layers, each with one mixer or none, are joined by "..", and
     repeated over a model's: rope..rope..rope..nope. "conv" is a short convolution of each mixer that can have one (`mixer`,
-    where the label names none). Raises ValueError for any other character, and for an unknown name or option, with the
+    if the label names none). Raises ValueError for any other character, and for an unknown name or option, with the
     nearest one.
     """
     from longitude.attention.mixer import MIXERS
@@ -107,7 +107,7 @@ def parse_label(label: str, mixer: str = "attention") -> Label:
 
 
 def _convolved(mixers: list[Spec], places: list[str], label: str) -> list[Spec]:
-    """With short convolutions at these places, where a mixer has the option."""
+    """The mixers with short convolutions at these places, if they have the option."""
     from longitude.attention.mixer import MIXERS
     from longitude.registry import options_of
 
@@ -147,12 +147,12 @@ def parse_mixer(label: str) -> Spec:
 
 
 def is_label(text: str) -> bool:
-    """Whether it says more than one name does."""
+    """Whether a text is more than one name: a label of several parts, or with options."""
     return "+" in text or ":" in text or LAYERS in text
 
 
 def require_characters(label: str) -> None:
-    """ValueError for a label with a character that is none of a label's."""
+    """ValueError for a label with a character that labels must not contain."""
     if (found := FOREIGN.search(label)) is not None:
         raise ValueError(
             f"{label!r} has {found[0]!r} at its character {found.start() + 1}; a label is made of letters, digits and "
@@ -177,7 +177,7 @@ def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
 
 
 def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
-    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; valid: name -> what has its options."""
+    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; valid: name -> the function or class with its options."""
     from longitude.registry import options_of
 
     name, colon, rest = part.partition(":")

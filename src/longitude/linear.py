@@ -1,6 +1,6 @@
-"""Layers and their weights: those that are called, and those that stay float32 in a model of 16 bits.
+"""Layers that must be called instead of reading their weights, and weights that stay float32 in a model of 16 bits.
 
-Layers are called because adapters, hooks, offloading and quantization stand between a weight and what its layer gives.
+Layers are called because adapters, hooks, offloading and quantization change what a layer computes from its weight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FullPrecision(nn.Module):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         if name in self.full_precision and param is not None and param.dtype != _wide(param.dtype):
             narrow, param = param, nn.Parameter(param.detach().to(_wide(param.dtype)), param.requires_grad)
-            vars(param).update(vars(narrow))  # marks of those who load or train
+            vars(param).update(vars(narrow))  # attributes that loaders and trainers set
         super().register_parameter(name, param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

@@ -26,7 +26,7 @@ Back = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Whether all numbers are known to be finite, by one pass over each; False too where they cannot be looked at for free."""
+    """Whether all numbers are known to be finite, by one pass over each; False, too, if C may not read them."""
     return in_memory(*tensors) and all(bool(x.detach().sum().isfinite()) for x in tensors)
 
 
@@ -65,8 +65,8 @@ def nan_in_its_document(
     """Finite tokens and states for a recurrence, and a function that sets NaN in results that depend on NaN or infinity.
 
     axis: axis of the tokens in all tensors and outputs; the batch is axis 0. A token that is not finite counts as zeros. Its
-        output,
-    later outputs of its document, and the state after them become NaN. Padding counts as zeros, and its outputs are zeros.
+    output, later outputs of its document, and the state after them become NaN. Padding counts as zeros, and its outputs are
+    zeros.
     """
     tokens, states = [*tokens], [*states]
     if valid is not None:
@@ -82,7 +82,7 @@ def nan_in_its_document(
         states = [torch.where(before.view(-1, *[1] * (x.dim() - 1)), 0, x) for x in states]
 
     def back(out: Tensor, after: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        if reset is not None:  # else one document, which what is not finite runs through by itself
+        if reset is not None:  # else there is one document, in which NaN spreads by itself
             [out] = gradients_apart((out,), like, axis)
         if lost is not None:
             last = lost[:, -1]
@@ -109,8 +109,8 @@ def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:
 
 @constant_in_graphs
 def _traceable() -> bool:
-    """Whether a compiler that traces takes the function of gradients: not for torch.func."""
-    # Of torch's own tracing; where warnings are errors, it would stop the compiler.
+    """Whether a tracing compiler supports the custom gradient function: not under torch.func."""
+    # torch's own tracing gives this warning; if warnings are errors, it would stop the compiler.
     warnings.filterwarnings("ignore", ".*Function'> should not be instantiated", DeprecationWarning)
     return not transforms_active()
 

@@ -1,4 +1,4 @@
-"""Plugins: code of a user's own that registers encodings, mixers and tasks, without touching this package.
+"""Plugins: users' code that registers encodings, mixers and tasks, without changes to this package.
 
 A plugin is a file (`--plugin my_file.py`), or a module that an installed distribution names by an entry point of the group
 `longitude.plugins`. Installed ones are imported when a name is first looked up. Processes started from here load the same files,
@@ -54,7 +54,7 @@ class Plugin:
 _loaded: dict[str, Plugin] = {}
 _looked_for_installed = False
 _outside: dict[str, tuple[str, str]] = {}
-"""Name -> what it is, and its module: of all that is registered from outside of this package."""
+"""Name -> (kind, module) of everything that is registered from outside of this package."""
 
 
 def loaded() -> list[Plugin]:
@@ -64,7 +64,7 @@ def loaded() -> list[Plugin]:
 
 
 def load(path: str | Path) -> Plugin:
-    """Run a file that registers. ValueError where there is none, it raises, or registers nothing."""
+    """Run a file that registers. ValueError if it cannot be read, raises an error, or registers nothing."""
     file = Path(path).expanduser().resolve()
     try:
         content = file.read_bytes()
@@ -76,7 +76,7 @@ def load(path: str | Path) -> Plugin:
 
 
 def run_file(path: str, content: bytes) -> ModuleType:
-    """The module of a file, under a name that its path decides. ValueError with the line where it raises."""
+    """Run a file as a module with a name made from its path. ValueError with the line that raises."""
     name = f"longitude_plugin_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
     module = ModuleType(name)
     module.__file__ = path
@@ -93,7 +93,7 @@ def run_file(path: str, content: bytes) -> ModuleType:
 
 
 def load_installed() -> None:
-    """Import the modules of all entry points, once. ValueError where one cannot be imported, at every call."""
+    """Import the modules of all entry points, once. ValueError, at every call, if one cannot be imported."""
     global _looked_for_installed
     if _looked_for_installed:
         return
@@ -110,7 +110,7 @@ def load_installed() -> None:
 
 
 def restore(plugins: Sequence[Plugin]) -> None:
-    """Load the plugins of another process in this one. ValueError where what is installed here differs."""
+    """Load the plugins of another process in this one. ValueError if the installed plugin differs."""
     load_installed()
     for plugin in plugins:
         if plugin.path is not None:

@@ -28,7 +28,7 @@ class Registry(Mapping[str, Any]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[Factory], Factory]:
-        """Decorates a class or a function that builds one. ValueError where the name is taken by another, or fits no label."""
+        """Decorates a class or a function that builds one. ValueError if the name is taken by another, or fits no label."""
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
             raise UsageError("", f"a name of letters, digits and _ . - for the {self.noun}", repr(name), "rename it")
 
@@ -52,7 +52,7 @@ class Registry(Mapping[str, Any]):
         plugins.load_installed()
 
     def __getitem__(self, name: str) -> Any:
-        """ValueError with the nearest name where there is none such."""
+        """The factory of a name or alias; ValueError with the nearest name if there is none."""
         self.load()
         written = self.aliases.get(name, name) if isinstance(name, str) else None
         if written not in self.factories:
@@ -102,7 +102,7 @@ def resolve_options(
     """Resolve each option of a factory: from `options`, else from `known` if its default is missing or None, else its default.
 
     known: a model's num_heads, head_dim, ... builder: public function to name in the ValueError for an unknown or missing
-        option. without: options that are not the caller's to give.
+    option. without: options that are not the caller's to give.
     """
     parameters = {option: p for option, p in options_of(factory).items() if option not in without}
     for option in options:

@@ -14,7 +14,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 """Modules with a matrix or convolution kernel as weight, also if it has a single input or output."""
 SCORE_RATE = 10.0
-"""Learning rate of tables of scores, in those of all other parameters.
+"""Learning rate of tables of scores, as a multiple of that of other parameters.
 
 Adam moves every number by about the learning rate in a step. A score moves by far more, because it is a sum of products over
 head_dim, and the factors are sums over the width. A table entry moves only by the learning rate, and over a short training

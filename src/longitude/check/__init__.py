@@ -43,6 +43,7 @@ IN_OWN_DTYPE = (
 CAP = 512
 """The most tokens that equality laws compare, unless a length is given."""
 LEAST = 16
+"""The fewest tokens that may be given as length."""
 UNKNOWN = 256
 """Length that replaces the training length of a model that declares none, in tokens."""
 BEYOND = 16
@@ -164,10 +165,10 @@ def check_subject(
 
 @torch.no_grad()
 def require_kernels(subject: Subject) -> None:
-    """ValueError where Triton finds no GPU for kernels that transformers takes: no law would show anything about the model."""
+    """ValueError if Triton finds no GPU for the kernels that transformers uses: no law would show anything about the model."""
     try:
         subject.logits(subject.tokens(1))
-    except Exception as error:  # what else a model raises is for the laws to say
+    except Exception as error:  # laws report any other error
         require_gpu_of(type(subject.model).__name__, error)
 
 
@@ -217,9 +218,9 @@ def takes_length(model: Any, length: int) -> bool:
 
 
 def computable(subject: Subject) -> torch.dtype:
-    """The dtype of equality laws: float32 where a model cannot compute in float64.
+    """The dtype of equality laws: float32 if a model cannot compute in float64.
 
-    Bloom cannot: its softmax is one of float32, in which the float64 mask of padding overflows.
+    Bloom cannot: its softmax is in float32, in which the float64 mask of padding overflows.
     """
     if subject.kind == torch.float64:
         tokens = subject.tokens(4)

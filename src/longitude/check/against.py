@@ -53,16 +53,16 @@ class Fact:
 
 
 def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False) -> list[Fact]:
-    """Compare a checkpoint with what somebody else believes of it.
+    """Compare a checkpoint's positions with those of a GGUF file, an adapter or another checkpoint.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
         other: A .gguf file, a folder of an adapter (PEFT), or another checkpoint.
-        allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
+        allow_pickle: Load weights that are saved as a pickle; only if you trust where they come from.
 
     Returns:
-        Every fact that one of the two knows, and last the weights that make queries and keys: the same, the same in the other
-        rotary layout, or others.
+        A Fact for each property that one of the two has. The last is about the weights of queries and keys: the same, the same
+        in the other rotary layout, or others.
 
     Raises:
         ValueError: for a file that cannot be read.
@@ -130,7 +130,7 @@ def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -
     """The frequencies that both sides end with, pair by pair: the pair that differs most, or how many are the same."""
     facts = []
     for kind in dict.fromkeys([*here, *there]):
-        # A side that has one list takes it at every length.
+        # A side with one list uses it at every length.
         ours, theirs = (one.get(kind, one.get(SHORT)) for one in (here, there))
         if ours is None or theirs is None:
             pairs = [None if one is None else f"{len(one.inverse)} pairs" for one in (ours, theirs)]
@@ -147,7 +147,7 @@ def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -
 
 
 def _with_frequencies(facts: list[Fact], frequencies: list[Fact]) -> list[Fact]:
-    """Both. Two names of a scheme contradict nothing where frequencies are the same, but for a scheme that follows the length."""
+    """All facts. If frequencies are equal, different scalings do not contradict, except DynamicNTK: it follows the length."""
     same = bool(frequencies) and all(fact.there == "the same" for fact in frequencies)
     named = [
         replace(fact, differs=False)
@@ -159,7 +159,7 @@ def _with_frequencies(facts: list[Fact], frequencies: list[Fact]) -> list[Fact]:
 
 
 def compared(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Fact]:
-    """Every name that one side knows."""
+    """A Fact for each name with a value on one side."""
     names = dict.fromkeys([*here, *there])
     facts = [(name, here.get(name), there.get(name)) for name in names]
     return [Fact(name, a, b, _contradict(a, b)) for name, a, b in facts if (a, b) != (None, None)]
@@ -229,7 +229,7 @@ def of_adapter(source: Source, folder: Path, allow_pickle: bool) -> list[Fact]:
     ]
     if base is None or not (Path(base) / "config.json").is_file():
         raise ValueError(
-            f"{folder / ADAPTER}: its base model {base!r} is no folder here, so what it believes of positions is unknown; "
+            f"{folder / ADAPTER}: its base model {base!r} is not a folder with config.json here, so its positions are unknown; "
             "compare with that checkpoint itself"
         )
     return [*facts, *against(source.folder, base, allow_pickle=allow_pickle)]

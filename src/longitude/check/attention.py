@@ -43,7 +43,7 @@ OUTPUTS = ("o_proj", "out_proj", "dense")
 # ---- what stands around attention ----------------------------------------------------------------------------------------
 @dataclass
 class Around:
-    """Queries [B, H, L, D], keys and values [B, Hkv, L, D] before rotation, and what attention made of them [B, L, H D]."""
+    """Queries [B, H, L, D], keys and values [B, Hkv, L, D] before rotation, and the output of attention [B, L, H D]."""
 
     query: Tensor
     key: Tensor
@@ -52,7 +52,7 @@ class Around:
 
 
 def plain(module: nn.Module) -> str | None:
-    """The name of its output projection, if there is nothing in it but projections, and norms of queries and keys."""
+    """Name of the output projection of attention that has only projections, and norms of queries and keys; else None."""
     children = dict(module.named_children())
     if not {"q_proj", "k_proj", "v_proj"} <= children.keys() or not isinstance(getattr(module, "layer_idx", None), int):
         return None
@@ -233,7 +233,7 @@ GIVEN = ("alibi", "position_bias")
 
 
 def biases(subject: Subject, tokens: Tensor, **options: Any) -> Tensor | None:
-    """The first biases that a layer is given in one pass; None where none shows."""
+    """The first biases that are passed to a layer in one pass; None if none are."""
     seen: list[Tensor] = []
 
     def look(module: nn.Module, given: Any, named: dict[str, Any]) -> None:

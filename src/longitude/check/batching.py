@@ -47,12 +47,12 @@ def left_padding(subject: Subject) -> Measurement:
     tokens = subject.tokens(length, rows=len(pads))
     padded, mask = subject.padded(tokens, pads)
     alone = [subject.logits(padded[r : r + 1, pad:]) for r, pad in enumerate(pads)]
-    # one token less: a table of positions that are counted from 1 ends before the last
+    # one token less: if positions are counted from 1, the table may have none for the last
     ones = with_ones(subject, tokens[:1, :-1])
     if ones.position is not None:
         return ones
     worst = torch.zeros(length, dtype=torch.float64, device=padded.device)
-    for held in (padded, tokens):  # the row of padding_idx is zero, which hides that it is read
+    for held in (padded, tokens):  # the embedding of padding_idx is zero, which hides that padding is read
         together = subject.logits(held, attention_mask=mask, **subject.positions(mask))
         for r, pad in enumerate(pads):
             worst[pad:] = worst[pad:].maximum(subject.error(together[r : r + 1, pad:], alone[r]))
@@ -81,7 +81,7 @@ def left_padding(subject: Subject) -> Measurement:
 
 
 def with_ones(subject: Subject, tokens: Tensor) -> Measurement:
-    """Tokens [1, L] with a mask of ones, against those without a mask."""
+    """Logits of tokens [1, L] with a mask of ones, against logits without a mask."""
     mask = torch.ones_like(tokens)
     got, cause = subject.logits(tokens, attention_mask=mask), "a mask of ones changes a row"
     error = subject.error(got, subject.logits(tokens))
@@ -110,13 +110,13 @@ def positions_of_generate(subject: Subject, padded: Tensor, mask: Tensor) -> str
 
 
 def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[int]) -> str:
-    """Whether a row depends on what the padding contains, or is the one at positions that count it; else nothing."""
+    """Cause of wrong padded rows: padding is read, or counted in positions, or a part of attention; empty if none is found."""
     options = {"attention_mask": mask, **subject.positions(mask)}
     others = torch.where(mask == 0, subject.tokens(padded.shape[1], rows=len(padded), seed=1), padded)
     rows = [slice(pad, None) for pad in pads]
 
     def reads() -> bool:
-        """Whether a row is another where its padding contains other tokens."""
+        """Whether the logits of a row change if its padding has other tokens."""
         got, changed = (subject.logits(each, **options) for each in (padded, others))
         errors = (subject.error(changed[r : r + 1, row], got[r : r + 1, row]) for r, row in enumerate(rows))
         return any(subject.first_above(error) is not None for error in errors)
@@ -130,7 +130,7 @@ def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[in
     at = torch.arange(padded.shape[1], device=padded.device)[None]
 
     def differs(counted: bool = False) -> bool:
-        """Whether a row is another than the row alone, at its own positions or at those that count the padding."""
+        """Whether a row differs from the row alone, which is at its own positions or at those that count the padding."""
         got = subject.logits(padded, **options)
         places = [{"position_ids": at[:, row]} if counted else {} for row in rows]
         alone = [subject.logits(padded[r : r + 1, row], **places[r]) for r, row in enumerate(rows)]
@@ -177,7 +177,8 @@ def each_as_alone(
 ) -> Measurement:
     """Documents of these sizes in one row [1, L] against each alone.
 
-    Where one changes another: `stock` is what a class as published does, which then claims nothing; `joined` what others do.
+    If one changes another, the law does not apply, for the reason `stock`, if transformers' class does so too; else it is
+    broken, with the cause `joined`.
     """
     together = subject.logits(tokens, **options)
     apart = torch.cat([subject.logits(document) for document in tokens.split([*sizes], 1)], 1)
@@ -207,12 +208,12 @@ def depends_too(theirs: Subject, sizes: Sequence[int], options: Mapping[str, Any
     """Whether documents change each other in a model of the class that transformers has for the config."""
     try:
         return one_depends_on_another(theirs, theirs.tokens(sum(sizes)), sizes, options)
-    except Exception:  # that class does not take them, so it is no witness
+    except Exception:  # that class does not support them, so it shows nothing
         return False
 
 
 def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:
-    """Whether documents change where the first one is another."""
+    """Whether later documents change if the first one is replaced."""
     changed = torch.cat([subject.tokens(sizes[0], seed=1), tokens[:, sizes[0] :]], 1)
     one, other = (subject.logits(each, **options)[:, sizes[0] :] for each in (tokens, changed))
     return subject.first_above(subject.error(other, one)) is not None

@@ -31,7 +31,7 @@ SIDE = 8
 
 
 def border(subject: Subject) -> int:
-    """The original length of a scaling that follows the length. DoesNotApply where there is none."""
+    """The original length of a scaling that follows the length. DoesNotApply if there is none."""
     read, found = ropes(subject.config), border_of(subject.config)
     if found is None:
         kinds = sorted({rope.scaling.name if rope.scaling else "no scaling" for rope in read.values()})
@@ -46,7 +46,7 @@ def reachable(subject: Subject, length: int) -> bool:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[int]:
-    """Tables of a short sequence at every length, for a while; the number of modules that have them."""
+    """Context in which sequences of every length have the tables of short ones; yields the number of modules changed."""
     named = [(each, getattr(each, "rope_type", None)) for each in model.modules()]
     found = [(module, kind) for module, kind in named if isinstance(kind, str | dict)]
     with ExitStack() as stack:
@@ -112,7 +112,7 @@ def scaling_reset(subject: Subject) -> Measurement:
 def tables_at(
     subject: Subject, length: int, by_position: bool = True, behind: int | None = None
 ) -> dict[str | None, Tables]:
-    """Tables of the first two positions in a sequence of this length, after a short one, and after one of `behind` tokens."""
+    """Tables of the first two positions in a sequence of this length, after a short one, then one of `behind` tokens."""
     subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
 
     def tables(length: int) -> dict[str | None, Tables]:
@@ -149,7 +149,7 @@ def scaling_border(subject: Subject) -> Measurement:
     drift, whose = f"cached decoding across the original length {original} drifts from position {first} on", ""
     with frozen(subject.model) as modules:
         by_tables = modules and crossing(subject, original)[1] is None
-    if by_tables:  # where those of short sequences stay, so do the logits
+    if by_tables:  # with the tables of short sequences, logits do not drift
         drift += (
             ": cached keys were rotated by other tables than new ones. The published rule does that; prefill again beyond the "
             "border, or take a scaling whose tables stay (yarn, llama3, linear, a larger base)"

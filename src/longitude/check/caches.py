@@ -40,13 +40,13 @@ REFUSALS = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeE
 
 
 class NotCroppable(RuntimeError):
-    """A cache says that it cannot take tokens back, as one of recurrent layers does."""
+    """Raised for a cache whose is_croppable is False, such as that of recurrent layers."""
 
 
 def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[[], Any]]:
     """Cache classes that transformers can construct from a config; static ones with this many slots.
 
-    Offloaded ones need an accelerator: there is nothing to move on the CPU, and they are not made there.
+    Offloaded ones are made only on an accelerator: on the CPU there is nothing to move.
     """
     kinds = {
         "dynamic": lambda: DynamicCache(config=config),
@@ -62,7 +62,7 @@ def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[
 
 @contextmanager
 def without_rounding() -> Iterator[None]:
-    """A quantized cache that keeps numbers as they are: its places are what is compared."""
+    """Context in which quantized caches keep full precision, so that errors show wrong slots instead of rounding."""
 
     def kept(layer: Any, x: Tensor, scale: Any = None) -> tuple[Tensor, Any]:
         return x, scale
@@ -90,7 +90,7 @@ def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask
 
 
 def require_cache(subject: Subject) -> None:
-    """DoesNotApply for a model that takes and gives no cache of transformers."""
+    """DoesNotApply for a model that does not accept and return a cache of transformers."""
     require_one_way(subject)
     name = subject.cache_name
     if name not in ATTENTION:
@@ -105,9 +105,9 @@ def require_cache(subject: Subject) -> None:
 def of_kinds(
     subject: Subject, places: int, errors_of: Callable[[Callable[[], Any]], dict[str, Tensor]], cause: str
 ) -> Measurement:
-    """Try something with every class of cache: it returns an error by position [L] for each way.
+    """Call errors_of with a constructor of every cache class: it returns an error by position [L] for each way to use it.
 
-    A class that a model, or transformers, refuses is named, and no fault.
+    Classes that the model or transformers does not support are named in the note, and break no law.
     """
     require_cache(subject)
     errors: dict[str, Tensor] = {}
@@ -277,7 +277,7 @@ def cache_renumber(subject: Subject) -> Measurement:
 def turned(keys: Tensor, layer: LayerPositions) -> Tensor:
     """Rotated keys [B, H, L, D] of a layer, at positions SHIFT later."""
     at = torch.full(keys.shape[:1] + keys.shape[2:3], SHIFT, device=keys.device)
-    factor = as_declared(torch.ones_like(keys), layer.encoding, 0 * at, False)  # it is in the keys already
+    factor = as_declared(torch.ones_like(keys), layer.encoding, 0 * at, False)  # cached keys have it already
     return (as_declared(keys, layer.encoding, at, False) / factor).to(keys)
 
 
@@ -288,7 +288,7 @@ def path_of(draft: int) -> list[int]:
 
 
 def visible_of(subject: Subject) -> list[LayerPositions]:
-    """Positions of each layer; none where they cannot be read."""
+    """Positions of each layer; an empty list if they cannot be read."""
     try:
         return promised(subject.config, "half")
     except DoesNotApply:

@@ -16,7 +16,7 @@ KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
 """Model types of KINDS that write each frame of a video separately, after its time as text."""
 SECONDS = 2.0
-"""Between the frames that one step of a video's time has."""
+"""Seconds of video per step of time, passed as second_per_grid_ts."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ SEQUENCES = {
 def published(pieces: list[Piece], interval: float) -> Tensor:
     """Coordinates [3, L] by the rule of Qwen2-VL: 2409.12191, section 2.1, https://arxiv.org/abs/2409.12191.
 
-    Text has one number on all axes. A patch has its frame, row and column, counted from the first number that is free; frames are
-    `interval` numbers apart, rounded down (Qwen2.5-VL: 2502.13923). What follows begins one above the largest number so far.
+    Text has one number on all axes. A patch has its frame, row and column, counted from the first free number; frames are
+    `interval` numbers apart, rounded down (Qwen2.5-VL: 2502.13923). The next piece begins one above the largest number so far.
     """
     start, out = 0, []
     for piece in pieces:

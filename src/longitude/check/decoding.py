@@ -20,7 +20,7 @@ from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
 FEW = 4
-"""Tokens or chunks of which a repair is tried."""
+"""Tokens or chunks with which a repair is tried."""
 GIVEN = "a token at a time, mask and positions given"
 CHUNKS = (1, 7, 16, 5, 33)
 RESTS = (*SOUND, *LAYERS)
@@ -110,7 +110,7 @@ def cached_decoding(subject: Subject) -> Measurement:
 
 
 def where_and_why(subject: Subject, tokens: Tensor, want: Tensor, ways: Mapping[str, Tensor]) -> str:
-    """Where decoding first leaves the whole pass, and the part of attention without which it does not."""
+    """Where decoding first differs from a whole pass, and the part of attention without which it does not; in words."""
     half = tokens.shape[1] // 2
     first = subject.first_above(ways["a token at a time"])
     late = subject.first_above(ways["a token at a time behind a prompt"])
@@ -144,7 +144,7 @@ def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int
 
 
 def begins_at(subject: Subject, tokens: Tensor, want: Tensor) -> int:
-    """The position that the model itself gives to the first token, where that is not 0, as RoBERTa's, and explains the rest."""
+    """The model's own position of the first token, if it is not 0, as in RoBERTa, and explains the difference; else 0."""
     table = table_of(subject.model)
     first = 0 if table is None or table[1].padding_idx is None else table[1].padding_idx + 1
     if not first or "position_ids" not in subject.takes:
@@ -188,7 +188,7 @@ def why_not_continued(subject: Subject, tokens: Tensor, want: Tensor, sizes: Seq
             ": its recurrent layers do not take up their state where several tokens follow, though they do for one at a time; "
             "prefill in one piece"
         )
-    sizes, words = sizes[:FEW], []  # as in wrong corners, the first ones may show nothing
+    sizes, words = sizes[:FEW], []  # several: with a mask aligned to the wrong corner, the first may agree
     tokens = tokens[:, : sum(sizes)]
     chunks = dependence(subject, tokens, lambda each: subject.in_chunks(each, sizes))
     whole = dependence(subject, tokens, subject.logits)
@@ -200,7 +200,7 @@ def why_not_continued(subject: Subject, tokens: Tensor, want: Tensor, sizes: Seq
 
 
 def dependence(subject: Subject, tokens: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    """[L, L]: whether the logits of a position depend on the token at another, by one change after the other."""
+    """[L, L]: whether the logits at position i depend on the token at j, found by changing one token at a time."""
     want, others, columns = logits(tokens), subject.tokens(tokens.shape[1], seed=1), []
     for at in range(tokens.shape[1]):
         changed = tokens.clone()
@@ -210,7 +210,7 @@ def dependence(subject: Subject, tokens: Tensor, logits: Callable[[Tensor], Tens
 
 
 def differs_without_attention(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> bool:
-    """Whether chunks give other logits than a whole pass where attention answers with zeros."""
+    """Whether chunks give other logits than a whole pass if attention outputs zeros."""
     if not subject.recurrent:
         return False
     try:

@@ -10,13 +10,13 @@ import torch
 from longitude.check.subject import Subject, computing_in
 
 CALLS, TOKENS = (300.0, 3.2), (3000.0, 33.0)
-"""Passes of all laws, and tokens in them: without any token compared, and for each. Counted with a Llama."""
+"""Forward passes of all laws, and tokens in them: (at length 0, more per token of length). Counted with a Llama."""
 READ = 64
 """Tokens of the longer pass of a calibration."""
 LONGEST = 600.0
-"""Seconds that all laws may take where no length is asked for."""
+"""Seconds that all laws may take if no length is given."""
 FEWEST = 32
-"""Tokens that are compared even so."""
+"""Tokens that are compared even if that takes longer."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Estimate:
         calls, tokens = (fixed + each * length for fixed, each in (CALLS, TOKENS))
         return calls * self.pass_seconds + tokens * self.token_seconds
 
-    def longest(self, seconds: float = LONGEST) -> int:
-        """The most tokens that can be compared in these seconds, at least FEWEST."""
+    def longest(self) -> int:
+        """The most tokens that can be compared in LONGEST seconds, at least FEWEST."""
         each = CALLS[1] * self.pass_seconds + TOKENS[1] * self.token_seconds
-        return max(FEWEST, int((seconds - self.seconds(0)) / each))
+        return max(FEWEST, int((LONGEST - self.seconds(0)) / each))
 
 
 def calibrated(subject: Subject) -> Estimate | None:
     """The estimate of a subject, from passes of 1 and 64 tokens in the dtype of its equality laws.
 
-    None for a model that cannot make them, as the laws will say.
+    None for a model that cannot run them; the laws then report why.
     """
 
     def of(length: int) -> float:

@@ -1,7 +1,7 @@
-"""A law that compares a model with its config asks the config's own class first: what that does too is no fault of the model.
+"""Laws of the config do not blame a model for a failure that transformers' own class of its config has, too.
 
-Where a law fails, a small model with random weights is made of the same config by transformers' class. If the law fails there as
-well, the config is not read here as that class reads it, and the law does not apply.
+If a law fails, transformers' class makes a small model with random weights of the same config. If the law fails there as well,
+Longitude reads the config otherwise than that class, and the law does not apply.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from longitude.testing.engine import DoesNotApply, Measurement, from_outside, in
 
 Test = Callable[[Subject], Measurement]
 LARGEST = 2 * 10**8
-"""Parameters of a model that is made to compare."""
+"""Most parameters of a model that is made to compare."""
 NEEDED = (
     "model_type",
     "rope_theta",
@@ -49,7 +49,7 @@ NEEDED = (
 
 
 def by_its_class(test: Test) -> Test:
-    """Decorator of a law that reads the config: broken only where the class of transformers fulfils it."""
+    """Decorator of a law that reads the config: broken only if the class of transformers fulfills it."""
 
     @wraps(test)
     def tried(subject: Subject) -> Measurement:
@@ -70,7 +70,7 @@ def by_its_class(test: Test) -> Test:
 
 
 def judged(test: Test, subject: Subject, found: Measurement | Exception, reason: str) -> Measurement:
-    """A failure as it is, or its cause in a key that has no effect. DoesNotApply where the class does the same."""
+    """A failure, unchanged or with its source: a key without effect, or the checkpoint. DoesNotApply if the class fails."""
     if subject.stock and replaced(type(subject.model)) is not None:
         # What a class does in this process is not what transformers published: the failure is that of the replacement.
         if isinstance(found, Exception):
@@ -132,7 +132,7 @@ def replaced(kind: type) -> str | None:
 
 @cache
 def as_published(kind: type) -> type:
-    """A class of transformers from its file, without what was replaced in its module since."""
+    """A class of transformers, loaded again from its file, without functions that were replaced in its module."""
     module = sys.modules[kind.__module__]
     spec = spec_from_file_location(f"{module.__name__}_as_published", module.__file__)
     assert spec is not None and spec.loader is not None
@@ -150,7 +150,7 @@ def fulfilled(test: Test, subject: Subject) -> bool:
 
 
 def of_its_class(subject: Subject) -> Subject | None:
-    """A small random model of the config, as transformers makes it; None where it makes none."""
+    """A small random model of the config, as transformers makes it; None if it cannot."""
     return as_subject(subject, copy.deepcopy(subject.model.config))
 
 
@@ -194,7 +194,7 @@ def without_effect(test: Test, fresh: Subject, failure: float) -> str:
 
 
 def readable(config: PreTrainedConfig) -> bool:
-    """Whether its layers are read: laws that cannot read them try something else, which says nothing about a key."""
+    """Whether its layers can be read; if not, laws test something else, which shows nothing about a key."""
     try:
         with catch_warnings(action="ignore"):
             positions_of_layers(config.get_text_config(), "half")

@@ -1,4 +1,4 @@
-"""The laws of the files beside config.json: tensors of the weights, how generate() is set, what the tokenizer keeps of a text."""
+"""The laws of the files beside config.json: tensors of the weights, settings of generate(), and lengths of the tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 GROWING = (None, "dynamic", "offloaded", "offloaded_dynamic", "quantized", "paged", "hybrid")
 """Kinds of cache that other laws try, or that generate() does not make of this key."""
 UNLIMITED = 10**9
-"""Tokens from which on a length says that there is none, as tokenizers write it."""
+"""Number from which on a tokenizer's model_max_length means that there is no limit."""
 
 
 @CHECKPOINT_LAWS.law(threshold=0)
@@ -83,7 +83,7 @@ def other_cache(generation: Mapping[str, Any], subject: Subject) -> Iterator[str
 def lengths(
     generation: Mapping[str, Any], tokenizer: Mapping[str, Any], subject: Subject
 ) -> tuple[list[str], list[str]]:
-    """Lengths beyond the end of a table of positions, where a text raises an error; and those below the declared length."""
+    """Lengths beyond the end of a table of positions, which raise an error; and lengths below the declared one."""
     end, declared = last_position(subject.model), declared_length(subject.config)
     given = {
         f"{GENERATION}: max_length": generation.get("max_length"),

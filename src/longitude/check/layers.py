@@ -53,7 +53,7 @@ def promised(config: Any, layout: Layout) -> list[LayerPositions]:
     """Positions that the config declares for each layer. DoesNotApply if they cannot be read."""
     ropes(config)
     try:
-        with catch_warnings(action="ignore"):  # of keys that are not understood, as the law of the config says
+        with catch_warnings(action="ignore"):  # about unknown keys, which the law `config` notes
             return positions_of_layers(config, layout)
     except (KeyError, ValueError) as reason:
         raise NotShown(f"its layers cannot be read ({reason})") from reason
@@ -77,7 +77,7 @@ class Rotations:
             raise DoesNotApply(f"its tables follow the length, and change at {border} tokens")
         self.tokens = subject.tokens(length, rows=2)
         self.after = recorded(subject, self.tokens, position_ids=self.positions)
-        # A temperature multiplies nothing at position 0; where there is none, positions stay: recurrent layers read them.
+        # A temperature is 1 at position 0. Without one, positions stay, because recurrent layers read them.
         warm = any(spec["name"].endswith("temperature") for one in self.layers["half"] for spec in one.encoding)
         own = torch.zeros_like(self.positions) if warm else self.positions
         with unrotated(subject.model):
@@ -85,7 +85,7 @@ class Rotations:
             self.later = self.before if warm else recorded(subject, self.tokens, position_ids=own + 1)
 
     def shown(self, wrong: Sequence[Where]) -> bool:
-        """Whether no other position is in queries or keys once its rotary modules do not rotate."""
+        """Whether queries and keys do not depend on positions if rotary modules do not rotate."""
         pairs = [[getattr(each[index], kind) for each in (self.later, self.before)] for index, kind in wrong]
         return all(apart(later, before) <= EQUAL for later, before in pairs)
 
@@ -103,7 +103,7 @@ class Rotations:
         return apart(x, as_declared(raw, specs, positions, kind == "query"))
 
     def rotating(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, list[Any]]:
-        """Queries or keys of a layer, and before rotation, of the part of a head that encodings rotate; and those."""
+        """Queries or keys of a layer after and before rotation, only the rotated part of a head; and its encodings."""
         x, raw = (getattr(each[index], kind) for each in (self.after, self.before))
         width, latent = x.shape[3], getattr(self.config, "qk_rope_head_dim", None)
         if latent is not None and latent < width:  # the last numbers rotate
@@ -151,7 +151,7 @@ class Rotations:
             turned, flip = quarter_turn(quarter_turn(raw, {**specs[0], "layout": other}), specs[0]), backwards(specs)
             ahead, away = (as_declared(y, specs, self.positions, queries) for y in (raw, turned))
             back, near = (flip(as_declared(flip(y), specs, self.positions, queries)) for y in (raw, turned))
-            # half of both directions is raw cos; half of what is between them is a quarter turn times sin
+            # (ahead + back) / 2 is raw cos; (near - away) / 2 is the quarter turn of `other`, times sin
             if apart(x, (ahead + back - away + near) / 2) <= 10 * EQUAL:
                 return f"; its cos and sin are in the layout {layout!r}, and its pairs in the layout {other!r}"
         return ""
@@ -169,7 +169,7 @@ class Rotations:
         return f"; numbers {int(turn[0])} to {int(turn[-1])} of a head turn, declared are {int(meant[0])} to {int(meant[-1])}"
 
     def other_way(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> str:
-        """The declared rotation in the opposite direction, multiplied by a constant, or not the last step."""
+        """Words for the declared rotation in the opposite direction, with a constant factor, or with a step after it."""
         x, raw, specs = self.rotating(index, kind, specs)
         flip, queries = backwards(specs), kind == "query"
         if apart(x, flip(as_declared(flip(raw), specs, self.positions, queries))) <= 10 * EQUAL:
@@ -186,7 +186,7 @@ class Rotations:
 
 
 def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor, queries: bool) -> Tensor:
-    """Queries or keys [B, H, L, D] before rotation -> as the encodings of a layer make them, in float64."""
+    """Queries or keys [B, H, L, D] before rotation -> transformed by the encodings of a layer, in float64."""
     x = x.double()
     for spec in specs:
         one = encoding(**spec)
@@ -212,7 +212,7 @@ def backwards(specs: Sequence[Mapping[str, Any]]) -> Callable[[Tensor], Tensor]:
 
 
 def members(spec: Mapping[str, Any]) -> tuple[slice, slice]:
-    """Where a head has the first, and the second number of each pair of a rotation."""
+    """Slices of a head: the first numbers, and the second numbers, of the pairs of a rotation."""
     width = spec.get("rotary_dim") or spec["head_dim"]
     half = spec["layout"] == "half"
     return (slice(width // 2), slice(width // 2, width)) if half else (slice(0, width, 2), slice(1, width, 2))
@@ -310,7 +310,7 @@ def masks_of(subject: Subject) -> Measurement:
         cause = f"the mask of {which_layers([*wrong], len(found))} is not what config.json declares: {wrong[first]}"
     if left := sizes - tried:
         sizes_left = ", ".join(map(str, sorted(left)))
-        reached = min(left) < (declared_length(subject.config) or math.inf)  # others hide nothing
+        reached = min(left) < (declared_length(subject.config) or math.inf)  # longer ones hide nothing
         if not wrong and reached and (small := with_short_windows(subject, left)) is not None:
             found = masks_of(small)
             notes.append(
@@ -324,7 +324,7 @@ def masks_of(subject: Subject) -> Measurement:
 
 
 def with_short_windows(subject: Subject, sizes: Collection[int]) -> Subject | None:
-    """A small random model of the config with short windows in place of these; None where there is none of its class."""
+    """A small random model of the config with short windows in place of these; None if there is none of its class."""
     both = copy.deepcopy([subject.model.config, subject.declared])
     for text in (one.get_text_config() for one in both if one is not None):
         for key, value in vars(text).items():
@@ -365,7 +365,7 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
 
 
 def counted(found: Mapping[int, Recorded]) -> dict[int, Tensor]:
-    """Number of visible keys [L] of each query of a layer; all if a single query has no mask; None if several have none."""
+    """Number of visible keys [L] of each query, by layer: all keys for one query without a mask; no entry for several."""
     counts = {}
     for index, one in found.items():
         if isinstance(one.mask, Tensor):

@@ -27,18 +27,18 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
 REPEATED = 64
-"""Random tokens that are given twice: a trained model copies the second time, which no wrong rotation leaves it."""
+"""Random tokens that are given twice: a trained model copies them the second time, unless its rotation is wrong."""
 CLEARLY = 2.0
-"""Times as many nats in one layout as in the other, to say which is right."""
+"""Least ratio of the losses in two layouts at which the lower one is reported as right."""
 
 
 RESTS_ON = (*CACHE, "rotary_frequencies", "relative_positions", "chunked_prefill", "batch_invariance", "left_padding")
 
 
 def of_transformers(subject: Subject) -> tuple[Any, str]:
-    """The model that transformers makes of the config, with the same weights, and a function of its file that was replaced.
+    """The model that transformers makes of the config, with the same weights, and a function replaced in its file, or "".
 
-    DoesNotApply where there is none.
+    DoesNotApply if there is none.
     """
     config, state = subject.model.config, subject.model.state_dict()
     if getattr(config.get_text_config(), KEY, None) is not None:
@@ -91,7 +91,7 @@ def transformers_class(subject: Subject) -> Measurement:
 
 
 def declared_ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """Rotary parameters by layer type; none where they cannot be read."""
+    """Rotary parameters by layer type; an empty dict if they cannot be read."""
     try:
         return ropes(config)
     except DoesNotApply:
@@ -171,7 +171,7 @@ def differences(subject: Subject) -> str:
 
 @contextmanager
 def reordered(subject: Subject, to: str) -> Iterator[int]:
-    """Queries and keys of every layer in another layout, for a while; the number of tensors that were reordered."""
+    """Context in which queries and keys of every layer are in another layout; yields the number of tensors reordered."""
     try:
         dim = head_dim_of(subject.config)
     except ValueError:  # heads of layers differ

@@ -19,7 +19,7 @@ RESTS = ("config", "repeatable", "causality", "packed_documents")
 
 
 def collated(subject: Subject) -> tuple[Tensor, dict[str, Any]]:
-    """Documents in one row [1, L], and what DataCollatorWithFlattening gives with them."""
+    """Documents in one row [1, L], and the arguments that DataCollatorWithFlattening adds."""
     ends = torch.tensor([0, *SIZES], device=subject.device).cumsum(0).int()
     ids = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES)).int()[None]
     options: dict[str, Any] = {key: max(SIZES) if key.startswith("max") else ends for key in KEYS}

@@ -70,21 +70,21 @@ def built(build: Example) -> Encoding | Mixer:
     except TypeError as error:
         sizes = ", ".join(f"{name}={value}" for name, value in testing.SHAPES.items())
         raise ValueError(
-            f"expected what can be built with options of {sizes} and its own defaults, got "
-            f"{type(error).__name__}: {error}; give the missing ones after a colon, name=value"
+            f"expected a class or a function that can be built with {sizes} and its own defaults, got "
+            f"{type(error).__name__}: {error}; give missing options after a colon, name=value"
         ) from error
     except Exception as error:
         raise ValueError(f"{build.name} cannot be built: it raised {in_words(error)}") from error
     if not isinstance(made, Encoding | Mixer):
         raise ValueError(
-            f"expected a class or a function of a longitude.Encoding or a longitude.Mixer, and {build.name} makes a "
-            f"{type(made).__name__}"
+            f"expected a class or a function that builds a longitude.Encoding or a longitude.Mixer, got {build.name}, which "
+            f"builds a {type(made).__name__}"
         )
     return made
 
 
 def from_file_or_module(place: str, name: str) -> Any:
-    """The class or function `name` of a module, or of a file that ends in .py, which is run. ValueError where there is none."""
+    """The class or function `name` of a module, or of a file that ends in .py, which is run. ValueError if there is none."""
     module = _run(place) if place.endswith(".py") else _imported(place)
     if not hasattr(module, name):
         kinds = [

@@ -26,7 +26,7 @@ BOTH_WAYS = {
 
 
 SWITCHES = ("causal", "is_decoder")
-"""Keys by which models that can attend in both directions do not."""
+"""Config keys that make some models causal; False lets them attend in both directions."""
 
 
 def switched_off(config: Any) -> str | None:
@@ -60,7 +60,7 @@ def repeatable(subject: Subject) -> Measurement:
 
 
 def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measurement:
-    """The first of all passes, with the same behind a short one: a table that is kept from that one is too short."""
+    """Compare a model's first pass with the same pass after a short first one, whose tables may be kept and be too short."""
     if subject.unused is None or not subject.unused.left():
         return subject.measurement(error, "")
     subject.unused.restore()
@@ -82,7 +82,7 @@ def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measu
 
 
 def why_not_repeated(subject: Subject, tokens: Tensor) -> str:
-    """Why a pass is not the one before: whether one seed repairs it, and whether only the first call is another."""
+    """Why a repeated pass differs, in words: it draws random numbers, or only the first call differs."""
     cause, again = "one and the same pass gives two answers", []
     for _ in range(2):
         with torch.random.fork_rng(devices=[]):
@@ -130,7 +130,7 @@ def leak(subject: Subject, tokens: Tensor) -> Tensor:
 
 
 def way_of_leak(subject: Subject, tokens: Tensor) -> str:
-    """Whether later tokens come in by attention, and whether masks show them; nothing where that cannot be tried."""
+    """How later tokens come in, in words: by attention or not, and by masks or not; empty if that cannot be tried."""
     try:
         with recorder(subject.model):
             other = subject.first_above(leak(subject, tokens)) is not None

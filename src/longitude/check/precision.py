@@ -26,7 +26,7 @@ from longitude.positions.scaling import Frequencies
 from longitude.testing.engine import DoesNotApply, Measurement
 
 BEYOND = 2**24 + 60_001
-"""A position that neither bfloat16 nor float32 has exactly."""
+"""A position that neither bfloat16 nor float32 represents exactly."""
 
 
 # ---- bfloat16 ------------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def excess(tables: Tables, positions: Tensor, want: Frequencies) -> float:
 # ---- the meta device -----------------------------------------------------------------------------------------------------
 @contextmanager
 def empty_is_nan() -> Iterator[None]:
-    """New memory that nothing was written to has NaN, so that what is never filled shows."""
+    """Context in which uninitialized memory is NaN, so that tables that are never filled are found."""
     before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -122,12 +122,12 @@ def meta_device(subject: Subject) -> Measurement:
 
 
 def usable(table: Tensor) -> bool:
-    """Whether something was written to it: new memory has NaN."""
+    """Whether a table was filled: uninitialized memory is NaN."""
     return table.device.type != "meta" and bool(table.isfinite().all())
 
 
 def table_gap(got: Tensor | None, want: Tensor) -> float:
-    """The largest difference, in units of the largest number; 1 where it is missing or not finite."""
+    """The largest difference, in units of the largest number of `want`; 1 if `got` is missing or not finite."""
     if got is None or got.dim() != want.dim() or got.device.type == "meta":
         return 1.0
     common = tuple(

@@ -1,4 +1,4 @@
-"""A small model with random weights of the same config.json: what laws say of positions without the checkpoint's weights."""
+"""A small model with random weights of the same config.json, for laws that do not need the checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = {
     "intermediate_size_mlp": 64, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_group": 1, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16, "qk_nope_head_dim": 16,
 }  # fmt: skip
-"""Sizes that no law of positions reads; of configs that have them and are larger."""
+"""Config keys that no law of positions reads, and the sizes that replace larger ones."""
 
 
 def small(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -90,16 +90,16 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
 
 
 def require_gpu_of(who: str, error: Exception) -> None:
-    """ValueError where a model failed as Triton finds no GPU for kernels that transformers takes."""
+    """ValueError if a model failed because Triton finds no GPU for the kernels that transformers uses."""
     if "active drivers" in str(error):  # Triton's words
         raise ValueError(
-            f"{who} does not run here: transformers takes kernels of flash-linear-attention for it, which need a GPU ({error}); "
+            f"{who} does not run here: transformers uses kernels of flash-linear-attention for it, which need a GPU ({error}); "
             f"uninstall fla-core, or check it on a machine with one"
         ) from error
 
 
 def random_of(config: PreTrainedConfig, seed: int = 0, make: Any = None, shrink: Any = small) -> Any:
-    """A small random model of a config in memory, which takes two tokens; what its class raises where it has no smaller one."""
+    """A small random model of a config in memory, tried on two tokens. It raises what its class raises if none can be made."""
     with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = (make or auto_class_of(config).from_config)(shrink(config)).eval()

@@ -73,13 +73,13 @@ def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Reco
 
 
 def as_allowed(mask: Tensor) -> Tensor:
-    """[L, Lk] of the first row: true where a query attends."""
+    """Visible keys [L, Lk] of the first row, as bool."""
     return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0
 
 
 @contextmanager
 def unrotated(model: nn.Module) -> Iterator[None]:
-    """Tables of no rotation, without a factor: cos 1, sin 0."""
+    """Context in which rotary modules return the identity rotation, without a factor: cos 1, sin 0."""
 
     def none(module: nn.Module, given: Any, out: Any) -> Any:
         if isinstance(out, Tensor) and out.is_complex():
@@ -95,7 +95,7 @@ def unrotated(model: nn.Module) -> Iterator[None]:
 
 
 def apart(got: Tensor, want: Tensor) -> float:
-    """The largest difference, in units of the root mean square of what is wanted."""
+    """The largest difference, in units of the root mean square of `want`."""
     return float((got.double() - want).abs().max() / want.square().mean().sqrt())
 
 
@@ -103,11 +103,11 @@ def apart(got: Tensor, want: Tensor) -> float:
 SWITCHES = {"attn_logit_softcapping": None, "attn_temperature_tuning": False}
 """Attributes of attention modules, and the values that turn them off."""
 NO_SINK = -1e4
-"""Logit of a sink that takes nothing."""
+"""Logit of a sink that takes no weight."""
 
 
 def only_with(subject: Subject, differs: Callable[[], bool]) -> str:
-    """The part of attention without which two answers no longer differ; an empty string where there is none."""
+    """The part of attention without which two answers no longer differ; an empty string if there is none."""
     for name, without in parts(subject.model).items():
         with without():
             if not differs():
@@ -130,7 +130,7 @@ def parts(model: nn.Module) -> dict[str, Callable[[], AbstractContextManager[Non
 
 @contextmanager
 def with_attributes(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Attributes of objects with other values for a while."""
+    """Context in which attributes of objects have other values: (object, name, value)."""
     with ExitStack() as stack:
         for holder, name, value in attributes:
             stack.callback(setattr, holder, name, getattr(holder, name))
@@ -139,7 +139,7 @@ def with_attributes(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None
 
 
 def outputs(model: nn.Module, answer: Callable[[], Any], length: int) -> dict[str, Tensor]:
-    """Outputs [1, length, ...] of modules in the order in which they end, each of all its calls that follow one another."""
+    """Outputs [1, length, ...] of modules, in the order of their first outputs; those of several calls are joined."""
     seen: dict[str, list[Tensor]] = {}
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -170,14 +170,14 @@ def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, 
 
 
 def of_layer(model: nn.Module, name: str) -> str:
-    """The module of a layer that contains a module, or that module itself where no layer does."""
+    """Name of the innermost module with a layer_idx that contains a module, else the name of that module."""
     above = [".".join(name.split(".")[: n + 1]) for n in range(name.count(".") + 1)]
     held = [each for each in above if isinstance(getattr(model.get_submodule(each), "layer_idx", None), int)]
     return held[-1] if held else name
 
 
 def inputs_apart(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> str:
-    """Layers whose queries or keys in the last chunk are others than in a whole pass, where attention answers with zeros."""
+    """Layers whose queries or keys in the last chunk differ from a whole pass, if attention outputs zeros."""
     tokens, want, words = tokens[:, : sum(sizes)], recorded(subject, tokens[:, : sum(sizes)]), list[str]()
     with recorder(subject.model) as got:
         cache = None

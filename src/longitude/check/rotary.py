@@ -39,11 +39,11 @@ SEARCHED = 2**17
 RESOLVED = 0.1
 """Error of an angle in float32, in rad, above which a pair is not compared."""
 FREQUENCIES = 0.02
-"""Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
+"""Largest relative error of a frequency. Rounding to bfloat16 gives up to 0.005; `far_positions` tests that."""
 
 
 class NotShown(DoesNotApply):
-    """Raised where no rotary tables can be read."""
+    """Raised if no rotary tables can be read."""
 
 
 class OtherWidth(ValueError):
@@ -80,7 +80,7 @@ class Tables(NamedTuple):
     sin: Tensor
 
     def pairs(self, count: int) -> Tables:
-        """[L, count]: a number for each pair, whichever way the model repeats them."""
+        """Tables [L, count] with one number per pair, without the repetition that models have."""
         width = self.cos.shape[-1]
         if width == count:
             return self
@@ -90,7 +90,7 @@ class Tables(NamedTuple):
             int((one == other).all(1).sum())
             for one, other in ((self.cos[:, :count], self.cos[:, count:]), (self.cos[:, 0::2], self.cos[:, 1::2]))
         )
-        if 2 * max(halves, neighbors) <= len(self.cos):  # wrong rows may repeat nothing
+        if 2 * max(halves, neighbors) <= len(self.cos):  # a few wrong rows may not repeat
             raise OtherWidth(2 * width, 2 * count)
         take = slice(count) if halves >= neighbors else slice(0, None, 2)
         return Tables(self.cos[:, take], self.sin[:, take])
@@ -103,7 +103,7 @@ class Tables(NamedTuple):
 
 
 def angles_at(positions: Tensor, want: Frequencies) -> Tensor:
-    """[L, pairs], float64."""
+    """Angles [L, pairs] of positions [L], in rad, float64."""
     return positions[:, None].cpu().double() * want.inverse.cpu()
 
 
@@ -114,7 +114,7 @@ def allowed_errors(positions: Tensor, want: Frequencies, dtype: torch.dtype) -> 
 
 
 def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | None, Tables]:
-    """The rotary tables of one pass, by layer type (None where the model has one kind)."""
+    """The rotary tables of one pass, by layer type (None if the model has one kind)."""
     seen: dict[str | None, Tables] = {}
 
     def look(module: nn.Module, given: tuple, named: dict[str, Any], out: Any) -> None:
@@ -292,7 +292,7 @@ def far_positions(subject: Subject) -> Measurement:
 
 
 def far_ones(subject: Subject) -> Measurement:
-    """What is far against float32, of tables, of biases, or of logits."""
+    """Error of tables, biases or logits at far positions."""
     if (end := last_position(subject.model)) is not None and end <= FAR:
         raise DoesNotApply(f"its positions are a table that ends at {end}")
     biases = [m for m in subject.model.modules() if hasattr(m, "build_alibi_tensor")]
@@ -339,7 +339,7 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
 
 # ---- all that is declared ------------------------------------------------------------------------------------------------
 class Seen(Exception):
-    """Raised by a hook that has seen what a pass was made for."""
+    """Raised by a hook to end a pass once it has the tensors it needs."""
 
 
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=("rotary_frequencies", "given_positions", "far_positions"))
@@ -373,7 +373,7 @@ def served_positions(subject: Subject) -> Measurement:
 
 
 def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurement:
-    """The rows of a learned table that as many tokens get, as it has positions."""
+    """Measure which rows of a learned table a sequence of `end` tokens, its full length, gets."""
     seen: list[Tensor] = []
 
     def look(module: nn.Module, given: Any, out: Tensor) -> None:
@@ -471,7 +471,7 @@ def mistakes() -> Iterator[Mistake]:
 
 
 def rounded_angles(kind: torch.dtype, what: Sequence[str], positions: Tensor, frequencies: Tensor) -> Tensor:
-    """[L, pairs], in float32 but for what is rounded."""
+    """Angles [L, pairs] in float32, with the quantities named in `what` rounded to `kind`."""
 
     def low(x: Tensor, name: str) -> Tensor:
         return x.to(kind).float() if name in what else x.float()
@@ -480,7 +480,7 @@ def rounded_angles(kind: torch.dtype, what: Sequence[str], positions: Tensor, fr
 
 
 def repeated(got: Tables, angles: Tensor, at: Tensor, want: Frequencies, dtype: torch.dtype) -> bool:
-    """Whether tables are those of angles [L, pairs], but for what float32 leaves unsure at positions `at`, and one rounding."""
+    """Whether tables are those of angles [L, pairs], up to the error of float32 angles at positions `at` and one rounding."""
     allowed, pairs = allowed_errors(at, want, dtype)
     return bool(pairs.any()) and bool((got.errors(angles, want) <= allowed)[:, pairs].all())
 
@@ -506,7 +506,7 @@ def far_biases(subject: Subject, module: Any) -> Measurement:
     dtype, heads = next(subject.model.parameters()).dtype, subject.config.num_attention_heads
 
     def nearest(keys: int, kind: torch.dtype) -> Tensor:
-        """[heads, 64], of as many keys, relative to the last."""
+        """Biases [heads, 64] of the last 64 of `keys` keys, relative to the last."""
         row = module.build_alibi_tensor(torch.ones(1, keys, device=subject.device), heads, kind)[:, 0, -64:].double()
         return row - row[:, -1:]
 

@@ -1,4 +1,4 @@
-"""Sparse attention that chooses its keys by top-k: with all of them chosen for the laws, and as its config has it for one law.
+"""Sparse attention that chooses its keys by top-k: laws run with all keys chosen, except one, which runs as configured.
 
 Scores of the choice are often equal (a relu makes many exactly 0). Which of equal ones are taken depends on how many keys there
 are, so a model may choose otherwise while it decodes, and be right in everything else.
@@ -20,7 +20,7 @@ ALL = 4096
 COUNTS = ("topk", "budget")
 """Attribute names for the number of keys, blocks or tokens that a module selects."""
 EQUAL = 1e-6
-"""Scores so near to each other are equal but for rounding."""
+"""Largest difference of scores that are equal up to rounding, relative to the smallest |score| if that exceeds 1."""
 INVISIBLE = -1e30
 """Scores below are those of keys that a mask hides."""
 
@@ -60,7 +60,7 @@ class Selection:
 
 
 class Ties(TorchFunctionMode):
-    """Looks at the scores that top-k gets within these modules: how many are equal, and whether the choice is decided by that."""
+    """Counts equal scores that top-k gets within these modules, and choices that depend on the order of equal ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Ties(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def look(self, scores: Tensor, k: int, dim: int) -> None:
-        """Count, of scores of which the k largest are taken."""
+        """Count equal scores, and equal ones at the border of the k largest."""
         ordered = scores.detach().double().movedim(dim, -1).sort(dim=-1, descending=True).values
         seen, same = (
             ordered > INVISIBLE,

@@ -57,7 +57,7 @@ PLAIN = {*vars(nn.Module()), "config"}
 
 
 class Unused:
-    """What the modules of a model have before their first pass, besides weights: to see what a pass leaves behind."""
+    """Attributes of a model's modules before its first pass, besides weights, to find and undo what passes change."""
 
     def __init__(self, model: nn.Module):
         self.numbers = {(module, name) for module, name, _ in Selection(model).numbers}
@@ -86,7 +86,7 @@ class Unused:
         return list(dict.fromkeys(found))
 
     def restore(self) -> None:
-        """The modules as they were."""
+        """Set the modules back to the state before the first pass."""
         for module, before, buffers in self.held:
             for name in [name for name in vars(module) if self.is_state(module, name) and name not in before]:
                 delattr(module, name)
@@ -104,7 +104,7 @@ class Unused:
 
 @dataclass
 class Subject:
-    """A causal model in eval mode with what laws need of it.
+    """A causal model in eval mode, with the data that laws need.
 
     Args:
         model: The model.
@@ -159,7 +159,7 @@ class Subject:
 
     @cached_property
     def takes(self) -> set[str]:
-        """Names of the arguments of forward; where it has **kwargs, with those of the classes that it overrides."""
+        """Names of the arguments of forward; if it has **kwargs, also those of the forwards that it overrides."""
         return arguments_of(self.model)
 
     @cached_property
@@ -176,12 +176,12 @@ class Subject:
         return self.cache_name in ATTENTION and not all(DynamicCache(config=self.model.config).is_linear)
 
     def require(self, argument: str, so: str) -> None:
-        """DoesNotApply where forward does not take an argument; so: what cannot be tried without."""
+        """DoesNotApply if forward does not take an argument; so: words for what cannot be tried without it."""
         if argument not in self.takes:
             raise DoesNotApply(f"forward takes no {argument}, so {so}")
 
     def require_room(self, state: Mapping[str, Tensor]) -> None:
-        """DoesNotApply where no second copy of these weights can be made."""
+        """DoesNotApply if no second copy of these weights can be made."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
         if self.device.type != "cpu" or 2 * size > psutil.virtual_memory().available:
             raise DoesNotApply("a second copy of its weights is not made on this device, or does not fit into memory")
@@ -232,7 +232,7 @@ class Subject:
         return logits.detach()[..., ::step].clone()
 
     def positions(self, mask: Tensor) -> dict[str, Tensor]:
-        """position_ids as generate() makes them of a mask [B, L], where forward takes them."""
+        """position_ids as generate() makes them from a mask [B, L], if forward takes them."""
         if "position_ids" not in self.takes:
             return {}
         return {"position_ids": (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)}
@@ -279,9 +279,9 @@ class Subject:
         return torch.cat(out, 1)
 
     def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """generate() made to choose the tokens that are given: [B, L] -> logits [B, L - prompt, words].
+        """Logits [B, L - prompt, words] of generate(), forced to choose the tokens [B, L] after the prompt.
 
-        Of what follows each token from prompt - 1 on, but the last. options: of its GenerationConfig.
+        They predict the tokens from index `prompt` on. options: of its GenerationConfig.
         """
 
         def forced(seen: Tensor, scores: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ class Subject:
     def error(self, got: Tensor, want: Tensor) -> Tensor:
         """[B, L, words] twice -> [L]: max |got - want| over rows and words, in units of how much logits vary.
 
-        That is their root mean square about the mean of each position. Infinite where something is not finite.
+        That is their root mean square about the mean of each position. Infinite if a logit is not finite.
         """
         want, got = want.double(), got.double()
         spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
@@ -323,7 +323,7 @@ def listed(token: int | Sequence[int] | None) -> list[int]:
 # ---- the dtype of equality laws --------------------------------------------------------------------------------------
 @contextmanager
 def computing_in(model: nn.Module, dtype: torch.dtype, tables: bool = True) -> Iterator[None]:
-    """Weights and tables of `model` in another dtype for a while, in place; then the very tensors that were there.
+    """Context in which weights and tables of `model` have another dtype, in place; then it restores the same tensors.
 
     tables: False leaves them as they are, as from_pretrained(dtype=...) has them.
     """
@@ -341,7 +341,7 @@ def computing_in(model: nn.Module, dtype: torch.dtype, tables: bool = True) -> I
 
 
 def widest(model: nn.Module) -> torch.dtype:
-    """float64 where the weights fit into free memory once more in it, and the device has it; else float32."""
+    """float64 if a copy of the weights in it fits into 0.6 of the free memory, and the device supports it; else float32."""
     device = next(model.parameters()).device
     needed = 8 * sum(p.numel() for p in model.parameters())
     if device.type == "mps":

@@ -1,4 +1,4 @@
-"""A GGUF file as the folder of a checkpoint, which every command reads: transformers unpacks it, and the file is the judge."""
+"""Unpack a GGUF file into the folder of a checkpoint, which every command reads, and compare that with the file."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ from longitude.runs.memory import available_memory, require_memory
 FOLDER = Path("runs/gguf")
 """Where the commands keep what they unpacked."""
 BYTES = 4
-"""Of an unpacked weight: float32, which represents every kind of quantized number."""
+"""Bytes of an unpacked weight: float32, which represents every kind of quantized number."""
 SPARE = 1.2
 """Free memory and disk for each byte of weights."""
 
@@ -35,12 +35,12 @@ Note = Callable[[str], Any]
 
 
 def unpacked(name: str, note: Note = lambda _: None, inside: Path = FOLDER) -> str:
-    """The folder of a checkpoint for the name of a GGUF file; any other name as it is.
+    """The folder of the checkpoint made from a GGUF file; any other name is returned unchanged.
 
     The folder is made once for each state of the file, under a lock.
 
     Args:
-        name: What a command was given as its model.
+        name: The model argument of a command.
         note: Takes one sentence before the weights are unpacked.
         inside: Folder of these folders.
 
@@ -122,7 +122,7 @@ def unpack(path: Path, folder: Path, note: Note = lambda _: None) -> None:
             tokenizer.save_pretrained(made)
         try:
             facts = against(made, path)
-        except ValueError as error:  # for a user there is the file alone
+        except ValueError as error:  # the user knows the file, not the temporary folder
             raise ValueError(
                 str(error).replace(f"{made}/config.json", str(path)).replace(str(made), str(path))
             ) from error
@@ -143,7 +143,7 @@ def with_scores(config: PreTrainedConfig, file: GGUF) -> None:
                 raise UsageError(f"{file.path}: {key}", f"none in a {config.model_type} of transformers", cap)
             setattr(text, key, float(cap))
     if file.architecture in LARGEST:
-        # No key has the scale: llama.cpp takes the width of a head, but in the model of 27B, which it knows by its layers.
+        # No key has the scale: llama.cpp uses head_dim, except in the 27B model, which it recognizes by its layers.
         large = text.num_hidden_layers == LARGEST[file.architecture]
         text.query_pre_attn_scalar = text.hidden_size // text.num_attention_heads if large else text.head_dim
     for key in ("attention.scale", "logit_scale", "residual_scale", "embedding_scale"):
@@ -170,7 +170,7 @@ def with_scheme(config: PreTrainedConfig, file: GGUF) -> None:
         parameters |= {"beta_fast": facts["beta fast"], "beta_slow": facts["beta slow"]}
         parameters["attention_factor"] = facts["attention factor"]
     elif kind in ("llama3", "longrope"):
-        # A tensor of factors, as it stands: transformers has a list of factors in LongRoPE alone.
+        # The factors of frequencies as they are in the file: transformers supports such lists only in LongRoPE.
         names = {SHORT: FACTORS, LONG: FACTORS} if kind == "llama3" else LISTS
         lists = {key: file.factors(names[key]) for key in (SHORT, LONG)}
         parameters |= {"rope_type": "longrope", "short_factor": lists[SHORT], "long_factor": lists[LONG]}

@@ -70,7 +70,7 @@ def stock_attention(
         softcap: cap of the products, as in `lg.attend`.
         position_bias: added to the scores, [B or 1, H, L, Lk].
         sinks: a logit for each query, [B, H, L, 1].
-        indices: the keys that an indexer chose for each query, [B, L, n]; the mask hides those that it hides.
+        indices: the keys that an indexer chose for each query, [B, L, n]; keys that the mask hides stay hidden.
         **kwargs: other arguments of the layer's call.
 
     Returns:
@@ -82,7 +82,7 @@ def stock_attention(
     call: LayerCall | None = kwargs.pop(CALL, None)
     if call is None and encoding_of(module) is not None:
         raise ValueError(
-            f"set_positions: {type(module).__name__} does not pass on what it is called with, so its encoding would be lost"
+            f"set_positions: {type(module).__name__} does not pass its arguments to attention, so the encoding would be lost"
         )
     causal = kwargs.get("is_causal")
     mask_of_call = with_packed(
@@ -106,8 +106,8 @@ def stock_attention(
     if call is not None:
         if position_bias is not None or sinks is not None:
             raise ValueError(
-                f"set_positions: {type(module).__name__} adds numbers of its own to the scores; expected none, or leave its "
-                "positions as they are"
+                f"set_positions: {type(module).__name__} adds its own position_bias or sinks to the scores; expected a layer "
+                "without them, or no set_positions"
             )
         out, weights = call.attend(query, key, value, mask, scaling, dropout, weights, s_aux, softcap)
         return out.transpose(1, 2).contiguous(), weights
@@ -126,7 +126,7 @@ def stock_attention(
 
 
 def require_shapes(query: Tensor, s_aux: Tensor | None, sinks: Tensor | None, indices: Tensor | None) -> None:
-    """UsageError for sinks [H] or [B, H, L, 1] and chosen keys [B, L, n] of another shape: others mean something else by them."""
+    """UsageError unless s_aux is [H], sinks are [B, H, L, 1] and indices [B, L, n]: models may mean other things by them."""
     batch, heads, length = query.shape[:3]
     if s_aux is not None and s_aux.shape != (heads,):
         raise UsageError("s_aux", f"a logit for each head of queries, [{heads}]", list(s_aux.shape))
@@ -170,7 +170,7 @@ def with_bias(r: Request, bias: Tensor | None) -> Request:
         found = at_places(at_places(found, 2, rows - first * size), 3, columns)
         return found[0] if batch is None else found.index_select(0, batch)
 
-    # No other term reads positions here: they number the rows of the bias, of all sequences, and its columns.
+    # No other term reads positions here, so they can be indices of the bias: rows of all sequences, and columns.
     numbers = torch.arange(len(bias) * r.rows, device=bias.device).view(len(bias), -1)
     places = {"q_positions": numbers[0] if len(bias) == 1 else numbers, "k_positions": 0}
     learned = (*r.learned, bias) if torch.is_grad_enabled() and bias.requires_grad else r.learned
@@ -178,7 +178,7 @@ def with_bias(r: Request, bias: Tensor | None) -> Request:
 
 
 def at_places(x: Tensor, dim: int, places: Tensor) -> Tensor:
-    """The entries of these places, in ascending order; a view where they follow each other."""
+    """The entries of these places, in ascending order; a view if they are consecutive."""
     if torch.compiler.is_compiling() or int(places[-1] - places[0]) != len(places) - 1:
         return x.index_select(dim, places)
     return x.narrow(dim, int(places[0]), len(places))
@@ -200,17 +200,17 @@ def with_query_sinks(
 
 
 def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: int, causal: bool | None) -> StockMask:
-    """The mask that the layer was called with; where its model makes none, causality as the layer itself declares it."""
+    """The mask that the layer was called with; if its model makes none, causality as the layer itself declares it."""
     causal = getattr(module, "is_causal", True) if causal is None else causal
     mask: Mask = Causal() if causal else NoMask()
-    if isinstance(attention_mask, SequenceSlice):  # models that make no mask of it
+    if isinstance(attention_mask, SequenceSlice):  # the model made no mask from it
         return sliced(mask, attention_mask)
     if isinstance(attention_mask, StockMask):
         # More keys than the cache has room for are the model's own, such as summaries of those before them.
         if not attention_mask.keys <= keys <= max(attention_mask.keys, attention_mask.slots):
             raise ValueError(
                 f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, and {type(module).__name__} "
-                f"attends to {keys}; such a model cannot use it: load it with 'eager'"
+                f"attends to {keys}; load such a model with 'eager'"
             )
         return attention_mask
     if attention_mask is not None:
@@ -221,15 +221,15 @@ def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: i
 INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
 """How a layer of transformers asks for the attention function that attn_implementation names."""
 BY_CLASS = re.compile(r"_ATTENTION_CLASSES\[")
-"""How a layer looks its attention up among classes of its own instead."""
+"""How a layer instead chooses among attention classes of its own."""
 LAYER = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
 
 
 @cache
 def why_not(kind: type[PreTrainedModel]) -> str | None:
-    """Why a class of models cannot run attention that is registered; None where nothing is known against it."""
+    """Why a class of models cannot run a registered attention function; None if no reason is known."""
     module = next((one.__module__ for one in kind.__mro__ if one.__module__.startswith("transformers.models.")), None)
-    if module is None:  # a class that is not theirs
+    if module is None:  # not a class of transformers
         return None
     try:
         code = inspect.getsource(sys.modules[module])
@@ -243,7 +243,7 @@ def why_not(kind: type[PreTrainedModel]) -> str | None:
 
 
 def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of PreTrainedModel that takes attn_implementation: it knows names only, and this which models can run ours."""
+    """Wrap a method of PreTrainedModel that sets attn_implementation, to raise ValueError for models that cannot run ours."""
 
     @wraps(method)
     def checked(self: PreTrainedModel, *arguments: Any, **named: Any) -> Any:

@@ -52,7 +52,7 @@ class PositionEmbeddings(tuple):
 
 @dataclass
 class LayerCall:
-    """Positions, tables and columns of a call's tokens; those of all keys, after the cache has been updated."""
+    """Positions, tables and columns of a call's tokens; k_positions and columns are those of all keys after a cache update."""
 
     encoding: Composed
     positions: Positions
@@ -93,9 +93,8 @@ class LayerCall:
                 q, k = self.encoding.queries_and_keys(q, k, self.tables)
                 v = self.values(v)
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may store keys in a wider dtype
-        scale = (
-            head_dim**-0.5 if scale is None else scale
-        )  # a model that wants an encoding's softmax_factor has it in there
+        # The encoding's softmax_factor is not applied: a model that needs it has it in its own scale.
+        scale = head_dim**-0.5 if scale is None else scale
         require_causal(self.encoding.causal_only, mask)
         places = self.positions, self.k_positions
         r = raw_request(
@@ -122,7 +121,7 @@ class LayerCall:
 
 
 class StockCacheLayer(LongitudeCacheLayer):
-    """Our cache layer in a stock model, which only calls `update`: what the encoding needs is set before that."""
+    """Our cache layer in an unmodified model, which only calls `update`; `before` first sets `arriving` for the encoding."""
 
     arriving: LayerCall | None = None
 
@@ -138,7 +137,7 @@ class StockCacheLayer(LongitudeCacheLayer):
 
 
 def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Runs before a layer's attention: reads what it is called with, and adds the call for its attention function."""
+    """Forward pre-hook of a layer's attention: it adds a LayerCall, made from the arguments, for the attention function."""
     encoding = encoding_of(attention)
     assert encoding is not None
     x = args[0] if args else kwargs["hidden_states"]
@@ -184,7 +183,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 
 def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
-    """Our layer of a cache; an empty plain one becomes ours, in place."""
+    """Our layer of a cache at this index; it replaces an empty plain layer in the cache."""
     while len(cache.layers) <= index:
         cache.layers.append(StockCacheLayer())
     layer: Any = cache.layers[index]

@@ -1,4 +1,4 @@
-"""The masks of transformers models as masks of ours: O(length), never a square."""
+"""The masks of transformers models as our masks, in O(length) memory instead of [L, L]."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDEXERS = "index_topk", "indexer_budget"
 
 
 class NoTensorError(ValueError, AttributeError):
-    """For a model that takes a StockMask for a tensor; an AttributeError, too, so that hasattr() answers."""
+    """Raised if a model uses a StockMask as a tensor; also an AttributeError, so that hasattr() returns False."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,9 @@ def stock_mask(
     parts = parts_of(mask_function, order)
     causal = any(isinstance(part, Causal) for part in parts)
     if any(isinstance(part, Window) for part in parts) and not causal:
-        raise ValueError("attn_implementation='longitude' takes a sliding window with causality only")
+        raise ValueError(
+            "attn_implementation='longitude': expected a sliding window of a causal model; use 'sdpa' or 'eager'"
+        )
     keys = int(q_offset) + q_length - kv_offset if causal else kv_length  # cross-attention reads other tokens
     streams = next((part.ids for part in parts if isinstance(part, Documents)), None)
     if attention_mask is not None:
@@ -111,14 +113,14 @@ def stock_mask(
 
 
 def sliced(mask: Mask, share: SequenceSlice) -> StockMask:
-    """The mask of a slice of a sequence that several processes share; ValueError where it is no mask by order."""
+    """The mask of a slice of a sequence that several processes share; ValueError if it is no mask by order."""
     mask = mask & share
     share.whole(mask)
     return StockMask(mask, share.own)
 
 
 _DENSE: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Masks that tensors were read as, with the version of the tensor and the shape: all layers of a forward get one tensor."""
+"""Masks made from tensors, with the tensor's version and the shape: all layers of a forward pass get the same tensor."""
 
 
 def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
@@ -132,7 +134,7 @@ def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
             "attn_implementation='longitude'",
             "attention_mask [B, tokens] of 0 and 1, or a mask [B, 1, L, keys]",
             got,
-            "another is for 'sdpa'",
+            "use 'sdpa' for another mask",
         )
     read_of = given._version, batch, rows, keys
     known, made = _DENSE.get(given, (None, None))  # pyright: ignore[reportGeneralTypeIssues]
@@ -146,7 +148,7 @@ def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
 
 
 def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int, length: int) -> StockMask:
-    """The mask where documents are marked by arguments, too, as `longitude.models.streams.documents_of` reads them.
+    """The mask with documents that arguments mark, as `longitude.models.streams.documents_of` reads them.
 
     These are cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and seq_idx. `length` new tokens, none cached before them.
     ValueError for documents other than those that position_ids showed.
@@ -157,7 +159,7 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
         return stock_mask
     if stock_mask.dense:
         raise ValueError(
-            f"{next(iter(packed))}: a mask [B, 1, L, keys] has the documents in it; expected one of both, not both"
+            f"{next(iter(packed))}: a mask [B, 1, L, keys] has the documents in it; expected only one of them"
         )
     ids = ids.expand(batch, -1)
     if stock_mask.streams is None:
@@ -195,7 +197,7 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
         case "and_masks":
             return [part for one in held["mask_functions"] for part in parts_of(one, places)]
         case "sliding_window_overlay":
-            # A window of 0 is of layers that the model does not have (Qwen2-MoE without windows makes their mask all the same).
+            # A window of 0 is for layers that the model does not have (Qwen2-MoE without windows makes their mask anyway).
             return [Window(size) if (size := held["sliding_window"]) else Ago(1, 0)]
         case "packed_sequence_mask_function":
             return [Documents(held["packed_sequence_mask"])]
@@ -206,6 +208,6 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
         case "remap_positions_for_packed_sequence":  # for windows it is the same as by order
             return parts_of(held["mask_function"], held["position_ids"])
     raise ValueError(
-        "attn_implementation='longitude' takes causality, sliding windows, chunks, padding and packed documents, and the model "
-        f"uses for another mask, {name or function.__qualname__!r}; use 'sdpa' or 'eager'"
+        "attn_implementation='longitude': expected causality, sliding windows, chunks, padding or packed documents, got a "
+        f"mask of {name or function.__qualname__!r}; use 'sdpa' or 'eager'"
     )

@@ -72,7 +72,7 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
 
 
 def own_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """The model's configuration, no other model's: AutoModel passes one object to all models made of it."""
+    """Give the model its own copy of its configuration: AutoModel passes one object to all models made from it."""
     shared, own = model.config, deepcopy(model.config)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
@@ -93,7 +93,7 @@ class IdentityRotary(nn.Module):
         self.__dict__["members"] = tuple(members)  # not as modules: the model has them, once
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> PositionEmbeddings:
-        """X [B, L, dim], position_ids [1 | B, L]."""
+        """Make (cos, sin) of the identity, with positions and tables, for x [B, L, dim] and position_ids [B or 1, L]."""
         if position_ids.dim() != 2:
             raise UsageError("position_ids", "[B, L]", list(position_ids.shape))
         positions = as_int(canonical("position_ids", position_ids, x.shape[0], x.shape[1]))
@@ -116,7 +116,7 @@ def attentions(base: Any) -> list[nn.Module]:
         raise UsageError("set_positions", expected, f"{kind} without {' and '.join(missing)}")
     if not hasattr(sys.modules[type(base).__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise ValueError(
-            f"set_positions: {kind} has attention of its own; expected a model that takes attn_implementation"
+            f"set_positions: {kind} has its own attention code; expected a model that supports attn_implementation"
         )
     names = list(inspect.signature(rotary.forward).parameters)
     if names not in (["x", "position_ids"], ["x", "position_ids", "layer_type"]):
@@ -130,7 +130,7 @@ def attentions(base: Any) -> list[nn.Module]:
 
 
 def require_plain_keys(attentions: list[nn.Module], config: PreTrainedConfig) -> None:
-    """UsageError where the cache that transformers makes for a model has more than keys and values, as an indexer's keys."""
+    """UsageError if the cache that transformers makes for a model has more than keys and values, such as an indexer's keys."""
     for attention, layer in zip(attentions, DynamicCache(config=config).layers):
         if type(layer) not in PLAIN_LAYERS:
             raise UsageError(
@@ -176,11 +176,11 @@ def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrained
 
 
 def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config: PreTrainedConfig) -> None:
-    """ValueError for an encoding that a stock model cannot have, or of other heads than the model's."""
+    """ValueError for an encoding that an unmodified model cannot have, or with other heads than the model's."""
     for one in (each for member in members for each in compose(member)):
         if one.at_input:
             raise ValueError(
-                f"set_positions: {type(one).__name__} acts on the model's input, which is not replaced; lg.LongitudeConfig has it"
+                f"set_positions: {type(one).__name__} acts on the model's input, which is not replaced; use lg.LongitudeConfig"
             )
         if one.axes > 1:
             raise ValueError(
@@ -242,7 +242,7 @@ def resolved(
 def by_layer(
     encoding: Mapping[str, Any], config: PreTrainedConfig, layers: int
 ) -> tuple[dict[str, Any], list[Composed], list[Encoding]]:
-    """Specs with every option written out, the encoding of each layer, and the modules that they take.
+    """Specs with every option written out, the encoding of each layer, and the modules of all encodings.
 
     Layers with equal specs of an encoding that is shared have one module.
     """
@@ -284,7 +284,7 @@ def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[st
 
 
 def own_rotation(config: PreTrainedConfig, layer: int | None, given: bool) -> dict[str, Any]:
-    """config.rope_parameters, or those of a layer's type. ValueError where all layers are meant and their types differ."""
+    """config.rope_parameters, or those of a layer's type. ValueError if they differ, without a layer or a given base."""
     own = config.rope_parameters
     if not own or not all(isinstance(each, Mapping) for each in own.values()):
         return own or {}
@@ -305,9 +305,9 @@ def own_rotation(config: PreTrainedConfig, layer: int | None, given: bool) -> di
 def with_own_rotation(
     options: dict[str, Any], config: PreTrainedConfig, head_dim: int, layer: int | None
 ) -> dict[str, Any]:
-    """A rotation's options, where base and rotary_dim default to those of the model's own rotation.
+    """A rotation's options, with base and rotary_dim of the model's own rotation as defaults.
 
-    One by other offsets, which needs no training, keeps its scaling, too.
+    A rotation by remapped offsets, which needs no training, also keeps the model's scaling.
     """
     if "layout" not in options:
         raise ValueError(
@@ -317,7 +317,7 @@ def with_own_rotation(
     factory = ENCODINGS[options["name"]]
     if missing := [option for option in factory.model_defaults if option not in options]:
         raise ValueError(
-            f"set_positions: {options['name']} needs {' and '.join(missing)}, which the length of the model's training decides"
+            f"set_positions: {options['name']} needs {' and '.join(missing)}, which depend on the model's training length"
         )
     known = options_of(factory)
     own = own_rotation(config, layer, "base" in options or "base" not in known)
@@ -351,7 +351,7 @@ def spec_of(member: Encoding) -> dict[str, Any]:
 def build_members(
     specs: list[dict[str, Any]], given: list[Encoding] | None, layers: int
 ) -> tuple[list[Composed], list[Encoding]]:
-    """The encoding of each layer, and the modules that it takes: one for all layers where it is shared."""
+    """The encoding of each layer, and all their modules: a shared encoding has one for all layers."""
     if given is None:
         built = built_by_layer([specs] * layers)
     else:
@@ -366,7 +366,7 @@ loading: ContextVar[bool] = ContextVar("loading", default=False)
 
 
 def with_sentinel(rope: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters that unmodified transformers refuses, where it would silently rotate once more."""
+    """Rotary parameters that unmodified transformers does not load; without the sentinel it would silently rotate, too."""
     if rope and all(isinstance(value, dict) for value in rope.values()):  # one for each type of layer
         return {name: with_sentinel(value) for name, value in rope.items()}
     return {**rope, "rope_type": "longitude"}
@@ -389,7 +389,7 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
     """Load a model that was saved after set_positions, with its encoding and parameters.
 
     Args:
-        path: a directory or a name of the hub.
+        path: a directory, or the name of a model on the hub.
         **options: as for from_pretrained of transformers.
 
     Returns:

@@ -74,7 +74,7 @@ class SequenceParallelTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         """Data loader with the same whole batches in every process."""
         loader = super().get_train_dataloader()
-        if hasattr(shard := loader.batch_sampler, "num_processes"):  # accelerate gives each process others
+        if hasattr(shard := loader.batch_sampler, "num_processes"):  # accelerate gives each process other batches
             shard.num_processes, shard.process_index = 1, 0  # type: ignore[union-attr]
         return loader
 

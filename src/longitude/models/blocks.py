@@ -96,7 +96,7 @@ class Block(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """-> [B, L, dim], and, if requested, the weights of the mixer and of cross-attention.
 
-        source [B, S, dim]: the keys and values of cross-attention, its padding 0 or False in source_valid [B, S].
+        source [B, S, dim]: input of the keys and values of cross-attention; source_valid [B, S]: 0 or False for its padding.
         """
         if self.before and inputs.memory is not None:
             inputs = replace(inputs, memory=self.mixer_norm(inputs.memory))
@@ -116,9 +116,9 @@ class Block(GradientCheckpointingLayer):
         return x, weights, of_source
 
     def channel_mixed(self, mlp: RWKVChannelMix, x: Tensor, inputs: MixerInputs) -> Tensor:
-        """The channel mix of x; its last token stands in the cache beside the mixer's state."""
+        """Channel mix of x [B, L, dim]; the cache stores the last token beside the mixer's state."""
         cache, documents = inputs.cache, inputs.documents
-        past = 0 if cache is None else cache.seen - x.shape[1]  # the mixer has taken these tokens in already
+        past = 0 if cache is None else cache.seen - x.shape[1]  # the mixer has already counted these tokens
         reset, valid = None, None
         if documents is not None:
             reset, valid = inputs.once(("channel mix", past), lambda: document_flags(documents, past))
@@ -128,7 +128,7 @@ class Block(GradientCheckpointingLayer):
         return y
 
     def added(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
-        """The residual sum, normalised where norms stand after it."""
+        """Residual sum x + y; norm_position "both" normalizes y, "post" the sum. norm: attribute of the norm."""
         y = y if self.after is None else self.after[norm](y)
         x = x + (F.dropout(y, self.dropout) if self.training and self.dropout else y)
         return x if self.before else getattr(self, norm)(x)

@@ -26,12 +26,12 @@ CACHES = (*ATTENTION, "cache_params", "state")
 
 
 def named(cache: Cache | None) -> dict[str, Any]:
-    """A cache as an argument of the installed transformers: of a model, or of an output."""
+    """A cache as a keyword argument for models and outputs of the installed transformers."""
     return {INSTALLED: cache}
 
 
 def cache_in(output: Any) -> Any:
-    """The cache in an output of the installed transformers; None where there is none."""
+    """The cache in an output of the installed transformers; None if there is none."""
     return getattr(output, INSTALLED, None)
 
 
@@ -50,7 +50,7 @@ def renamed(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(model: Any) -> set[str]:
-    """Names of the arguments of a model's forward; where it has **kwargs, with those of the classes that it overrides."""
+    """Names of the arguments of a model's forward; if it has **kwargs, also those of the forwards that it overrides."""
     forwards = [model.forward, *(kind.forward for kind in type(model).__mro__ if "forward" in vars(kind))]
     names: set[str] = set()
     for forward in forwards:
@@ -68,7 +68,7 @@ def cache_name(model: Any) -> str | None:
 
 
 def both_names(name: str, kind: type[ModelOutput]) -> Any:
-    """Outputs that answer to `cache`, too, where transformers has `past_key_values`. name: what this module calls the class."""
+    """Subclass of an output with `past_key_values` that has it as `cache`, too. name: the name of the class in this module."""
 
     def get(self: Any) -> Any:
         return self.past_key_values
@@ -79,12 +79,12 @@ def both_names(name: str, kind: type[ModelOutput]) -> Any:
     def item(self: Any, key: Any) -> Any:
         return kind.__getitem__(self, OLD if key == NEW else key)
 
-    # Pickle looks a class up by module and qualified name, where this module has transformers' own class of that name.
+    # Pickle finds a class by module and qualified name; by `kind.__name__` it would find transformers' own class here.
     where = {"__module__": __name__, "__qualname__": name}
     return type(kind.__name__, (kind,), {"cache": property(get, put), "__getitem__": item, **where})
 
 
-# Newer ones answer to both themselves: an exported graph then contains no class of Longitude.
+# Newer outputs have both names. They are used as they are, so that exported graphs contain no class of Longitude.
 if TYPE_CHECKING or INSTALLED == NEW:
     DecoderOutput = BaseModelOutputWithPastAndCrossAttentions
     CausalOutput = CausalLMOutputWithPast

@@ -30,7 +30,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         config: The model's configuration.
 
     Raises:
-        ValueError: For an encoding that no mixer of the model takes.
+        ValueError: For an encoding that no mixer of the model supports.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -84,15 +84,15 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             place_ids: As in LongitudeModel.
             past_key_values: The cache, by its name in transformers before 5.24.
             skip_logits: With labels, return no logits; None skips them in training, so that [L, vocab_size] is never held.
-            kwargs: Those marks, and shift_labels [B, L]: the token after each input, shifted already.
+            kwargs: The marks of documents named above, and shift_labels [B, L]: labels that are shifted already.
 
         Returns:
             transformers' output with loss and logits.
 
         Raises:
-            ValueError: For what does not fit, and for unknown arguments.
+            ValueError: For inputs that do not fit the model or each other, and for unknown arguments.
         """
-        # Not in the signature: Trainer evaluates only batches that have every parameter with "label" in its name.
+        # shift_labels is in kwargs, because Trainer evaluates only batches with every parameter that has "label" in its name.
         require_known(kwargs, type(self).forward, "shift_labels", *Packed.__annotations__)
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if past_key_values is not None:
@@ -175,7 +175,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         """Return our cache as the static one if the state of every layer has a fixed size; ValueError otherwise."""
         growing = sorted({type(mixer).__name__ for mixer in self.model.mixers if mixer.growth != "O(1)"})
         if growing or cache_implementation != "static":
-            grows = f"what {', '.join(growing)} keeps grows with the text"
+            grows = f"the cache of {', '.join(growing)} grows with the sequence"
             why = grows if growing else "a fixed state needs no offloading"
             raise UsageError("cache_implementation", "'dynamic' or 'offloaded'", f"{cache_implementation!r}, and {why}")
         return LongitudeCache([make() for make in self.model.cache_layers])

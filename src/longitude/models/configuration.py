@@ -56,12 +56,12 @@ class LongitudeConfig(PreTrainedConfig):
         num_hidden_layers (`int`, *optional*, defaults to 4):
             Blocks of the decoder, or of the encoder of an encoder-only model.
         num_attention_heads (`int`, *optional*, defaults to 4):
-            Heads of queries in each layer. Must divide `hidden_size` where a mixer's head_dim follows from the two.
+            Heads of queries in each layer. Must divide `hidden_size` if a mixer's head_dim follows from the two.
         num_key_value_heads (`int`, *optional*):
             Heads of keys and values, which queries share in groups. Must divide `num_attention_heads`, its default.
         intermediate_size (`int`, *optional*):
             Inner width of the MLP. Defaults to 8/3 `hidden_size`, rounded up to a multiple of 8, for "swiglu", and to
-            4 `hidden_size` for the others. None where there is no MLP. "geglu_tanh" has the default of "swiglu".
+            4 `hidden_size` for the others. None if there is no MLP. "geglu_tanh" has the default of "swiglu".
         mlp (`str`, *optional*, defaults to `"dense"`):
             The part after the mixer in each block: "dense", an MLP with `hidden_act`; "rwkv", `RWKVChannelMix`, which also
             reads the previous token and needs mixers with a state; "none", as in Mamba.
@@ -70,11 +70,11 @@ class LongitudeConfig(PreTrainedConfig):
             "swiglu" is, with "gelu_tanh".
         max_position_embeddings (`int` or `None`, *optional*, defaults to 2048):
             The length in tokens that encodings with a table must cover, and the training length for `longitude measure`. None
-            where it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
+            if it is unknown, as in published Mambas: such an encoding then needs its own `max_length`.
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
-            composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "nope"
-            elsewhere. Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..nope" for a
+            composed. Mixers that cannot use it have none. "auto" is "rope" if a mixer rotates queries and keys, else "nope".
+            Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..nope" for a
             pattern of layers; if the label names mixers, it sets `mixer` or `mixers`, too.
         encodings (`list`, *optional*):
             One such encoding per layer, instead of `encoding`, or a pattern of fewer, repeated from the first layer to the last.
@@ -183,7 +183,7 @@ class LongitudeConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: C901
         own = [field.name for field in fields(self)]
-        for name in kwargs:  # transformers keeps any key; one that nearly is ours is a slip
+        for name in kwargs:  # transformers keeps any key, so a misspelled one would have no effect
             if get_close_matches(name, own, n=1, cutoff=0.8):
                 raise unknown("option of LongitudeConfig", name, own, "")
             if any(name in options_of(kind) for kind in MIXERS.values()):
@@ -254,12 +254,12 @@ class LongitudeConfig(PreTrainedConfig):
         heads = [layer for layer, spec in enumerate(self.layer_mixers()) if has_heads(spec)]
         if self.encodings is None and any(self.encoding_shapes(i) != self.encoding_shapes(heads[0]) for i in heads):
             self.encodings = [self.encoding if i in heads else "nope" for i in range(self.num_hidden_layers)]
-            self.encoding = None  # heads of several sizes share none
+            self.encoding = None  # layers with heads of different sizes cannot share one
         self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
         super().__post_init__(**kwargs)
 
     def _take_label(self, name: str) -> None:
-        """Set what a label in this option names. ValueError where the label names what is set already."""
+        """Set the options that a label in option `name` stands for. ValueError if one of them is set already."""
         text = getattr(self, name)
         if not isinstance(text, str) or not is_label(text):
             return
@@ -297,7 +297,7 @@ class LongitudeConfig(PreTrainedConfig):
         for_all, for_each = getattr(self, one), getattr(self, each)
         if for_each is None:
             return resolve(for_all, None), None
-        if for_all not in (None, default):  # None as saved, the default as left out
+        if for_all not in (None, default):  # None if saved, the default if left out
             raise UsageError("", f"{one} or {each}", f"both: {for_all!r} and {for_each!r}")
         if not isinstance(for_each, list | tuple):
             raise UsageError(each, f"a list of {self.num_hidden_layers}, one per layer", repr(for_each))
@@ -368,7 +368,7 @@ class LongitudeConfig(PreTrainedConfig):
         return "head_dim" in options_of(kind) and not own
 
     def encoding_shapes(self, layer: int | None = None) -> dict[str, int]:
-        """Sizes of heads for the encodings of a layer, or of the first with heads, where they are not the model's."""
+        """Sizes of a layer's heads for its encodings, where they differ from the model's; None: the first layer with heads."""
         specs = self.layer_mixers() if layer is None else [self.layer_mixers()[layer]]
         shapes = [mixer_class(spec).encoding_shapes({**self.sizes, **spec}) for spec in specs if has_heads(spec)]
         return shapes[0] if shapes else {}
@@ -407,7 +407,7 @@ def has_heads(spec: dict[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value for config.json: schemes to their name and all options, arrays and tuples to lists of numbers."""
+    """Convert a value for config.json: scalings to their name and all options, arrays and tuples to lists of numbers."""
     if isinstance(value, Scaling):
         return value.as_dict()
     if isinstance(value, list | tuple):

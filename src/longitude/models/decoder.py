@@ -97,14 +97,14 @@ class LongitudePreTrainedModel(PreTrainedModel):
 
 
 def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePreTrainedModel]]:
-    """All classes that inherit it."""
+    """All direct and indirect subclasses."""
     for one in kind.__subclasses__():
         yield one
         yield from kinds_of(one)
 
 
 def built_by_layer(layers: Iterable[Sequence[dict[str, Any]]]) -> list[list[Encoding]]:
-    """The encodings of each layer; layers with equal specs of an encoding that is shared have one module."""
+    """The encodings of each layer; layers with equal specs of a `shared` encoding have one module."""
     shared: dict[str, Encoding] = {}
     built: list[list[Encoding]] = []
     for specs in layers:
@@ -123,13 +123,13 @@ class Call(NamedTuple):
 
     Attributes:
         mask: Which keys a query may attend to.
-        positions: Positions of the new tokens, and of cached tokens before them.
-        streams: A number per token [B, Lk], of its document; -1 for padding; None where all are one.
+        positions: Positions of the tokens of the memories, then of the new tokens.
+        streams: Document number of each token [B, Lk], -1 for padding; None if all tokens are one document.
         cache: Filled or empty; None without one.
         memories: For each layer its input at an earlier segment, [B, M, D].
-        remembered: Tokens of the memories.
-        ids: Tokens [B, Lk] up to the last one, where an encoding reads them.
-        place_ids: [B, L], instead of those that encodings make of ids.
+        remembered: Number of tokens M in the memories; 0 without them.
+        ids: Ids of all tokens [B, Lk], if an encoding reads them.
+        place_ids: Places [B, L], instead of those that encodings compute from ids.
     """
 
     mask: Mask
@@ -159,7 +159,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         config: The model's configuration.
 
     Raises:
-        ValueError: For an encoding that no mixer of the model takes.
+        ValueError: For an encoding that no mixer of the model supports.
     """
 
     mask: Mask = Causal()
@@ -176,7 +176,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.embedding_scale, self.hidden_dropout = config.embedding_scale, config.hidden_dropout
         self.gradient_checkpointing = False
 
-        # Encodings are modules of the model, one for all layers where they are shared; layers are passed theirs.
+        # Encodings are modules of the model, not of its layers, which are passed theirs; a shared one is for all layers.
         built = built_by_layer(config.layer_specs())
         members = dict.fromkeys(member for own in built for member in own)
         of_layer = self.taken([Composed(own) for own in built])
@@ -195,7 +195,7 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     def share_encodings(self, of_layer: Sequence[Composed]) -> None:
         """Give each layer its encoding; layers with the same members share one object."""
-        # What a first layer lets pass, one of another kind may refuse.
+        # A layer may raise after an earlier one of another kind has changed its cache.
         several = len({type(mixer) for mixer in self.mixers}) > 1
         self.mixed = self.cross or self.config.encodings is not None or several
         distinct = {tuple(own): own for own in of_layer}
@@ -205,9 +205,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.encoding_of_layer = tuple(distinct[tuple(own)] for own in of_layer)
 
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
-        """Each block's encoding as far as its mixer takes it, where one encoding was given for all.
+        """Each layer's encoding, without the members that its mixer does not support if one encoding is for all layers.
 
-        ValueError for one that no mixer takes, and where a block was given its own and its mixer refuses it.
+        ValueError for a member that no mixer supports, and for a layer's own encoding if its mixer does not support it.
         """
         mixers = self.mixers
         if self.config.encodings is not None:
@@ -256,13 +256,13 @@ class LongitudeModel(LongitudePreTrainedModel):
             document_ids: A number per token [B, Lk]; a run of one number is a document.
             memories: For each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states returns them;
                 masks and documents then cover both segments.
-            output_hidden_states: Return the input of the first layer and the output of each, the last one normalised: of all,
-                or of the layers with these indices (None for the others).
-            output_attentions: Return for each layer its weights [B, H, L, Lk], None where its mixer has none.
+            output_hidden_states: True returns the input of the first layer and the output of each, the last one normalized;
+                indices return only those of them (None in place of the others).
+            output_attentions: Return the weights [B, H, L, Lk] of each layer, None if its mixer has none.
             source: Keys and values of cross-attention [B, S, hidden_size].
             source_valid: 0 for padding of the source [B, S].
             cross_cache: Cache of the source's keys and values.
-            place_ids: [B, L], instead of those that encodings make of input_ids.
+            place_ids: Places [B, L], instead of those that encodings compute from input_ids.
             past_key_values: The cache, by its name in transformers before 5.24.
             packed: Other marks of documents, as `documents_of` reads them.
 
@@ -270,12 +270,13 @@ class LongitudeModel(LongitudePreTrainedModel):
             transformers' output with last_hidden_state [B, L, hidden_size].
 
         Raises:
-            ValueError: For what does not fit.
+            ValueError: For inputs that do not fit the model or each other.
         """
         if past_key_values is not None:
             cache = one_of(cache, past_key_values)
         if (input_ids is None) == (inputs_embeds is None) and not self.cross:
-            raise ValueError("expected either input_ids or inputs_embeds")
+            got = "neither" if input_ids is None else "both"
+            raise ValueError(f"expected either input_ids or inputs_embeds, got {got}")
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         wanted = layers_of(output_hidden_states, len(self.layers) + 1)
         if output_attentions:
@@ -298,7 +299,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         )
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Tokens [B, L] or their embeddings [B, L, D] -> what the encodings are given, [B, L, D]."""
+        """Tokens [B, L] or their embeddings [B, L, D] -> embeddings [B, L, D], scaled and normalized, without positions."""
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         else:
@@ -327,12 +328,12 @@ class LongitudeModel(LongitudePreTrainedModel):
             positions = require_slice(self, attention_mask, position_ids, others)
             mask, attention_mask, position_ids, use_cache = mask & attention_mask, None, None, False
         alone = cache is None and not use_cache and memories is None
-        restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
+        restarting = position_ids if memories is None else None  # require_memories raises for any position_ids
         documents = documents_of(
             batch, length, document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
         )
         if documents is not None and document_ids is None:
-            use_cache = False  # the default; a cache would not keep its documents apart
+            use_cache = False  # whatever the config says: a cache would not keep these documents apart
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
         if self.gradient_checkpointing and self.training and (use_cache or cache is not None):
@@ -385,7 +386,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         """The layers and the last norm.
 
         Returns:
-            The output, [B, L, D]; of each layer its hidden states where they are wanted; its weights; those over the source.
+            The output [B, L, D]; the wanted hidden states, else None, of the input and each layer; each layer's weights; and
+            its weights over the source.
         """
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
@@ -429,14 +431,14 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     @property
     def forgets(self) -> bool:
-        """Whether a cache of it drops or merges tokens, or an encoding carries a state, so that generate() cannot crop."""
+        """Whether caches cannot be cropped by generate(): they drop or merge tokens, or a mixer or encoding carries a state."""
         return any(mixer.growth != "O(N)" or mixer.carries for mixer in self.mixers) or any(
             own.carries for own in self.encoding_of_layer
         )
 
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:
-        """For each block, what makes an empty layer of a cache for it."""
+        """For each block, a function that returns an empty cache layer for it."""
         return [mixer.cache_layer for mixer in self.mixers]
 
     @property
@@ -445,7 +447,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         return [block.mixer for block in self.layers]  # type: ignore[misc]
 
     def require_weights(self) -> None:
-        """ValueError where no layer has weights for output_attentions."""
+        """ValueError if no layer has weights for output_attentions."""
         if not self.cross and not any(mixer.has_weights for mixer in self.mixers):
             able = sorted(name for name, kind in MIXERS.items() if kind.has_weights)
             kinds = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in self.mixers))
@@ -455,7 +457,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             )
 
     def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
-        """The length of what is remembered."""
+        """Number of tokens in the memories; ValueError unless they have one tensor per layer, no cache and no position_ids."""
         if len(memories) < len(self.layers):
             raise UsageError("memories", f"{len(self.layers)}, one for each layer", len(memories))
         if any(memory is None for memory in memories[: len(self.layers)]):

@@ -107,7 +107,7 @@ class LongitudeEncoder(LongitudeModel):
 class LongitudeForMaskedLM(LongitudePreTrainedModel):
     """An encoder that fills in masked tokens, with any encoding that has a meaning for both sides.
 
-    It works with Trainer and the Auto classes. Its config has the encoding as an encoder has it.
+    It works with Trainer and the Auto classes. Its config has the encodings made bidirectional.
 
     Args:
         config: its shape and encodings.

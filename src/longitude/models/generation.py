@@ -1,4 +1,4 @@
-"""generate() with the checks of forward: transformers drops a mask of ones before, and makes one where none is given."""
+"""generate() with the checks of forward, before transformers drops a mask of ones or makes a mask itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CheckedGenerationMixin(GenerationMixin):
 
 
 def require_mask(is_encoder_decoder: bool, inputs: Tensor | None, options: dict[str, Any]) -> None:
-    """ValueError unless a mask is of all tokens: those in a cache, and those of this call, which may be all of them again."""
+    """ValueError unless a mask covers all tokens: cached ones, and those of this call, which may include cached ones."""
     prefix = "decoder_" if is_encoder_decoder else ""
     ids, embeds = options.get(f"{prefix}input_ids"), options.get(f"{prefix}inputs_embeds")
     given = embeds if embeds is not None else ids if is_encoder_decoder or ids is not None else inputs
@@ -52,6 +52,6 @@ def require_mask(is_encoder_decoder: bool, inputs: Tensor | None, options: dict[
     if masked not in (tokens, past + tokens) or (masked == tokens and past >= tokens):
         got = "none" if mask is None else list(mask.shape)
         raise ValueError(
-            f"{prefix}attention_mask: expected [{given.shape[0]}, {past + tokens}] for {tokens} tokens behind {past} cached "
-            f"ones, or all tokens, those in the cache included, and a mask of as many or none; got {got}"
+            f"{prefix}attention_mask: expected [{given.shape[0]}, {past + tokens}] for {tokens} tokens after {past} cached "
+            f"ones, or all tokens, cached ones included, with a mask of the same length or none; got {got}"
         )

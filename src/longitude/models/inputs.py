@@ -15,7 +15,7 @@ from longitude.positions.coordinates import canonical
 
 
 def require_known(kwargs: dict[str, Any], forward: Callable[..., Any], *others: str) -> None:
-    """ValueError for the first of a call's further arguments that is none of `others`: it is no argument of `forward`."""
+    """ValueError for the first name in `kwargs` that is not in `others`; it suggests a name of these or of `forward`."""
     for name in kwargs:
         if name not in others:
             raise unknown("argument", name, {*signature(forward).parameters, *others}, "")
@@ -24,8 +24,8 @@ def require_known(kwargs: dict[str, Any], forward: Callable[..., Any], *others: 
 def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | None) -> None:
     """ValueError unless `given` is [B, L, config.hidden_size], of the dtype of the model's own embeddings, `table`.
 
-    Under autocast, and where parameters are quantised, operations choose their dtypes themselves, so any will do; None as a
-    table: compared already.
+    Under autocast, and if parameters are quantized, operations choose their dtypes, so any is accepted. table None: any dtype,
+    because the dtype was compared before.
     """
     weight = None if table is None else table.weight
     dtype = "floats" if weight is None else str(weight.dtype)
@@ -46,9 +46,9 @@ def require_assistant(assistant: Any) -> None:
     if getattr(assistant, "_is_stateful", False):
         raise UsageError(
             "assistant_model",
-            "one whose cache can take tokens back",
-            f"a {type(assistant).__name__} with a state that runs along the tokens",
-            "use attention, and an encoding that carries none, in it",
+            "a model whose cache can be cropped",
+            f"{type(assistant).__name__}, which drops tokens or keeps a state",
+            "use an assistant with attention and an encoding that carries no state",
         )
 
 

@@ -22,11 +22,10 @@ def predicted(
     skip_logits: bool | None = None,
     logits_to_keep: int | Tensor = 0,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The loss (None without targets) and the logits (None where they are skipped) of hidden [B, L, dim], by model.lm_head.
+    """The loss (None without targets) and the logits (None if skipped) of hidden [B, L, dim], by model.lm_head.
 
-    skip_logits: None skips them in training with targets. logits_to_keep: of this many last tokens (0: all), or the indices of
-    the wanted ones. The loss is a function of the logits that are returned, where they are those of all tokens; else it makes
-    its own.
+    skip_logits: None skips them in training with targets. logits_to_keep: the number of last tokens with logits (0:
+    all), or indices of tokens. The loss uses the returned logits if they are those of all tokens; else it computes its own.
     """
     head, vocabulary = model.lm_head, model.config.vocab_size
     if skip_logits is None:

@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
     """The encoder's own shape: num_encoder_layers blocks.
 
-    Its mixer is the decoder's where that is bidirectional, else attention; its encoding is encoder_encoding, else the decoder's.
+    Its mixer is the decoder's if that can be bidirectional, else attention; its encoding: encoder_encoding or the decoder's.
     """
     if config.mlp == "rwkv":
         raise ValueError(
@@ -43,7 +43,7 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
     encoding = config.encoder_encoding
     recurrences = not any(kind.scores or kind.rotates for kind in mixers)
     if encoding is None and recurrences and config.encoding == config.resolve("nope"):
-        encoding = "rope"  # they need no encoding; without one an encoder would read its source as a bag of tokens
+        encoding = "rope"  # recurrent decoders need none, but without one the encoder would ignore the order of tokens
     if encoding is not None:
         encoder.encoding, encoder.encodings = encoder.resolve(encoding), None
     elif config.encodings is not None and len(config.encodings) != layers:
@@ -79,7 +79,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         config.is_encoder_decoder = True
         super().__init__(config)
         self.encoder = LongitudeEncoder(encoder_of(config))
-        config.encoder_encoding = self.encoder.config.encoding  # as config.json has it: with every option
+        config.encoder_encoding = self.encoder.config.encoding  # for config.json, with every option
         self.decoder = LongitudeDecoder(config)
         self.post_init()
 
@@ -122,7 +122,8 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         assert encoder_outputs is not None
         source = encoder_outputs[0]
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-            raise ValueError("expected either decoder_input_ids or decoder_inputs_embeds")
+            got = "neither" if decoder_input_ids is None else "both"
+            raise ValueError(f"expected either decoder_input_ids or decoder_inputs_embeds, got {got}")
         if decoder_inputs_embeds is None:
             decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
         else:
@@ -180,9 +181,9 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
 class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
     """An encoder-decoder transformer with any registered encoding.
 
-    It works with Trainer, Seq2SeqTrainer, generate() and the Auto classes. `model` has the two stacks, also as `encoder` and
+    It works with Trainer, Seq2SeqTrainer, generate() and the Auto classes. Both stacks are in `model`, and also `encoder` and
     `decoder`. One matrix embeds source and target and, with tie_word_embeddings, makes the logits. Position acts in
-    self-attention, or, where the encoding is one of the input, at both inputs; cross-attention has none. A target begins with
+    self-attention or, with an encoding of the input, at both inputs; cross-attention has none. A target begins with
     decoder_start_token_id, else bos_token_id, else pad_token_id, of the config.
 
     Args:
@@ -264,7 +265,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Seq2SeqOutput:
-        """Logits of the token after each of the decoder's and, given labels, the loss.
+        """Logits of the token after each decoder token and, given labels, the loss.
 
         Args:
             input_ids: [B, S], the source.
@@ -281,12 +282,12 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             labels: [B, L], the target, -100 for tokens that are not predicted.
             use_cache: whether to return a cache.
             logits_to_keep: as in LongitudeForCausalLM, like num_items_in_batch and skip_logits.
-            num_items_in_batch: see there.
-            skip_logits: see there.
+            num_items_in_batch: as in LongitudeForCausalLM.
+            skip_logits: as in LongitudeForCausalLM.
             output_hidden_states: whether encoder and decoder return hidden states, as in LongitudeModel.
             output_attentions: whether encoder and decoder return weights, and the weights [B, H, L, S] of cross-attention.
             past_key_values: the cache, by its name in transformers before 5.24.
-            **kwargs: none is known; their names are refused.
+            **kwargs: none is supported; any raises a ValueError.
 
         Returns:
             transformers' Seq2SeqLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
@@ -300,7 +301,8 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-            raise ValueError("expected labels, or either decoder_input_ids or decoder_inputs_embeds")
+            got = "none" if decoder_input_ids is None else "both of these"
+            raise ValueError(f"expected labels, or either decoder_input_ids or decoder_inputs_embeds, got {got}")
         if use_cache is None and labels is not None:
             use_cache = False
         outputs = self.model(
@@ -329,7 +331,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
 
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
-    """Tokens of the source [B, S, dim] that are no padding, bool [B, S]; None if there is no padding."""
+    """The mask [B, S] of the source [B, S, dim], checked, 0 or False for padding; None if there is no padding."""
     if attention_mask is None:
         return None
     if attention_mask.shape != source.shape[:2]:

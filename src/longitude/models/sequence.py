@@ -1,4 +1,4 @@
-"""A batch of long sequences cut for several processes, and what a model asks of such a call."""
+"""A batch of long sequences cut for several processes, and the checks of a model that is called with a slice."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def cut_sequence(batch: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
 
 
 def require_slice(model: Any, share: SequenceSlice, position_ids: Tensor | None, others: Mapping[str, Any]) -> Tensor:
-    """Positions of a slice's tokens; ValueError for a model, or a call with others, that cannot share a sequence."""
+    """Positions of a slice's tokens. ValueError for a model that cannot share a sequence, and for `others` that are set."""
     for name, value in others.items():
         if value is not None and value is not False:
             raise ValueError(f"{name}: expected none with a SequenceSlice, which is a sequence without a past")
@@ -89,5 +89,5 @@ def require_slice(model: Any, share: SequenceSlice, position_ids: Tensor | None,
             )
     positions = share.own_positions(model.embed_tokens.weight.device)
     if position_ids is not None and not torch.equal(position_ids, positions.expand(position_ids.shape)):
-        raise UsageError("position_ids", "those of the SequenceSlice", "others", "cut_sequence takes positions")
+        raise UsageError("position_ids", "those of the SequenceSlice", "others", "pass positions to cut_sequence")
     return positions

@@ -43,7 +43,7 @@ def documents_of(  # noqa: C901
 
     packed: as in Packed. position_ids [L] or [B, L] mark the start of a document by a position that is not larger than the
     previous one, in causal models without an attention_mask, as in transformers. (In transformers a step of more than one also
-    starts a document; here positions may skip, as randomised ones do.) Documents marked by position_ids and Packed cover only
+    starts a document; here positions may skip, as randomized ones do.) Documents marked by position_ids and Packed cover only
     this call's tokens. They therefore need `alone`: no cache and no memories.
 
     Errors: ValueError for marks that contradict each other, do not fit, or come with a cache or memories.
@@ -74,7 +74,7 @@ def documents_of(  # noqa: C901
     if others and not alone:
         raise ValueError(
             f"{next(iter(others))}: they mark documents within one call, and this one has a cache or memories; pass "
-            "document_ids of all tokens, cached ones included, or use_cache=False (of one sequence: an attention_mask of ones)"
+            "document_ids of all tokens, cached ones included, or use_cache=False (for one sequence: an attention_mask of ones)"
         )
     if tracing():
         return documents
@@ -98,7 +98,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
     """Which tokens' positions [L], [1, L] or [B, L] are not larger than the ones before them, bool [B, L].
 
-    None where none is, and for no positions, positions of several axes, or not of these tokens.
+    None if none is, for no positions, positions of several axes, and shapes that do not fit.
     """
     if not isinstance(position_ids, Tensor) or position_ids.dim() not in (1, 2) or position_ids.shape[-1] != length:
         return None
@@ -138,7 +138,7 @@ def streams_of(
 
 
 def require_numbers(name: str, numbers: Tensor) -> None:
-    """ValueError where a document's number is negative, which marks padding elsewhere."""
+    """ValueError for a negative document number: in `streams_of` those mark padding."""
     if not tracing() and bool((numbers_of(numbers) < 0).any()):
         raise UsageError(
             name,
@@ -149,7 +149,7 @@ def require_numbers(name: str, numbers: Tensor) -> None:
 
 
 def require_runs(streams: Tensor) -> None:
-    """ValueError where padding is between two tokens of one run: places and contexts have no meaning across it."""
+    """ValueError if padding is between two tokens of one run: places and contexts have no meaning across it."""
     real, before = streams >= 0, streams.cummax(1).values[:, :-1]
     if bool(numbers_of(real[:, 1:] & ~real[:, :-1] & (before == streams[:, 1:])).any()):
         raise ValueError(
@@ -172,10 +172,10 @@ def starts_of(streams: Tensor) -> Tensor:
 
 
 def places_after(streams: Tensor, past: int, cached: Tensor | None) -> Tensor:
-    """`places_in`, but for the run that `past` cached tokens end in, which continues after the last of them.
+    """`places_in`, but the run in which the `past` cached tokens end continues after the last of them.
 
-    On several axes it continues after the largest of their positions, images among them. cached: positions [n], [B,
-    n] or [B, n, axes] of the last n of them; None without a cache.
+    On several axes it continues after the largest of their positions, also those of images. cached: positions [n], [B, n]
+    or [B, n, axes] of the last n of them; None without a cache.
     """
     places = places_in(streams)
     if cached is None or not past:

@@ -38,7 +38,7 @@ DARK = {
 WIDTH = 760
 """Width of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
 SLACK = 24
-"""Pixels at their right for words of another font."""
+"""Pixels added at the right of a file, for wider fonts of readers."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
 
 
 def apart(values: list[float], gap: float) -> list[float]:
-    """Ascending values moved as little as needed for `gap` between neighbours: clusters keep their mean."""
+    """Ascending values moved as little as needed for `gap` between neighbors: clusters keep their mean."""
     clusters: list[list[float]] = []  # of [sum of (value - its offset in the cluster), count]
     for value in values:
         clusters.append([value, 1])
@@ -120,7 +120,7 @@ def apart(values: list[float], gap: float) -> list[float]:
 
 
 def save(chart: Any, path: Path) -> None:
-    """As SVG or PNG, by the suffix; the file is whole or not there."""
+    """Save as SVG or PNG, by the suffix, atomically."""
     with atomic(path) as unfinished:
         if path.suffix == ".svg":
             unfinished.write_text(_svg(chart), encoding="utf-8")
@@ -129,7 +129,7 @@ def save(chart: Any, path: Path) -> None:
 
 
 def described(svg: str, title: str, description: str, name: str = "picture") -> str:
-    """The SVG with words that screen readers read; name: what is unique to it where a page has several."""
+    """The SVG with words that screen readers read; name: prefix of its ids, unique within a page."""
     root, rest = svg.split(">", 1)
     words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
     return f'{root} role="img" aria-labelledby="{name}-title {name}-desc">{words}{rest}'
@@ -143,15 +143,15 @@ def _svg(chart: Any) -> str:
 
 
 def _still(chart: Any) -> Any:
-    """The chart of a file: without what only a pointer meets, and with room for another font."""
+    """The chart of a file: without invisible layers for a pointer, and with room for another font."""
     spec = _visible(chart.to_dict())
-    if isinstance(spec.get("padding"), dict):  # readers have wider letters than those that it is laid out with
+    if isinstance(spec.get("padding"), dict):  # readers' fonts may be wider than the font of the layout
         spec["padding"] |= {"right": spec["padding"]["right"] + SLACK}
     return alt.Chart.from_dict(spec)
 
 
 def _visible(spec: Any) -> Any:
-    """A specification without layers that only a pointer meets: in a file they are most of its size."""
+    """A specification without invisible layers, which only a pointer finds: they would be most of a file."""
     if isinstance(spec, list):
         marks = [part.get("mark") if isinstance(part, dict) else None for part in spec]
         hidden = [isinstance(mark, dict) and mark.get("opacity") == 0 for mark in marks]

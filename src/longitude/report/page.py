@@ -57,5 +57,5 @@ def _javascript() -> Markup:
 
 
 def vega_notice() -> str:
-    """The licences of Vega and of what it is made of, which ask to go wherever it goes: its own bundle has lost them."""
+    """The licenses of Vega and its dependencies, which must be part of every copy: the bundle does not contain them."""
     return Path(__file__).with_name("vega_notice.txt").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **m
     """An empty table for `add_row`.
 
     Args:
-        columns: Their heads.
+        columns: Heads of the columns.
         words: How many columns, from the left, have words; the others have numbers.
         title: Above it.
         caption: Below it.

@@ -1,4 +1,4 @@
-"""Drawings of attention weights that a model gives: by distance, their entropy, and what the first token has of them."""
+"""Drawings of a model's attention weights: by distance, their entropy, and the weight of the first token."""
 
 import math
 import time
@@ -24,11 +24,11 @@ from longitude.show.drawing import Drawing, Grid, Lines, evenly, middle
 STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "decoder_attentions"}
 """Layers -> what a model returns their weights as."""
 EACH = 4
-"""Layers up to which each has its pictures, with a line for every head; of more there are grids, and lines for some."""
+"""Most layers that each have pictures, with a line for every head. For more there are grids, and lines for some layers."""
 SOME = 5
-"""Layers with a line, of many."""
+"""Number of layers with a line, if there are more than EACH."""
 POINTS = 64
-"""Points of a line over positions, about: each is the mean of its neighbours."""
+"""Points of a line over positions, about: each is a mean of neighbors."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ class Layer:
 
 
 def layer_of(weights: Tensor) -> Layer:
-    """What is drawn of weights [1, H, L, L].
+    """The data to draw for weights [1, H, L, L].
 
-    Causal ones from offset 0, over the queries of the second half that have the key; others, over all queries that have it.
+    Causal weights: offsets from 0, means over queries of the second half. Others: all offsets and queries. Only queries that
+    have a key at an offset count.
     """
     each, length = weights[0].double(), weights.shape[-1]
     causal = not weights.triu(1).any()
@@ -98,9 +99,9 @@ def layer_of(weights: Tensor) -> Layer:
 
 @torch.no_grad()
 def read(model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Layer], list[Tensor]]:
-    """Layers by name, and the cross-attention of each layer [texts, H, L, S]; nothing of a model that gives no weights.
+    """Layers by name, and the cross-attention of each layer [texts, H, L, S]; both empty for a model without weights.
 
-    One text after the other: weights are as large as the square of the length.
+    Texts run one by one, because the size of weights is the square of the length.
     """
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]  # of our own models
     if mixers and not any(mixer.has_weights for mixer in mixers):
@@ -120,7 +121,7 @@ def read(model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Layer], li
 
 
 def places(model: Any, weights: Sequence[Any]) -> Sequence[int]:
-    """Number of the layer, from 1, that each weights are of: many hybrids return those of their attention layers alone."""
+    """Layer number, from 1, of each of the weights: many hybrids return only those of their attention layers."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     attending = [n for n, kind in enumerate(kinds, 1) if kind.endswith("attention") and not kind.startswith("linear")]
     return attending if len(attending) == len(weights) else range(1, len(weights) + 1)
@@ -136,7 +137,7 @@ def _mean(texts: Sequence[Layer]) -> Layer:
 
 # ---- a checkpoint ----------------------------------------------------------------------------------------------------
 TOPICS = ("objects", "naming", "types", "specialnames")
-"""Chapters of Python's own documentation, which every Python has: the text that is read where none is given."""
+"""Chapters of Python's own documentation, which every Python has: the text if none is given."""
 LENGTH, TRIED = 256, 64
 """Tokens that are read by default, and those that tell how long that takes."""
 WORTH_SAYING = 3.0
@@ -150,7 +151,7 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
         path: Folder or name of a causal model of transformers.
         text: A file; None: a part of Python's documentation.
         length: Tokens of the text that are read; None: `LENGTH`, as far as the text goes.
-        note: Called with the expected time, where it is long.
+        note: Called with the expected time, if it is long.
 
     Raises:
         UsageError: The text is shorter, the weights do not fit into memory, or the model gives none.
@@ -189,12 +190,12 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
 
 
 def read_file(path: Path) -> bytes:
-    """A text file. UsageError where there is none, or it is not UTF-8."""
+    """Content of a text file. UsageError if it cannot be read, or is not UTF-8."""
     try:
         content = path.expanduser().read_bytes()
         content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        got = getattr(error, "strerror", None) or "other bytes"
+        got = getattr(error, "strerror", None) or "bytes that are not UTF-8"
         raise UsageError(f"--text {path}", "a file of UTF-8 text", got, "name another file") from None
     return content
 
@@ -205,7 +206,7 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
 
     Args:
         layers: Result of `read`.
-        texts: What they were read on: "8 held-out windows of 64 tokens".
+        texts: Description of their texts, such as "8 held-out windows of 64 tokens".
     """
     queries = {name: "the second half" if layer.causal else "all queries" for name, layer in layers.items()}
     where = {name: f"Mean over {which} of {texts}." for name, which in queries.items()}
@@ -264,7 +265,7 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
 
     Args:
         layers: Result of `read`.
-        texts: What they were read on.
+        texts: Description of their texts.
         trained: The training length, which is marked.
     """
     causal = {name: layer for name, layer in layers.items() if layer.causal}
@@ -310,7 +311,7 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
 
 
 def binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """About `POINTS` means of neighbours."""
+    """About `POINTS` means of neighbors."""
     parts = np.array_split(np.arange(len(x)), min(len(x), POINTS))
     return np.array([x[part].mean() for part in parts]), np.array([y[part].mean() for part in parts])
 

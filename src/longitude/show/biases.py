@@ -37,7 +37,7 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
             first, trained = layers[place], after[stack, kind][place]
             lines = _lines(trained, run, causal)
             learns = any(True for _ in trained.parameters())
-            if learns and not run.config.start:  # of --start, another study has it
+            if learns and not run.config.start:  # with --start, another study trained the initial weights
                 lines |= {f"{head}, before": line for head, line in _lines(first, run, causal).items()}
             if not lines:
                 continue
@@ -68,7 +68,7 @@ def _encodings(model: Any) -> dict[tuple[str, str], list[Encoding]]:
 
 @torch.no_grad()
 def _lines(module: Encoding, run: Run, causal: bool) -> dict[str, Line]:
-    """Its bias for the last query of the longest window, a line for each head; none where tokens decide it, or it has none."""
+    """Biases for the last query of the longest window, a line for each head; none if they depend on tokens or do not exist."""
     longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
     offsets = np.unique(np.geomspace(1, longest, POINTS).astype(int) - 1)
     if not causal:

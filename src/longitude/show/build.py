@@ -18,10 +18,10 @@ class Part:
     """An encoding or a mixer of a label.
 
     Attributes:
-        name: It is registered by.
+        name: Its registered name.
         options: All of them, those of the shape and defaults included.
         factory: Its class, or the function that builds it.
-        module: In float64, with the first values of seed 0.
+        module: The module, in float64, initialized with seed 0.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Built:
-    """A label, built for a shape; heads of its encodings may be narrower than those asked for, as of latent attention."""
+    """A label, built for a shape; heads of its encodings may be narrower than those asked for, as with latent attention."""
 
     label: str
     encodings: list[Part]
@@ -50,7 +50,7 @@ def built(label: str, shape: Shape) -> Built:
     """The parts of a label.
 
     Raises:
-        ValueError: As the label, the encoding or the mixer itself.
+        ValueError: If the label, an encoding or a mixer raises it.
     """
     parsed = parse_label(label)
     own = shape
@@ -69,7 +69,7 @@ def _named(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _encoding(spec: dict[str, Any], shape: Shape) -> Part:
-    """With what a model of the shape passes to it."""
+    """The encoding of a spec, with the options that a model of the shape passes to it."""
     name, given = _named(spec)
     factory = ENCODINGS[name]
     options = resolved(name, {**getattr(factory, "model_defaults", {}), **given}, **shape.known)

@@ -111,7 +111,7 @@ def _chart(drawing: Drawing) -> Any:
 def _captioned(drawing: Drawing) -> Any:
     """The chart of a file, below its title and caption."""
     text = isinstance(drawing, Passage)
-    wide = 95 if text else 115  # readers' letters are wider than those it is laid out with
+    wide = 95 if text else 115  # readers' fonts may be wider than the font of the layout
     words: Any = textwrap.wrap(drawing.words if text else drawing.caption, wide)
     place: dict[str, Any] = {"anchor": "start", "frame": "group", "subtitleColor": GREY, "offset": 12}
     chart = _chart(drawing).properties(title=alt.TitleParams(drawing.title, subtitle=words, **place))
@@ -157,7 +157,7 @@ def _lines(drawing: Lines) -> Any:
 
 
 def _short(frame: Any, column: str) -> Any:
-    """With five digits of its numbers, which a picture does not exceed."""
+    """The table with a column rounded to five digits, which is enough for a picture."""
     return frame.assign(**{column: [float(f"{value:.5g}") for value in frame[column]]})
 
 
@@ -229,5 +229,5 @@ def dials_chart(rows: Any, count: int) -> Any:
 
 
 def dials_page(chart: Any, count: int) -> Any:
-    """A chart of dials for a page, which has half as many in a row where it is narrow."""
+    """A chart of dials for a page, which has half as many in a row if it is narrow."""
     return chart.add_params(COLUMNS).properties(usermeta={"dials": count, "size": DIAL})

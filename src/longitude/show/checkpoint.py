@@ -35,11 +35,11 @@ from longitude.positions.buckets import T5Bias
 from longitude.positions.hugging_face import RopeConfig, not_understood
 from longitude.positions.scaling import Frequencies, Scaling
 from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
-from longitude.show.rotations import NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
+from longitude.show.rotations import FACTOR, NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
 from longitude.show.shape import Shape
 
 CLOCKS = 4
-"""Length that dials are drawn for, in multiples of the trained one, where a model declares no longer one."""
+"""Length that dials are drawn for, in multiples of the training length, if a model declares no longer one."""
 FACTORS = (2, 4, 8)
 """Lengths that are shown, in multiples of the training length."""
 ALL = "all layers"
@@ -103,7 +103,7 @@ class Rotation(NamedTuple):
 
 
 def read(path: str) -> Any:
-    """The configuration of the text model. ValueError, in one line, where there is none that can be read."""
+    """The configuration of the text model. ValueError, in one line, if it cannot be read."""
     try:
         return text_part(config_of(path))
     except ValueError as refusal:
@@ -126,7 +126,7 @@ def encodings(config: Any) -> dict[str, Encoding]:
 
 
 def rotations(config: Any) -> list[Rotation]:
-    """The rotation of each type of layers, as far as it is understood; none where it does not rotate."""
+    """The rotation of each type of layers, as far as it is understood; an empty list if none rotates."""
     return _rotations(config)[0]
 
 
@@ -160,7 +160,7 @@ def _ropes(config: Any) -> tuple[dict[str | None, tuple[RopeConfig, int]], dict[
     found: dict[str | None, tuple[RopeConfig, int]] = {}
     unknown: dict[str, str] = {}
     for kind in types if len(types) > 1 else ():
-        alone = copy.deepcopy(config)  # as if all layers were of this type: others are not in its way
+        alone = copy.deepcopy(config)  # as if all layers were of this type, so that others raise no error
         alone.layer_types = [kind] * len(config.layer_types)
         alone.rope_parameters = {each: copy.deepcopy(given[kind]) for each in given}
         try:
@@ -267,7 +267,7 @@ def kinds_of(config: Any) -> list[tuple[str, int | None]]:
 
 
 def layers_of(config: Any) -> dict[str, dict[str, Any]]:
-    """Type of layers -> how many, and its window where it has one."""
+    """Type of layers -> how many, and its window if it has one."""
     numbers = Counter(kinds_of(config)).items()
     return {kind: {"layers": n} | ({"window": window} if window else {}) for (kind, window), n in numbers}
 
@@ -339,7 +339,7 @@ def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
 
 # ---- drawings --------------------------------------------------------------------------------------------------------
 def drawings(config: Any) -> list[Drawing]:
-    """Turns and the border of each rotation, what longer contexts do to it; of others what their encoding draws."""
+    """Drawings of each rotation: its turns and border, and effects of longer contexts. Without one, those of the encodings."""
     from longitude.show import encodings as drawn
 
     rotating, length = rotations(config), trained_length(config) or 1024
@@ -354,7 +354,7 @@ def drawings(config: Any) -> list[Drawing]:
 
 
 def clocks(config: Any, length: int | None) -> Iterator[Dials]:
-    """The dials of each rotation, without a scheme and with its own, or with the one that is usual.
+    """The dials of each rotation, without a scheme, and with its own or, if it has none, `SHOWN`.
 
     length: Tokens that are asked for; None: those that the model declares, or four times the training length.
 
@@ -405,16 +405,16 @@ def _name(rotation: Rotation, name: str) -> str:
     return name if rotation.layers == ALL else f"{name}-{rotation.layers}"
 
 
-def _wavelengths(rotation: Rotation, factor: int = 4) -> Lines:
+def _wavelengths(rotation: Rotation) -> Lines:
     pairs = np.arange(len(rotation.plain))
     own = {} if rotation.rope.scaling is None else {f"its own {rotation.rope.scaling.name}": rotation.rope.scaling}
-    every: dict[str, Scaling | None] = {PLAIN: None, **own, **schemes(factor, rotation.trained)}
+    every: dict[str, Scaling | None] = {PLAIN: None, **own, **schemes(FACTOR, rotation.trained)}
     after = {name: rotation.frequencies(scheme).inverse[: len(pairs)] for name, scheme in every.items()}
     lines = {name: (pairs, (rotation.plain / theta).numpy()) for name, theta in after.items()}
     return Lines(
         name=_name(rotation, "slowed"),
-        title=f"How many times slower each pair rotates at {factor} times the length, by scheme ({rotation.layers})",
-        caption=f"Frequencies before any scheme over those after it, at {factor * rotation.trained} tokens.",
+        title=f"How many times slower each pair rotates at {FACTOR} times the length, by scheme ({rotation.layers})",
+        caption=f"Frequencies before any scheme over those after it, at {FACTOR * rotation.trained} tokens.",
         x="rotary pair",
         y="times slower",
         lines=grouped(lines),

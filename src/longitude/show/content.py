@@ -116,7 +116,7 @@ def counted(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 
 def positions_of(encoding: CoPE, scores: Tensor) -> np.ndarray:
-    """The positions that it counts for scores [offsets]: what it adds where its table has their number in every column."""
+    """The positions that it counts for scores [offsets]: what it adds if each column of its table has its own number."""
     ruler = copy.deepcopy(encoding)
     ruler.table.data.zero_()[0] = torch.arange(encoding.max_position)
     q = torch.zeros(1, 1, 1, encoding.head_dim, dtype=torch.float64)

@@ -63,12 +63,12 @@ class Lines:
 
     @property
     def x_title(self) -> str:
-        """Title of the horizontal axis, which says where it is logarithmic."""
+        """Title of the horizontal axis, which says if it is logarithmic."""
         return f"{self.x} (log scale)" if self.log_x else self.x
 
     @property
     def ordered(self) -> list[str]:
-        """Lines that have an order, by number: heads or layers, of which neighbours have colors alike."""
+        """Names of lines that are ordered by number, heads or layers: neighbors get similar colors."""
         return [name for name in self.lines if re.fullmatch(r"(head|layer) \d+", name)]
 
     @property
@@ -141,7 +141,7 @@ Drawing = Lines | Grid | Dials | Passage
 
 
 def floor_of(values: np.ndarray) -> float | None:
-    """FLOOR where numbers are below it."""
+    """FLOOR if a number is below it, else None."""
     return FLOOR if np.nanmin(values, initial=0.0) < FLOOR else None
 
 
@@ -165,7 +165,7 @@ def evenly(things: Sequence[Any], most: int) -> list[Any]:
 
 
 def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = "linear") -> list[float]:
-    """Places on an axis: steps of 1, 2 or 5; powers of 10, and 2 and 5 times them where they are few; 0, 1, 4, 16, ..."""
+    """Places on an axis: steps of 1, 2 or 5; powers of 10, and 2 and 5 times them if they are few; 0, 1, 4, 16, ..."""
     if scale == "offsets":
         powers = [0, *(4**k for k in range(16))]
         return sorted({sign * power for power in powers for sign in (1, -1) if low <= sign * power <= high})
@@ -210,7 +210,7 @@ def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
 
 
 def _joined(places: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Words -> place, of all labels; with the label where they differ."""
+    """Words -> place, of all labels; the words name the label if labels differ."""
     first, *others = places.values()
     if all(other == first for other in others):
         return dict(first)

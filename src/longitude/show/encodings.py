@@ -206,7 +206,7 @@ def weights(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the attention weights of the last query for equal keys: the prior of the encoding."""
     built = compose(encoding)
     acting = [member for member in built if member.overrides("queries", "keys", "terms")]
-    # or 0: nothing to see before training
+    # random or 0 before training, so there is nothing to see
     random = all(member.learned and not member.reads_tokens for member in acting)
     if random or (built.max_length or shape.length) < shape.length:
         return

@@ -24,7 +24,7 @@ from longitude.study.train import measurable
 TEXTS = 8
 """Windows of held-out text that attention is averaged over."""
 LONG, LONGEST = 2, 2048
-"""Windows of the longest tested length, and its maximum: their weights take the square of it."""
+"""Windows of the longest tested length, and its maximum: memory of their weights is its square."""
 
 
 def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialResult]]:
@@ -103,7 +103,7 @@ def attention(run: Run, trial: TrialResult, data: StudyData, length: int | None)
 
 
 def about(inputs: dict[str, Tensor]) -> str:
-    """What was read, in words."""
+    """Description of the inputs."""
     first = next(iter(inputs.values()))
     return f"{len(first)} held-out windows of {first.shape[1]} tokens"
 
@@ -116,7 +116,7 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffi
         trial: One of its models.
         text: A file.
         length: Bytes or tokens that the model reads; None: the longest tested length, as far as the text and the model go.
-        suffix: What the name of its label lacks.
+        suffix: Added to the name of its label, such as a training length.
 
     Raises:
         UsageError: The model does not predict the next token, or the text is shorter.
@@ -144,7 +144,7 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffi
 
 
 def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
-    """Inputs of a batch of held-out windows. ValueError where no document is so long, or the task has one length alone."""
+    """Inputs of a batch of held-out windows. ValueError if no document is so long, or the task has only one length."""
     texts = [text[:length] for text in data.validation if len(text) >= length][:TEXTS]
     if texts and run.task.stack == "decoder":
         return {"input_ids": torch.stack(texts).long()}

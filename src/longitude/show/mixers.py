@@ -20,7 +20,7 @@ LEAST = 1e-8
 
 
 def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:
-    """All that is drawn of a mixer.
+    """All drawings of a mixer.
 
     Args:
         mixer: Built for the shape, in float64.

@@ -22,13 +22,13 @@ SEEDS = 3
 FACTOR = 4
 """Extension factor of the scaling schemes that are drawn beside unscaled rotations."""
 PLAIN, SHOWN = "no scaling", "yarn"
-"""No scheme, and the one that is drawn as clocks beside it where a model has none."""
+"""Names of no scheme, and of the one that is drawn as clocks beside it if a model has none."""
 NEW = 1e-9
 """Relative amount by which an angle must exceed the trained ones to count as new."""
 
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
-    """Registered schemes that a factor and a training length decide, by name."""
+    """Registered schemes that a factor and a training length determine, by name."""
     known = {"factor": float(factor), "original_max_length": original, "max_length": math.ceil(factor * original)}
     found = {}
     for name, scheme in SCHEMES.items():
@@ -57,8 +57,8 @@ def dials(
         every: Name of a scheme -> frequencies at the length.
         trained: Tokens that were seen in training.
         length: Tokens that are asked for.
-        which: Layers, where not all rotate alike.
-        note: A sentence of the caption besides.
+        which: Name of the layers, if not all rotate alike.
+        note: A further sentence of the caption.
     """
     for place, (name, after) in enumerate(every.items(), 1):
         seen, asked = arcs(before, after, trained, length)
@@ -154,7 +154,7 @@ def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 
 def grouped(lines: dict[str, Line]) -> dict[str, Line]:
-    """Curves that are one under one name."""
+    """Merge equal curves under one name."""
     names: dict[bytes, list[str]] = {}
     for name, (_, y) in lines.items():
         names.setdefault(y.tobytes(), []).append(name)

@@ -1,4 +1,4 @@
-"""The attention that pictures are drawn in."""
+"""Sizes of the attention that is drawn."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +48,6 @@ class Shape:
         }
 
     def tokens(self) -> Tensor:
-        """Random tokens [1, length, dim] of seed 0, as wide as a normalised layer has them."""
+        """Random tokens [1, length, dim] of seed 0, with standard deviation 1, as after a norm."""
         generator = torch.Generator().manual_seed(0)
         return torch.randn(1, self.length, self.dim, generator=generator, dtype=torch.float64)

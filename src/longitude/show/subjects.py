@@ -33,7 +33,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class View:
-    """What is drawn of each subject in the place of its own pictures.
+    """Which other drawings of each subject replace its usual ones.
 
     Attributes:
         clocks: A dial for each rotary pair.
@@ -55,16 +55,16 @@ class View:
 def subjects(
     names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int], view: View = View()
 ) -> Iterator[Subject]:
-    """All that is named.
+    """Make the subject or subjects of each name.
 
     Args:
         names: Labels, folders of studies, checkpoints (folders, names of the hub, config.json).
         encoding: Labels of a study.
         sizes: length, heads and head_dim as far as they are given.
-        view: What is drawn of each.
+        view: The drawings of each.
 
     Raises:
-        ValueError: For what is unknown or does not go together.
+        ValueError: For an unknown name, and for options that do not fit it.
     """
     for name in dict.fromkeys(names):
         path = Path(name).expanduser()
@@ -92,7 +92,7 @@ def _holds_study(path: Path) -> bool:
 
 
 def _require_checkpoint(path: Path) -> None:
-    """ValueError where there is something else."""
+    """ValueError for a folder without config.json, and for a file that is not .json."""
     if path.is_dir() and not (path / "config.json").is_file():
         raise ValueError(f"{path}: expected the folder of a study, or of a checkpoint with config.json; it has neither")
     if path.is_file() and path.suffix != ".json":

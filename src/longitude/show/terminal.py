@@ -142,7 +142,7 @@ def _axis(drawing: Lines, canvas: Canvas, places: Mapping[float, float]) -> Iter
 
 
 def _keys(names: Sequence[str]) -> dict[str, str]:
-    """A letter for each curve: the numbers of heads where these are all, else letters."""
+    """A letter for each curve: the number of its head if all curves are heads 1 to 9, else A, B, ..."""
     last = [name.rpartition(" ")[2] for name in names]
     alone = all(name == f"head {digit}" and len(digit) == 1 for name, digit in zip(names, last, strict=True))
     return dict(zip(names, last if alone else "ABCDEFGH", strict=False))

@@ -22,7 +22,7 @@ from longitude.testing.fixtures import Named, differentiable, parameters_of, unc
 class Call:
     """One call of attend: an encoding, q, k, v, and x [B, Lk, dim] for the context, a mask and options.
 
-    documents [B, Lk]: at each of which a stream of the context starts again.
+    documents [B, Lk]: the stream of the context starts again at each.
     """
 
     encoding: Encoding
@@ -43,7 +43,7 @@ class Call:
         return compose(self.encoding).terms(self.context(self.tensors["x"]))
 
     def parts(self, dropout: float = 0.0) -> list[Any]:
-        """The requests that attend makes of it, one where no table follows the length."""
+        """The requests that attend makes of this call: one, unless tables follow the length."""
         q, k, v, x = self.tensors.values()
         o = self.options
         positions = o.get("q_positions"), o.get("k_positions"), o.get("scale")
@@ -51,12 +51,12 @@ class Call:
         return [r for part in parts for r in (part.with_lse() if o.get("return_lse") else part).requests]
 
     def refusals(self, dropout: float = 0.0) -> dict[str, str | None]:
-        """Why each backend does not take it; None for one that does."""
+        """Why each backend does not support this call; None if it does."""
         parts = self.parts(dropout)
         return {name: refusal(backend, parts) for name, backend in BACKENDS.items()}
 
     def able(self, dropout: float = 0.0) -> list[str]:
-        """The backends that take it."""
+        """The backends that support this call."""
         return [name for name, why in self.refusals(dropout).items() if why is None]
 
     def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
@@ -66,14 +66,14 @@ class Call:
         return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **options)
 
     def output(self, tensors: Named, backend: str) -> Tensor:
-        """The output; where it is requested, the logsumexp is its last column, -9 for a query without keys."""
+        """The output; if the logsumexp is requested, it is the last column, -9 for a query without keys."""
         if not self.options.get("return_lse"):
             return self.forward(tensors, backend)
         out, lse = self.forward(tensors, backend)
         return torch.cat([out, lse.masked_fill(lse == -math.inf, -9.0)[..., None]], -1)
 
     def answer(self, backend: str) -> Named:
-        """The output and every gradient, where any is recorded."""
+        """The output and, if gradients are enabled, every gradient."""
         inputs = differentiable(**self.tensors)
         wanted = {**inputs, **parameters_of(self.encoding)} if torch.is_grad_enabled() else {}
         with unchanged(f"backend {backend}", *wanted.values()):
@@ -137,7 +137,7 @@ def masks(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
 
 
 def every_mask(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
-    """These, and those that `split` takes; in some of them queries have no key."""
+    """`masks`, and more that `split` supports; in some of them queries have no key."""
     token = torch.arange(keys)
     return masks(batch, keys, causal_only) | {
         "no keys": Causal() & Padding(token < 0),

@@ -21,7 +21,7 @@ from longitude.errors import unknown
 Status = Literal["holds", "broken", "does not apply", "could not run"]
 Test = TypeVar("Test", bound=Callable[..., Any])
 OnLaw = Callable[[str, int, int], None]
-"""Called with the name of a law, the number of those before it, and of all."""
+"""Called with the name of a law, the number of laws before it, and the number of all laws."""
 
 
 class DoesNotApply(Exception):
@@ -144,7 +144,7 @@ class Law:
             options: Options of the test, such as lengths.
 
         Returns:
-            The Result, whatever it is: nothing that is broken raises here.
+            The Result; a broken law raises no error here.
         """
         for package in self.needs:
             try:
@@ -215,7 +215,7 @@ def _share(found: Measurement) -> float:
 
 
 def finite(number: float) -> float | None:
-    """None for what JSON has no number for."""
+    """None for NaN and infinity, which JSON does not have."""
     return number if abs(number) < float("inf") else None
 
 
@@ -238,10 +238,10 @@ PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
 
 
 def from_outside(error: BaseException, test: Callable[..., Any], subject: Any) -> str | None:
-    """The error of this machine that kept a law from its answer; None where what is checked raised by itself.
+    """Words for an error of this machine that kept a law from running; None if the subject itself raised the error.
 
-    The frame that decides is the innermost outside of Python's library. In the code of the subject it is a finding, whatever
-    was raised; in an installed package an error of OUTSIDE says nothing about the subject. Memory that ends never does.
+    The innermost frame outside of Python's library decides. In the code of the subject any error is a finding. In an installed
+    package, an error of OUTSIDE shows nothing about the subject. Running out of memory never does.
     """
     at: BaseException | None = error
     while at is not None:
@@ -293,7 +293,7 @@ class Battery:
             options: `threshold`, `needs` and `rests_on` of the Law.
 
         Returns:
-            A decorator that returns the test as it is.
+            A decorator that returns the test unchanged.
         """
 
         def add(test: Test) -> Test:
@@ -317,14 +317,14 @@ class Battery:
         return dict(self.added)
 
     def __getitem__(self, name: str) -> Law:
-        """ValueError with the nearest name where there is none such."""
+        """The law of this name; ValueError with the nearest name if there is none."""
         known = self.laws()
         if name not in known:
             raise unknown("law", name, known, f"all: {', '.join(known)}.")
         return known[name]
 
     def chosen(self, names: Iterable[str] | None = None, without: Iterable[str] = ()) -> list[Law]:
-        """The laws of these names (all), but for those of `without`, in the battery's order."""
+        """The laws with these names (None: all), except those in `without`, in the battery's order."""
         names, left_out = (set(names) if names else None), {self[name].name for name in without}
         for name in names or ():
             self[name]

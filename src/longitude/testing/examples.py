@@ -39,18 +39,18 @@ SMALL = {
     "kv_rank": 6,
     "q_rank": 10,
 }
-"""Options of a mixer of these names, too, are filled in, whatever their default, so that 20 tokens meet every case."""
+"""Values of mixer options with these names, whatever their defaults are, so that 20 tokens cover every case."""
 
 SMALL_ENCODING = {"window": 5, "group": 3, "chunk_size": 7, "local_size": 2}
 """Small options of encodings, so that distant offsets occur within 20 tokens."""
 
 FORMS = {"mode": MODES, "route": ("expanded", "absorbed")}
-"""Options of these names choose between ways to the same numbers."""
+"""Options of these names choose between ways to compute the same numbers."""
 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Random numbers of this seed on the CPU; those of the caller stay as they are."""
+    """Context with random numbers of this seed on the CPU; the caller's generator is restored."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed also walks the stack, for devices that are not here: a millisecond inside pytest.
         torch.default_generator.manual_seed(seed)
@@ -63,8 +63,8 @@ class Example:
 
     Args:
         factory: A class or a function that returns an encoding.
-        options: Its options; else those in SMALL_ENCODING; where it has no default, those in SHAPES and in `model_defaults`;
-            else defaults.
+        options: Options of the encoding; others come from SMALL_ENCODING, from SHAPES and `model_defaults` if they have no
+            default, or from defaults.
     """
 
     factory: Callable[..., Any]
@@ -84,7 +84,7 @@ class Example:
         return fill(made, seed, self.std) if filled else made
 
     def resolved(self, **more: Any) -> dict[str, Any]:
-        """The options it is built with; `more` override everything else, sizes among them where there is no default."""
+        """The options it is built with; `more` override everything else, but sizes only if they have no default."""
         parameters, given = options_of(self.factory), {**self.options, **more}
         for name in given:
             if name not in parameters and (name in self.options or name not in SHAPES):

@@ -53,12 +53,12 @@ def parameters_of(encoding: nn.Module) -> Named:
 
 
 def differentiable(**tensors: Tensor) -> Named:
-    """Copies that take a gradient."""
+    """Copies that require gradients."""
     return {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
 
 
 def random_cuts(length: int, seed: int, most: int = 6) -> tuple[int, ...]:
-    """0, some tokens in between, length."""
+    """Random cuts of a sequence: 0, at most `most` positions in between, length."""
     draw = random.Random(seed)
     inner = draw.sample(range(1, length), min(length - 1, draw.randint(1, most))) if length > 1 else []
     return (0, *sorted(inner), length)
@@ -140,9 +140,9 @@ def with_gradients(
     seen: Tensor | None = None,
     direction: Tensor | None = None,
 ) -> Named:
-    """The output of forward(), and the gradient of each wanted tensor (zeros where none) along one direction.
+    """The output of forward(), and the gradient of each wanted tensor (zeros if it has none) along one direction.
 
-    seen [B, L, 1] or so: multiplies the output; 0 where it means nothing, as for padding. direction: of the output's shape;
+    seen, such as [B, L, 1]: factor of the output, 0 where it is not compared, as at padding. direction: of the output's shape;
     by default the same random numbers for each row of a batch.
     """
     out = forward()
@@ -162,7 +162,7 @@ def with_gradients(
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Max |got - want| / max(1, max |want|); infinite where something is not finite."""
+    """Max |got - want| / max(1, max |want|); infinite if a number is not finite."""
     if got.shape != want.shape:
         raise LawBroken(f"expected a shape of {list(want.shape)}, got {list(got.shape)}")
     if not want.numel():
@@ -219,7 +219,7 @@ def refused(what: str, call: Callable[[], Any], *words: str) -> str:
 
 @contextmanager
 def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
-    """LawBroken where the block writes to one of these tensors, or changes a setting of torch."""
+    """LawBroken if the block writes to one of these tensors, or changes a setting of torch."""
 
     def settings() -> dict[str, Any]:
         return {
@@ -241,5 +241,5 @@ def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
 
 
 def small_blocks(rows: int, batch: int, keys: int, heads: int = SHAPES["num_heads"]) -> AbstractContextManager[Any]:
-    """Lets the backends that work in blocks take about `rows` queries at a time, so that a toy has several blocks."""
+    """Context in which backends that work in blocks take about `rows` queries at a time, so that a toy has several blocks."""
     return patch.object(chunked, "BLOCK_BYTES", rows * 4 * batch * heads * keys * 8)

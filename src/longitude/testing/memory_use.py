@@ -34,7 +34,7 @@ def memory_of(call: Callable[[], Any]) -> Memory:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Torch's profiler writes to file descriptor 2 as it starts and ends."""
+    """Context that silences file descriptor 2, to which torch's profiler writes as it starts and ends."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)

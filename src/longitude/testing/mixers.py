@@ -6,8 +6,8 @@
     mixers.check(MyMixer, chunk_size=8)         # a class, with options,
     mixers.check(lambda dim: MyMixer(dim))      # or anything that builds a fresh one for the toy size
 
-The verbs are those of longitude.testing. What a mixer declares is what the laws hold it to: `scores`, `rotates`, `has_weights`,
-`growth`. Most laws need transformers, as caches do. The one law that cannot be here is that the numbers equal the published ones.
+The functions are those of longitude.testing. Laws test what a mixer declares: `scores`, `rotates`, `has_weights`, `growth`.
+Most laws need transformers, as caches do. The one law that cannot be here is that the numbers equal the published ones.
 """
 
 from longitude.testing.engine import DoesNotApply, Law, LawBroken, Result

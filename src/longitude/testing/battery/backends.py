@@ -1,4 +1,4 @@
-"""Laws of backends: one answer on every one that takes a call, one graph for the backward, and memory linear in the length."""
+"""Laws of backends: equal answers on all that support a call, one graph for the backward, and memory linear in the length."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def autograd_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> Non
 
 
 def _graphs(case: Call, backend: str) -> dict[str, str]:
-    """For each tensor that alone requires a gradient: whether the output has a graph. Where all do: whether it gets one."""
+    """For each tensor that alone requires a gradient: whether the output has a graph. If all do: whether it gets a gradient."""
     learned = parameters_of(case.encoding)
     before = {name: p.requires_grad for name, p in learned.items()}
     found = {}
@@ -208,11 +208,11 @@ def _derivatives(case: Call, backend: str, some: Tensor, asked: dict[str, bool],
     first = torch.autograd.grad(loss(inputs), list(wanted.values()), create_graph=True, allow_unused=True)
     found = {f"gradient of {name}": g for name, g in zip(wanted, first, strict=True) if g is not None}
     along = sum((g * numbers(*g.shape, seed=3)).sum() for g in found.values())
-    with suppress(RuntimeError):  # torch's fused function and loops in C say that they have none
+    with suppress(RuntimeError):  # torch's fused function and loops in C have none, and raise
         second = torch.autograd.grad(along, list(wanted.values()), allow_unused=True)  # type: ignore[arg-type]
         found |= {f"second derivative, {name}": g for name, g in zip(wanted, second, strict=True) if g is not None}
     directions = {name: numbers(*x.shape, seed=8) for name, x in case.tensors.items()}
-    with suppress(ValueError):  # nor are these carried forward by everyone
+    with suppress(ValueError):  # not every backend supports forward mode
         answers = torch.func.jvp(lambda given: case.forward(given, backend, **asked), (case.tensors,), (directions,))[1]
         found |= {f"tangent {n}": x if whole else torch.where(some, x, 0.0) for n, x in enumerate(_columns(answers))}
     return {name: x.detach() for name, x in found.items()}

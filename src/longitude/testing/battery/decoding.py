@@ -149,7 +149,7 @@ def unused_parameters(build: MixerExample) -> None:
             here = f"{length} tokens{', in documents' if split else ''} {name}".strip()
             try:
                 _require_gradients(here, net, numbers(2, length, DIM), 0, two_documents(length) if split else None)
-            except ValueError:  # of a backend that refuses it
+            except ValueError:  # of a backend that does not support it
                 continue
             tried += 1
     if not tried:

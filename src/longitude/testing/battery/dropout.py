@@ -54,7 +54,7 @@ def dropout_of_weights(build: Example, kinds: tuple[str, ...] | None = QUICK) ->
 def _dropped(case: Call, name: str) -> Tensor:
     """The weights that a backend applies under one seed, [B, H, Lq, Lk], by values of one-hot rows.
 
-    In the same gradient mode as what it is compared with: `split` may choose another way without.
+    It runs in the gradient mode of what it is compared with: `split` may choose another way without gradients.
     """
     v = case.tensors["v"]
     torch.manual_seed(0)
@@ -157,7 +157,7 @@ def dropout_of_mixers(build: MixerExample) -> None:
             try:
                 with seeded(seed):
                     answer = net.answer(numbers(4, 12, DIM), 0, documents)
-            except ValueError:  # a backend that refuses it
+            except ValueError:  # a backend that does not support it
                 continue
             if lost := [part for part, x in answer.items() if not bool(x.isfinite().all())]:
                 raise LawBroken(f"backend {backend}: with padding, not finite: {', '.join(lost)}")

@@ -26,7 +26,7 @@ VOCABULARY = 29
 
 
 def language_model(*builds: MixerExample, encoding: Composed | None = None) -> LongitudeForCausalLM:
-    """A model with a layer of each, every one with `encoding`, or else those of its example; in float64, filled."""
+    """A model with a layer of each mixer, with `encoding`, or else those of its example; in float64, filled."""
     from longitude.models.causal import LongitudeForCausalLM
     from longitude.models.configuration import LongitudeConfig
 
@@ -62,8 +62,8 @@ def models_with(build: MixerExample) -> Iterator[tuple[str, LongitudeForCausalLM
         yield name, language_model(*builds)
 
 
-def token_ids(rows: int, length: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+def token_ids(rows: int, length: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -169,9 +169,8 @@ def prompt_lookup_of_mixers(build: MixerExample) -> None:
 
 
 def _require_prompt_lookup(what: str, model: LongitudeForCausalLM) -> None:
-    ids = token_ids(1, 3).repeat(
-        1, 4
-    )  # repeated, so that its first guess is the next token of the prompt, which is wrong
+    # Repeated, so that its first guess is the next token of the prompt, which is wrong.
+    ids = token_ids(1, 3).repeat(1, 4)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     calls: list[None] = []
@@ -244,7 +243,7 @@ def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
 
     ids = token_ids(2, TOKENS)
     whole = model(ids, use_cache=False).logits[:, PAST:]
-    filled = DynamicCache()  # as generate() makes it: our layers come in place
+    filled = DynamicCache()  # as generate() makes it; the model puts our layers into it
     model(ids[:, :PAST], cache=filled)
 
     def continues(what: str, start: int = PAST) -> Act:
@@ -277,7 +276,7 @@ def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
         "positions of another length": calling(position_ids=torch.arange(5)[None]),
         "another batch": calling(3),
     }
-    if len({type(mixer) for mixer in model.model.mixers}) > 1:  # of one kind, the first refuses what any does
+    if len({type(mixer) for mixer in model.model.mixers}) > 1:  # with one kind, the first layer raises what any raises
         wrong["a token that a layer above refuses"] = refused_above(1)
     for what, call in wrong.items():
         _refused(f"{name}, {what}", call, filled, continues(f"after {what}"))
@@ -292,7 +291,7 @@ def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
 
 
 def _refused(what: str, call: Act, filled: Any, then: Act, accepted: Act | None = None) -> None:
-    """`then` of a cache that a call was refused with; `accepted` of one that it was not, if that may be."""
+    """Require that call(cache) raises ValueError, then run then(cache); if it may succeed, run accepted(cache) instead."""
     cache = deepcopy(filled)
     try:
         call(cache)

@@ -130,7 +130,7 @@ def far_positions(build: Example) -> None:
         for ours, theirs in zip(low.terms(columns), exact.terms(columns_exact), strict=True):
             of_content, want = isinstance(ours, Drift | Transport), _tables_of(theirs, positions)
             for name, got in _tables_of(ours, positions).items():
-                if of_content or isinstance(ours, OffsetBias) and not low.learned:  # a learned number is what it is
+                if of_content or isinstance(ours, OffsetBias) and not low.learned:  # a learned number keeps its dtype
                     _wide(name, got)
                 if not of_content:
                     _near(f"{name}, under bfloat16", got, want[name], 2e-6 if isinstance(ours, PairBias) else None)

@@ -21,13 +21,13 @@ from longitude.testing.parts import ENCODING_LAWS
 
 # ---- what is drawn -------------------------------------------------------------------------------------------------------
 def draw(build: Example, seed: int, longest: int = 24) -> Call:
-    """The call of this number: at most 3 sequences of at most `longest` keys."""
+    """The random call of this seed: at most 3 sequences of at most `longest` keys."""
     r = random.Random(seed)
     encoding = build(seed)
     one = compose(encoding)
     batch, keys = r.randint(1, 3), r.choice([1, 2, r.randint(3, 12), r.randint(8, longest)])
     rows = r.choice([keys, keys, 1, r.randint(1, keys)])
-    among = one.causal_only or one.query_columns  # numbers of queries are read off tokens, which are keys as well
+    among = one.causal_only or one.query_columns  # query columns are computed from tokens, which are keys as well
     late = not among and r.random() < 0.1  # some masks allow queries that are no keys
     rows = keys + r.randint(1, 5) if late else rows
     kv_heads = SHAPES["num_kv_heads"]
@@ -56,7 +56,7 @@ def draw(build: Example, seed: int, longest: int = 24) -> Call:
 
 
 def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> tuple[Mask, Tensor | None]:
-    """A tree of masks, and the documents [B, Lk] in which a stream starts again, where the mask has any."""
+    """A tree of masks, and the documents [B, Lk] in which a stream starts again, if the mask has any."""
     token = torch.arange(keys)
     bits = torch.Generator().manual_seed(r.randrange(2**31))
 
