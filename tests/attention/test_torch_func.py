@@ -244,7 +244,13 @@ def test_gradients_of_gradients_are_right_or_refused(encoding):
 
 @TORCHS
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
-@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "rerope", "dual_chunk", "fire"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rope",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("nope", "alibi", "rerope", "dual_chunk", "fire")),
+    ],
+)
 def test_linearize_is_jvp(name):
     """torch.func.linearize records a call, in which no number can be read and in-place writes to a part are lost."""
     q, k, v, direction = (random(2, 4, 9, 8, seed=n) for n in range(4))
@@ -253,6 +259,7 @@ def test_linearize_is_jvp(name):
     close(torch.func.linearize(ours, q)[1](direction), torch.func.jvp(ours, (q,), (direction,))[1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
 def test_linearize_of_a_padded_model_is_jvp():
     config = {
