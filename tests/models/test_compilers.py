@@ -103,6 +103,7 @@ def test_no_graph_break(build, ids):
 @pytest.mark.ecosystem
 @pytest.mark.timeout(900)  # a compiler of C++ on a busy machine
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++, and there is no compiler")
+@pytest.mark.filterwarnings("ignore:.torch._prims_common.check. is deprecated:FutureWarning")  # of torch's own diagonal
 @pytest.mark.parametrize("spec", lg.list_encodings())
 def test_inductor(spec, build, ids):
     """torch's own backend: loss, gradients and a step of decoding are those of the eager model."""
