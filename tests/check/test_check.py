@@ -186,6 +186,7 @@ def result(law: str, model: Any, **options: Any) -> Any:
     return check(model, laws=[law], **options)[law]
 
 
+@pytest.mark.skipif(transformers.__version__.startswith("5.21."), reason="there its documents attend to each other")
 def test_biases_that_are_rounded_are_the_cause_of_documents_that_differ():
     shape = {"alibi": True, "new_decoder_architecture": False, "multi_query": False, "max_position_embeddings": 512}
     found = result("packed_documents", built(FalconForCausalLM, **SHAPE, **shape))

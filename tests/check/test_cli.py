@@ -138,7 +138,7 @@ WRONG = (
     ("no.such.module:Class", {}, "there is no such module"),
     (f"{ENCODINGS}:Brken", {}, "did you mean 'Broken'"),
     (f"{ENCODINGS}:Broken:rat=2", {}, "unknown option"),
-    ("torch.nn:ReLU", {}, "longitude.Encoding or a longitude.Mixer, and ReLU makes a ReLU"),
+    ("torch.nn:ReLU", {}, "longitude.Encoding or a longitude.Mixer, got ReLU"),
     ("tests.check.test_cli:Raising", {}, "Raising cannot be built: it raised RuntimeError: no room"),
     ("./alibbi", {}, "no such folder"),
 )

@@ -158,7 +158,7 @@ def test_a_layer_without_attention_has_no_mixer():
     conv, full = lg.checkpoints.layers_from_hugging_face(config, "half")[:2]
     assert (conv.attends, full.attends) == (False, True) and full.mixer == {"name": "attention"}
     assert conv.encoding == [{"name": "nope"}] and full.encoding[0]["name"] == "rope"
-    with refused("without"):
+    with refused("attention"):
         _ = conv.mixer
 
 

@@ -39,8 +39,11 @@ def s4d(
 
         h_t = e^{dt A} h_{t-1} + (e^{dt A} - 1)/A u_t,    y_t = 2 Re(C h_t) + D u_t,    dt = exp(log_dt)
 
-    This is the convolution y = K * u + D u with K_l = 2 Re sum_n C_n (e^{dt A_n} - 1)/A_n e^{l dt A_n}; n counts pairs of
-    conjugates. A state with A = 0 sums dt u.
+    This is the convolution y = K * u + D u, with a sum over the pairs n of conjugates:
+
+        K_l = 2 Re sum_n C_n (e^{dt A_n} - 1)/A_n e^{l dt A_n}
+
+    A state with A = 0 sums dt u.
 
     Args:
         u: tokens, [B, H, L].
