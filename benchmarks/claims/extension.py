@@ -5,7 +5,7 @@ from functools import partial
 from claims.base import Claim, register
 from claims.benches import answers_differ, lowest_loss_answers_less
 from claims.evidence import Measured
-from claims.statements import loss_below, loss_within
+from claims.statements import loss_at_most, loss_below, loss_within
 
 extension, fine_tuned, tables = (
     partial(Measured, study) for study in ("extension", "fine-tuned", "tables-interpolated")
@@ -153,5 +153,33 @@ register(
         "until it answers eight kinds of questions (benchmarks/retrieval.py). It is extended four times by six schemes, and by "
         "two of them after 200 steps. A single model can show that the two come apart; it cannot show how often they do.",
         statements=(answers_differ(2048, 0.01, 0.1), lowest_loss_answers_less(2048)),
+    )
+)
+staged, long = partial(Measured, "staged"), partial(Measured, "staged-long")
+SWITCHED = "rope:base=72,scaling={},factor=4"
+register(
+    Claim(
+        name="staged-training",
+        title="Short windows first, then long ones",
+        number="19",
+        claimed="Training on short windows first and on long ones then is as good as training on long ones alone.",
+        source="Press, Smith and Lewis 2021, Shortformer, whose abstract says better, and in less time",
+        link="https://arxiv.org/abs/2012.15832",
+        protocol="There: WikiText-103, subsequences up to 3,072. Here: RoPE, bytes of Python, models of 0.1 million parameters, "
+        "2 million bytes at 128 and 2 million at 512, three seeds, one learning rate (0.01). The base stays at that of 128. "
+        "Compared with 4 million bytes at 512 and the base of 512. Varied: the base of 512, or a RoPE scaling method, from the "
+        "switch on, over no change.",
+        statements=tuple(
+            loss_at_most(staged("rope:base=72", length), long("rope:base=518", length)) for length in (512, 1024)
+        ),
+        varied=tuple(
+            loss_below(staged(label, 512), staged("rope:base=72", 512))
+            for label in (
+                "rope:base=518",
+                SWITCHED.format("linear"),
+                SWITCHED.format("ntk"),
+                SWITCHED.format("yarn") + ",original_max_length=128,beta_fast=5",
+            )
+        ),
     )
 )
