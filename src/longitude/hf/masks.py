@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +33,7 @@ class StockMask:
 
     mask: the mask over the first `keys` keys; later keys, up to `slots`, are empty slots of a static cache. streams [B, keys]:
     document of each key, -1 for padding; None for a single document. dense: whether it was made from a tensor, which then fully
-    decides, windows included.
+    decides, windows included. steps: what the first layer of a decoding step has chosen for all layers.
     """
 
     mask: Mask
@@ -41,6 +41,7 @@ class StockMask:
     streams: Tensor | None = None
     dense: bool = False
     slots: int = 0
+    steps: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     # generate() handles the masks of a static cache as tensors of four dimensions.
     ndim: ClassVar[int] = 4
