@@ -148,11 +148,14 @@ def test_marks_behind_a_cache_are_refused(stock, ids):
 
 
 # ---- caches, windows, weights ----------------------------------------------------------------------------------------
-def test_decoding_with_the_cache(pair, ids, mask):
+@pytest.mark.parametrize("gradients", [True, False])
+def test_decoding_with_the_cache(gradients, pair, ids, mask):
+    """Without gradients the layers of a step share what the first one chose."""
     ours, theirs = pair
     cache, chunks = DynamicCache(config=ours.config), []
-    for start, stop in ((0, 9), (9, 14), (14, 15), (15, 16), (16, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
+    with torch.set_grad_enabled(gradients):
+        for start, stop in ((0, 9), (9, 14), (14, 15), (15, 16), (16, 17)):
+            chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
     close(torch.cat(chunks, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
