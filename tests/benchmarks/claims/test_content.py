@@ -115,7 +115,20 @@ HEADS = {
     Measured("heads", "rope+attention:num_kv_heads=2", 128): 0.005,
     Measured("heads", "rope+attention:num_kv_heads=1", 128): 0.06,
 }
-LOSSES = TEXT | RUNG | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
+STAGED = {
+    Measured("staged", label, 512): -0.05
+    for label in (
+        "rope:base=518",
+        "rope:base=72,scaling=linear,factor=4",
+        "rope:base=72,scaling=ntk,factor=4",
+        "rope:base=72,scaling=yarn,factor=4,original_max_length=128,beta_fast=5",
+    )
+} | {
+    Measured(study, label, length): loss
+    for study, label, loss in (("staged", "rope:base=72", -0.02), ("staged-long", "rope:base=518", 0.02))
+    for length in (512, 1024)
+}
+LOSSES = STAGED | TEXT | RUNG | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""
