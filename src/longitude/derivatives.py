@@ -12,6 +12,7 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._library.autograd import make_autograd_impl
 from torch._library.custom_ops import CustomOpDef
 from torch.autograd.forward_ad import unpack_dual
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.checkpoint import checkpoint
 
 transforms_active = torch._C._are_functorch_transforms_active
@@ -98,9 +99,7 @@ def refuse_tangents(operator: CustomOpDef) -> None:
 
 def tracing() -> bool:
     """Whether a compiler, or make_fx as in torch.func.linearize, records this call: no number of a tensor can be read then."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return torch.compiler.is_compiling() or get_proxy_mode() is not None
 
 
 def readable(*tensors: Tensor) -> bool:
