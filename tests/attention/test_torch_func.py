@@ -255,8 +255,10 @@ def test_linearize_is_jvp(name):
     """torch.func.linearize records a call, in which no number can be read and in-place writes to a part are lost."""
     q, k, v, direction = (random(2, 4, 9, 8, seed=n) for n in range(4))
     places = torch.arange(9) + torch.tensor([[0], [3]])
-    ours = partial(lg.attend, k=k, v=v, encoding=example(name)(), q_positions=places, k_positions=places)
-    close(torch.func.linearize(ours, q)[1](direction), torch.func.jvp(ours, (q,), (direction,))[1])
+    encoding = example(name)()
+    for given in ({}, {"q_positions": places, "k_positions": places}):
+        ours = partial(lg.attend, k=k, v=v, encoding=encoding, **given)
+        close(torch.func.linearize(ours, q)[1](direction), torch.func.jvp(ours, (q,), (direction,))[1])
 
 
 @pytest.mark.slow
