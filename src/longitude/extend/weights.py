@@ -20,7 +20,7 @@ CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vo
 """Ends of files that are copied: tokenizer, generation config, chat templates, the card."""
 NAMED = ("LICENSE", "NOTICE", "USE_POLICY", "README")
 LEFT = ("trainer_state.json", "config.json", "pytorch_model.bin.index.json", "serve.md")
-"""Files that are not valid for another checkpoint, or are written anew."""
+"""Files that are not valid for another checkpoint, or are written again."""
 
 
 def write_checkpoint(
