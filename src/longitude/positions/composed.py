@@ -242,7 +242,7 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
         case Composed():
             return encoding
         case Encoding():
-            # Cached for decoding steps, not as a submodule, which would be a cycle. A copy has its original's, and builds its own.
+            # Cached for decoding steps, not as a submodule, which would be a cycle. A copy has its original's and builds its own.
             key = encoding, [getattr(encoding, name, None) for name in COMBINED]
             known, composed = getattr(encoding, "_composed", (None, None))
             if composed is None or known is None or known[0] is not encoding or known[1] != key[1]:
