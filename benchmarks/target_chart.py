@@ -9,7 +9,7 @@ from longitude.bench.rows import Row
 from longitude.report.figure import COLORS, GREY, INK
 from longitude.report.wording import count
 
-KEPT, BROKEN, PEER = "Longitude, within", "Longitude, beyond", "other ways"
+KEPT, BROKEN, PEER = "Longitude, target kept", "Longitude, target missed", "other libraries"
 WIDTH = 660
 
 
@@ -51,8 +51,7 @@ def chart(measured: dict[str, Any]) -> Any:
         data.mark_text(align="left", fontSize=12, color=GREY).encode(text="promise:N", x=alt.value(WIDTH + 56)),
     ]
     title = chart_title(
-        "What was promised, and what it costs",
-        f"Bars: at most this much, promised. Dots: measured, {count(rows[0].threads, 'thread')}, medians of turns in one "
-        "process. Numbers: the worst of ours.",
+        "Performance targets, and the measured ratios",
+        f"Bars: targets. Dots: medians of turns in one process, {count(rows[0].threads, 'thread')}. Numbers: our slowest case.",
     )
     return styled(alt.layer(*layers).properties(width=WIDTH, height=(STEP + 4) * len(targets), title=title))
