@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from longitude.positions.samplers import Contiguous, Randomized, Skipped, sampler
+from longitude.positions.samplers import Contiguous, Mixed, Randomized, Skipped, sampler
 from tests.support import refused_calls
 
 
@@ -80,6 +80,17 @@ def test_skipped_cuts_are_uniform() -> None:
     is_uniform(Counter(cuts), list(combinations(range(1, 5), 2)))
 
 
+@pytest.mark.parametrize(("length", "parts"), [(16, [16, 8, 4, 2]), (17, [17, 9, 5, 3]), (3, [3, 2, 1, 1])])
+def test_mixed_windows_have_parts_of_one_length(length, parts) -> None:
+    """Pouransari et al. 2024, section 2: lengths by powers of two; here each has as many tokens as any other."""
+    expected = Counter(tuple(t % part for t in range(length)) for part in parts)
+    found = Counter(map(tuple, Mixed()(4000, length, seeded()).tolist()))
+    assert set(found) == set(expected)
+    assert all(abs(found[row] / 4000 - times / 4) < 0.05 for row, times in expected.items())  # 7 standard deviations
+    assert torch.equal(Mixed()(8, length, seeded(1)), Mixed()(8, length, seeded(1)))
+    assert {row[-1] for row in Mixed(1)(200, 16, seeded()).tolist()} == {15, 7}
+
+
 def test_sampler_by_name() -> None:
     """Frozen, so two of the same options are one key."""
     assert len({sampler("contiguous"), Contiguous(), sampler("randomized", max_length=7), Randomized(7)}) == 2
@@ -103,5 +114,7 @@ test_wrong_use = refused_calls(
         (lambda: Contiguous()(2, 0, seeded()), "Contiguous", "0"),
         (lambda: Randomized(5)(2, 0, seeded()), "Randomized", "0"),
         (lambda: Skipped(5)(2.0, 3, seeded()), "Skipped", "2.0"),
+        (lambda: Mixed(0), "Mixed", "halvings"),
+        (lambda: sampler("mixed", max_length=7), "'mixed'", "'max_length'"),
     ]
 )

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import product
 
 import pandas as pd
 import pytest
@@ -63,7 +64,7 @@ def test_files_of_a_trial(unkilled, data):
     assert max(entry["learning_rate"] for entry in losses) == TINY.learning_rates[0]
 
 
-@pytest.mark.parametrize("positions", ["contiguous", "randomized"])
+@pytest.mark.parametrize("positions", ["contiguous", "randomized", "mixed"])
 def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp_path):
     config = checked(replace(TINY, encodings=("rope",), steps=1, positions=positions))
     trial = OneTrial(tmp_path, "rope", 1, config, data)
@@ -73,7 +74,7 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
     targets, model = batch.pop("shift_labels").flatten(), build_model(config, "rope", 1)
     first = json.loads((trial.trained / "losses.jsonl").read_text())["loss"]
     assert first == pytest.approx(F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item(), rel=1e-5)
-    if positions == "randomized":
+    if positions != "contiguous":
         del batch["position_ids"]
         assert abs(first - F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item()) > 1e-4
 
@@ -160,8 +161,10 @@ def killed(patched, kill: str, trial: OneTrial) -> None:
 
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
-@pytest.mark.parametrize("positions", ["contiguous", "randomized", "skipped"])
-@pytest.mark.parametrize("task", ["text", "reverse"])
+@pytest.mark.parametrize(
+    ("task", "positions"),
+    [*product(("text", "reverse"), ("contiguous", "randomized", "skipped")), ("text", "mixed")],
+)
 def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, monkeypatch):
     config = replace(REVERSE if task == "reverse" else replace(TINY, steps=8), positions=positions)
     config = checked(replace(config, encodings=("rope",)))

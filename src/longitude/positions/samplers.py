@@ -1,7 +1,7 @@
 """Samplers of training positions, which a training loop calls for each batch.
 
-A model trained on short sequences can learn positions of a longer range if its tokens get positions with gaps. Order and
-causality do not change; only positions do, for any encoding.
+A model trained on short sequences can learn positions of a longer range if its tokens get positions with gaps. A model trained on
+long sequences can read shorter ones among them, if positions start again. Only positions change, for any encoding.
 """
 
 from __future__ import annotations
@@ -91,15 +91,42 @@ class Skipped:
         return positions
 
 
-SAMPLERS = {"contiguous": Contiguous, "randomized": Randomized, "skipped": Skipped}
-Sampler = Contiguous | Randomized | Skipped
+@dataclass(frozen=True)
+class Mixed:
+    """Windows of mixed lengths: each row is cut into parts of one length, and positions start at 0 in each part.
+
+    The length is drawn for each row: that of the window, a half, a quarter, ... of it, all equally likely, rounded up. So each
+    length gets as many tokens. A causal model reads each part as a document of its own, because positions start again there.
+
+    Args:
+        halvings: how often the window is halved for the shortest parts.
+
+    Source:
+        Pouransari et al. 2024, arXiv 2405.13226, https://arxiv.org/abs/2405.13226
+    """
+
+    source: ClassVar[str | None] = "Pouransari et al. 2024, https://arxiv.org/abs/2405.13226"
+    halvings: int = 3
+
+    def __post_init__(self) -> None:
+        check_sizes("Mixed", halvings=self.halvings)
+
+    def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Positions int64 [batch, length], on the device of the generator."""
+        positions = Contiguous()(batch, length, generator)
+        halved = torch.randint(self.halvings + 1, (batch, 1), generator=generator, device=generator.device)
+        return positions % -(-length // 2**halved)
+
+
+SAMPLERS = {"contiguous": Contiguous, "randomized": Randomized, "skipped": Skipped, "mixed": Mixed}
+Sampler = Contiguous | Randomized | Skipped | Mixed
 
 
 def sampler(name: str, **options: Any) -> Sampler:
     """Build a sampler by its name, such as "randomized" with max_length=2048.
 
     Args:
-        name: "contiguous", "randomized" or "skipped".
+        name: "contiguous", "randomized", "skipped" or "mixed".
         **options: options of its class.
 
     Returns:

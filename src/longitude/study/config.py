@@ -8,7 +8,9 @@ from typing import Any, Literal
 from longitude.errors import UsageError, unknown
 from longitude.runs.device import Device
 
-Positions = Literal["contiguous", "randomized", "skipped"]
+Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
+RANGED = ("randomized", "skipped")
+"""Positions that are drawn from a range."""
 Match = Literal["steps", "compute"]
 Block = Literal["default", "llama", "qwen3", "gemma3", "inkling", "deepseek"]
 Precision = Literal["float32", "bfloat16"]
@@ -47,7 +49,8 @@ class StudyConfig:
         train_lengths: Train every model at each of these lengths, on equally many tokens and steps. The first replaces
             --train-length. The others must be test lengths; they show what training at the tested length reaches.
         positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
-            (two runs, with a gap before the second). Measuring always uses contiguous positions.
+            (two runs, with a gap before the second). With mixed, of --task text, each window is cut into 1, 2, 4 or 8
+            documents. Measuring always uses contiguous positions.
         position_range: Number of positions, from 0, that randomized and skipped draw from; by default the longest length of
             the study.
         start: Trained models to start from, with the same seeds: RUN, or RUN:LABEL if that study has several labels. RUN is a

@@ -20,6 +20,7 @@ from longitude.study.blocks import block_options
 from longitude.study.config import (
     BYTE,
     GENERATED,
+    RANGED,
     StudyConfig,
     listed,
     option,
@@ -122,8 +123,11 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
             raise unknown("method", method, task.valid_methods(), "`longitude study --help` explains them.")
     if config.stride is not None and "sliding" not in config.methods:
         raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
-    if config.positions == "contiguous" and config.position_range is not None:
-        raise ValueError("--position-range is of sampled positions, and --positions is contiguous; leave it out")
+    if config.positions not in RANGED and config.position_range is not None:
+        ranged = f"--position-range is of {' and '.join(RANGED)} positions"
+        raise ValueError(f"{ranged}, and --positions is {config.positions}; leave it out")
+    if config.positions == "mixed" and (task.generated or task.stack != "decoder"):
+        raise ValueError(f"--positions mixed is of --task text, and --task is {task.name}; leave it out")
     if task.generated != (GENERATED in config.data) or (task.generated and len(config.data) > 1):
         expected = "generated" if task.generated else "a text"
         raise ValueError(f"--data of --task {task.name} must be {expected}, got {listed(config.data)}; leave it out")
@@ -134,7 +138,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
         _require_digits(label, task, task.vocabulary(config)["vocab_size"])
     require_distinct("encodings", labels)
     config = replace(config, encodings=labels)
-    if config.positions != "contiguous" and config.position_range is None:
+    if config.positions in RANGED and config.position_range is None:
         kept = before.position_range if before and before.positions == config.positions else None
         config = replace(config, position_range=kept or task.positions(config.longest))
     sampler_of(config)  # raises ValueError for unknown names
@@ -179,7 +183,7 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     yield "warmup", 0 <= config.warmup < 1, "be a share of the steps from 0 to below 1"
     yield "weight_decay", 0 <= config.weight_decay < math.inf, "be 0 or more"
     yield "stride", config.stride is None or 1 <= config.stride <= shortest, f"be 1 to the shortest length {shortest}"
-    if config.positions != "contiguous" and config.position_range is not None:
+    if config.positions in RANGED and config.position_range is not None:
         needed = task.positions(config.train_length)
         positions = "" if needed == config.train_length else f" with its {needed} positions"
         expected = f"be at least the training length {config.train_length}{positions}"

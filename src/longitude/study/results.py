@@ -151,6 +151,8 @@ class Run:
     def sampled_positions(self) -> str:
         """Positions of the training windows, in words; empty if they were 0, 1, 2, ..."""
         sampler = self.config.positions
+        if sampler == "mixed":
+            return "positions that restart (1, 2, 4 or 8 documents in each)"
         return "" if sampler == "contiguous" else f"{sampler} positions out of {self.config.position_range}"
 
     @property

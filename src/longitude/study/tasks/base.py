@@ -16,7 +16,7 @@ from longitude.measure import Row
 from longitude.positions.samplers import Sampler, sampler
 from longitude.registry import Registry
 from longitude.statistics import proportions
-from longitude.study.config import BYTE, GENERATED, StudyConfig
+from longitude.study.config import BYTE, GENERATED, RANGED, StudyConfig
 from longitude.study.data import Examples, StudyData, prepare
 from longitude.study.tokens import reader
 
@@ -270,4 +270,4 @@ def sampler_of(config: StudyConfig) -> Sampler | None:
     """Sampler of the positions of training examples; None: the model counts them."""
     if config.positions == "contiguous":
         return None
-    return sampler(config.positions, max_length=config.position_range)
+    return sampler(config.positions, **({"max_length": config.position_range} if config.positions in RANGED else {}))

@@ -12,7 +12,7 @@ from longitude.measure import DocumentLosses, Row, default_bins, losses_by_lengt
 from longitude.measure.documents import typical
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.wording import and_
-from longitude.study.config import BYTE, StudyConfig, listed
+from longitude.study.config import BYTE, RANGED, StudyConfig, listed
 from longitude.study.copies import COPIES, foretold
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
@@ -49,7 +49,7 @@ class Text(Task):
         if COPIES in config.methods and (config.tokenizer != BYTE or "non-overlapping" not in config.methods):
             selects = "--methods copies selects bytes of non-overlapping windows"
             raise ValueError(f"{selects}; add non-overlapping to --methods, and leave --tokenizer out")
-        if schemes and config.positions != "contiguous":
+        if schemes and config.positions in RANGED:
             trained = "models that were trained at contiguous positions"
             positions = f"--positions is {config.positions}; leave one of them out"
             raise ValueError(f"--methods {schemes[0]} extends {trained}, and {positions}")
