@@ -1,8 +1,9 @@
 """The kinds of statements. Differences are paired by seed and by document; intervals are those of longitude.statistics.estimates.
 
 A statement expects a number within a range. It holds where its interval, over seeds and documents together, lies inside; it
-does not hold where that lies on one side outside; else the results cannot tell. Costs are judged by their value: they are
-counted, or were timed on one machine, and no interval says what another would take.
+does not hold where that lies on one side outside; else the results cannot tell. They cannot tell either where a label learned
+nothing at the training length. Costs are judged by their value: they are counted, or were timed on one machine, and no interval
+says what another would take.
 """
 
 import math
@@ -15,8 +16,8 @@ from longitude.report.wording import paper, percent
 from longitude.statistics.documents import document_contrast
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
 from longitude.study.answers import AnswerCriterion, share
-from longitude.study.criterion import Effective
-from longitude.study.losses import TOLERANCE
+from longitude.study.criterion import CONTEXT, Effective
+from longitude.study.losses import FLOOR, TOLERANCE, LossCriterion
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -73,9 +74,12 @@ def holds(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
     within = _ranged(words, (a, start), _change(a, start), (-math.inf, margin), percent)
 
     def judge(evidence: Evidence) -> Outcome:
-        outcome, never = within.judge(evidence), evidence.run(a.study).untrained(a.label)
-        unused = never and a.length > at and outcome.verdict == HOLDS
-        return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {never}") if unused else outcome
+        outcome, criterion = within.judge(evidence), evidence.criterion(a.study)
+        why = criterion.run.untrained(a.label)
+        if isinstance(criterion, LossCriterion):  # a loss that fell too little cannot rise much
+            why = why or criterion.doubt(a.label)
+        doubtful = why and a.length > at and outcome.verdict == HOLDS
+        return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {why}") if doubtful else outcome
 
     return Statement(words, (a, start), judge)
 
@@ -285,6 +289,17 @@ def _paired(compare: Callable, evidence: Evidence, a: Measured, b: Measured) -> 
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
+def _learned_nothing(evidence: Evidence, reads: tuple[Measured, ...]) -> str:
+    """Labels whose loss is above that of n-grams, or that gain nothing from context, in words; empty if there are none."""
+    found: dict[str, str] = {}
+    for each in reads:
+        criterion = evidence.criterion(each.study)
+        checks = criterion.learned[each.label].checks if isinstance(criterion, LossCriterion) else {}
+        if LOST in [checks.get(name, (None, ""))[0] for name in (FLOOR, CONTEXT)]:
+            found[_name(each)] = criterion.doubt(each.label)
+    return "; ".join(f"{name} {why}" for name, why in found.items())
+
+
 def _ranged(
     words: str, reads: tuple[Measured, ...], estimate: Callable[[Evidence], Estimate], expected: Range, form: Form
 ) -> Statement:
@@ -292,9 +307,11 @@ def _ranged(
 
     def judge(evidence: Evidence) -> Outcome:
         found = estimate(evidence)
-        verdict = verdict_of(found, expected)
-        return Outcome(
-            verdict, in_words(found, form), found, what_decides(found, expected) if verdict == UNCLEAR else ""
-        )
+        verdict, remark = verdict_of(found, expected), ""
+        if nothing := _learned_nothing(evidence, reads):
+            verdict, remark = UNCLEAR, nothing
+        elif verdict == UNCLEAR:
+            remark = what_decides(found, expected)
+        return Outcome(verdict, in_words(found, form), found, remark)
 
     return Statement(words, reads, judge)

@@ -141,6 +141,13 @@ class LossCriterion(Criterion):
             return "Nothing is known about length: one length was measured"
         return "Nothing is known about length: no length beyond the training length was measured"
 
+    def doubt(self, label: str) -> str:
+        """Why it is not certain that a label learned enough, as text to follow its name; empty if it is."""
+        if self.learned_too_little(label):
+            return f"learned too little at {self.run.reference}: it {self._why(label)}"
+        unclear = self._shown(label, UNCLEAR)
+        return f"may have learned too little at {self.run.reference} ({unclear})" if unclear else ""
+
     def learned_too_little(self, label: str) -> bool:
         return any(verdict == LOST for verdict, _ in self.learned[label].checks.values())
 
@@ -152,7 +159,7 @@ class LossCriterion(Criterion):
         at = f"at {self.run.reference}"
         unclear = [f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure]
         groups = {f"unclear {at} whether enough was learned": unclear, f"no value {at} to compare with": alone}
-        why = {label: f"learned too little {at} to judge: it {self._why(label)}" for label in little}
+        why = {label: self.doubt(label) for label in little}
         starred = [f"* {self.called(label)} {words}" for label, words in why.items()]
         return [*starred, *(f"{words}: {', '.join(each)}" for words, each in groups.items() if each)]
 

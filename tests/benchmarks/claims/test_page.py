@@ -43,7 +43,7 @@ def test_another_program_finds_the_same_numbers(monkeypatch):
     exec(code, theirs := {})
     ours = frame(judged(KEPT)[1])
     words = {
-        "1a": "sinusoidal has", "2a": "ALiBi holds at 2048", "3b": "lower loss than RoPE at 1024",
+        "1a": "sinusoidal has", "8a": "KERPLE-log holds at 2048", "3b": "lower loss than RoPE at 1024",
         "8b": "loss of Sandwich minus", "13": "num_kv_heads=2) has a loss",
     }  # fmt: skip
     for number, row in theirs["table"].iterrows():

@@ -162,6 +162,18 @@ def test_what_training_never_used_holds_nowhere(tmp_path):
     assert outcome.verdict == UNCLEAR and outcome.remark == "FIRE never used one part"
 
 
+def test_losses_of_what_learned_nothing_decide_nothing(tmp_path):
+    """Worse than bigrams: no comparison counts. Far above the best label: it cannot be said to hold, but compares."""
+    bits = {"alibi": (2.0,) * 5, "t5": (2.6,) * 5, "nope": (3.2,) * 5}
+    write_run(tmp_path / "text", bits, ngrams={"2": 3.0}, seeds=(0, 1, 2))
+    evidence = MadeUp(tmp_path)
+    below = lambda label: statements.loss_below(at("alibi", 4096), at(label, 4096)).outcome(evidence)  # noqa: E731
+    holding = [statements.holds(at(label, 4096), at=256).outcome(evidence) for label in bits]
+    assert [each.verdict for each in holding] == [HOLDS, UNCLEAR, UNCLEAR]
+    assert (below("t5").verdict, below("nope").verdict) == (HOLDS, UNCLEAR)
+    assert "NoPE" in below("nope").remark and "3.00" in below("nope").remark and "T5" in holding[1].remark
+
+
 def test_a_seed_that_is_missing_is_waited_for(tmp_path):
     states = {("alibi", 2): {"status": "failed"}}
     write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, states, seeds=(0, 1, 2))
