@@ -106,7 +106,7 @@ ceilings: $(VENV)/study.stamp ## whether each task can be learned, by the label 
 	$(BIN)/python benchmarks/ceilings.py --out $(OUT) $(ARGS)
 
 properties: OF := -properties
-properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)
+properties: $(VENV)/study.stamp ## three properties of every encoding, measured: codes, offsets, cost (an hour)
 	$(BIN)/python benchmarks/properties.py --out $(OUT) $(ARGS)
 
 numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into README.md, its pictures and docs; ARGS="--keep study runs/study" adds one

@@ -17,7 +17,7 @@ extending       schemes of extension over three seeds: results/DATE-extending.js
 attention       where trained models look, by length and distance: results/DATE-attention.json (benchmarks/attention.py)
 retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
 real-*          a real model, whole: results/DATE-real.json (examples/real_checkpoint.py --out)
-properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
+properties      three properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
 gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios, gpu-times: its ratios and milliseconds
 study, study-*  the table of a study: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
@@ -25,7 +25,6 @@ study, study-*  the table of a study: results/DATE-study.json, DATE-study-revers
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable
@@ -205,18 +204,10 @@ def ceilings(found: dict[str, Any]) -> str:
 
 
 def properties(found: dict[str, Any]) -> str:
-    near, far = found["protocol"]["study"]["configuration"]["test_lengths"]
-    headings = [
-        "encoding",
-        "distance of the two most similar positions",
-        "relative",
-        f"loss at {far} / at {near}",
-        "time / PyTorch",
-    ]
-    rows = sorted(found["rows"], key=lambda row: row["loss"][0] if row["loss"] else math.inf)
+    headings = ["encoding", "distance of the two most similar positions", "relative", "time / PyTorch"]
+    rows = sorted(found["rows"], key=lambda row: row["cost"])
     lines = [[paper_and_label(row["encoding"]), *property_cells(row)[1:]] for row in rows]
-    for column, place in ((3, 0), (4, min(range(len(rows)), key=lambda i: rows[i]["cost"]))):
-        lines[place][column] = f"**{lines[place][column]}**"
+    lines[0][-1] = f"**{lines[0][-1]}**"
     table = markdown(headings, lines)
     return f"{table}\n\n{found['protocol']['words']}"
 
@@ -329,13 +320,11 @@ def dated(found: dict[str, Any]) -> str:
 
 def property_cells(row: dict[str, Any]) -> list[str]:
     """A row of the table of properties, as it is shown."""
-    codes, loss = row["codes"], row["loss"]
+    codes = row["codes"]
     if isinstance(codes, float):
         codes = f"{codes:.2g}" if codes else "0"
-    if loss:
-        loss = f"{loss[0]:.2f}" + ("" if loss[1] is None else f" ({loss[1]:.2f} to {loss[2]:.2f})")
     relative = {True: "yes", False: "no", None: "-"}[row["relative"]]
-    return [row["encoding"], codes or "-", relative, loss or "-", f"{row['cost']:.2f}"]
+    return [row["encoding"], codes or "-", relative, f"{row['cost']:.2f}"]
 
 
 def answers(found: dict[str, Any]) -> str:

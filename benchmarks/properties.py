@@ -1,4 +1,4 @@
-"""Four properties of every encoding, measured: what tells positions apart, what knows offsets, what lasts, what it costs.
+"""Three properties of every encoding, measured: whether it tells positions apart, whether it is relative, what it costs.
 
     python benchmarks/properties.py [--out FILE.json] [--run runs/properties] [--threads 2] [options of `longitude study`]
 
@@ -9,13 +9,12 @@ codes       The smallest distance between the codes of two different positions b
             at N - 1. 0: two positions look exactly alike. "content": position is read off the content, so it has no code.
             Encodings with a table have codes for its positions only.
 relative    As declared, and verified by the battery (longitude.testing).
-loss        Bits per byte in windows of N over those in windows of the training length, with the 95% interval of the ratio
-            (documents, and seeds where several), from a study of all encodings; it is run, or continued, in --run.
 cost        Time of lg.attend forward and backward with the encoding, as `longitude bench` times it, over that of plain causal
             attention: B=1 H=8 D=64 L=2048, float32; all in one process, interleaved, medians. On a busy machine wall-clock
             ratios are noise: `--threads 1 --cpu-time` counts processor seconds instead.
 
-Learned numbers are those of the study's first seed and first layer, for codes; freshly drawn ones, for costs. Prints a table and
+Learned numbers are those of a study of all encodings, of its first seed and first layer, for codes; it is run, or continued, in
+--run. For costs they are freshly drawn. Prints a table and
 writes its rows with their protocol, by default as benchmarks/results/DATE-properties.json; `make numbers` puts them into README.
 """
 
@@ -41,8 +40,7 @@ from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBi
 from longitude.positions.composed import compose
 from longitude.runs.files import write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
-from longitude.study.analysis import analyse
-from longitude.study.results import question_of
+from longitude.study.results import question_of, read_run
 
 STUDY = {"--encodings": "all", "--steps": "260", "--learning-rates": "0.004", "--seeds": "0"}
 """Of the study, where ARGS does not say another: an hour on two cores."""
@@ -111,25 +109,18 @@ def costs(labels: list[str], repeats: int, clock: Callable[[], float]) -> tuple[
 
 def measured(path: Path, repeats: int, clock: Callable[[], float]) -> tuple[list[dict[str, Any]], float]:
     """One row per encoding of the run, and the seconds of plain attention."""
-    analysis = analyse(path)
-    run = analysis.run
+    run = read_run(path)
     longest = run.lengths[-1]
-    found = {each.label: each for each in analysis.main if each.length == longest}
     spent, seconds = costs(run.labels, repeats, clock)
     rows = []
     for label in run.labels:
-        own, row = found[label], {"encoding": label, "codes": None, "relative": None, "loss": None}
+        row: dict[str, Any] = {"encoding": label, "codes": None, "relative": None}
         folder = run.of(label)[0].folder
         if (folder / "config.json").exists():
             model = LongitudeForCausalLM.from_pretrained(folder)
             encoding = model.model.encoding_of_layer[0]
             row["relative"] = encoding.relative
             row["codes"] = separation(codes(encoding, longest, model.config.hidden_size, model.config.head_dim))
-        if own.change is not None:
-            row["loss"] = [
-                1 + own.change,
-                *(None if end is None else 1 + end for end in (own.change_low, own.change_high)),
-            ]
         missing = next((cell.reason for cell in run.of(label) if cell.reason), None)
         rows.append(row | {"missing": missing, "cost": spent[label]})
     return rows, seconds

@@ -90,7 +90,6 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "properties": property_row(name) if kind == "encoding" else None,
         "bench": [*bench_rows(name)],
         "decode": [*decode_rows(name)] if kind == "mixer" else [],
-        "factor": tested_factor(),
         "laws": (laws := law_rows(kind, name)),
         "counts": counted(laws),
         "statuses": {status: word for status, (word, _) in STATUSES.items()},
@@ -125,20 +124,12 @@ def chips(name: str, kind: str) -> list[str]:
     words = ["learned parameters" if example(name)().learned else "no parameters"]
     if row is not None:
         words.insert(0, {True: "relative", False: "not relative", None: ""}[row["relative"]])
-        if row["loss"] and name not in make_gallery.holding():
-            words.append(f"loss at {tested_factor()}×: {make_gallery.signed(row['loss'][0] - 1)}")
         words.append(f"time: {row['cost']:.2f}× PyTorch")
     if name in make_gallery.holding():
         verdict, change = make_gallery.holding()[name]
         found = [verdict] if change is None else [make_gallery.signed(change), verdict]
         words.insert(2, f"loss at {make_gallery.FACTOR}×: {', '.join(found)}")
     return [each for each in words if each]
-
-
-def tested_factor() -> int:
-    """Of the loss among the four properties: test length over training length."""
-    short, long = results("properties")["protocol"]["study"]["configuration"]["test_lengths"]
-    return long // short
 
 
 def label_of(name: str, factory: Any) -> str:
@@ -193,7 +184,7 @@ def results(block: str) -> dict[str, Any]:
 
 
 def property_row(name: str) -> list[str] | None:
-    """Distance of codes, relative, loss, cost; None where it was not measured."""
+    """Distance of codes, relative, cost; None where it was not measured."""
     rows = {row["encoding"]: row for row in results("properties")["rows"]}
     return property_cells(rows[name])[1:] if name in rows else None
 

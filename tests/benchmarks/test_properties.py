@@ -95,10 +95,9 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys):
     none, alibi, learned = json.loads(out.read_text())["rows"]
     assert [row["relative"] for row in (none, alibi, learned)] == [True, True, False]
     assert none["codes"] == 0 and alibi["codes"] > 0 and all(row["cost"] > 0 for row in (none, alibi, learned))
-    assert alibi["loss"][1] <= alibi["loss"][0] <= alibi["loss"][2]
-    assert learned["loss"] is None and "no positions from 16 on" in learned["missing"]
+    assert "no positions from 16 on" in learned["missing"]
     assert "learned has no positions from 16 on" in capsys.readouterr().out
     monkeypatch.setattr(fill_numbers, "RESULTS", tmp_path)
     written = fill_numbers.rendered("properties").splitlines()
-    assert written[0].count("|") == 6
-    assert [row.split("`")[1] for row in written[2:5]] == names
+    assert written[0].count("|") == 5
+    assert {row.split("`")[1] for row in written[2:5]} == {*names}

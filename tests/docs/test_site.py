@@ -95,7 +95,7 @@ def test_laws_that_are_kept_are_those_of_today() -> None:
 
 
 def test_a_page_has_the_rows_of_its_name() -> None:
-    assert make_pages.property_row("learned") == ["0.82", "no", "-", "0.71"]
+    assert make_pages.property_row("learned") == ["0.82", "no", "0.71"]
     tests = [(test, passed) for test, passed, _, _ in make_pages.bench_rows("t5")]
     assert len({*tests}) == len(tests) > 5  # each once, with the range over its lengths
     assert {row["label"] for row in make_pages.decode_rows("window")} == {"window:size=512"}
