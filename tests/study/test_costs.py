@@ -1,5 +1,6 @@
 """What --plan says of a study: FLOPs counted by hand, and time that a run is compared with."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from longitude.checkpoints.costs import Cost, products_per_token
+from longitude.cli import main
 from longitude.study.costs import costs, flops_per_token, on_meta, train_steps, wall_seconds
 from longitude.study.plan import plan
 from longitude.study.train import build_model
@@ -76,12 +78,16 @@ def test_labels_matched_by_compute_cost_what_plain_attention_costs_whatever_else
     config = replace(
         TINY, steps=1000, match="compute", encodings=("mamba", "rope", "window:size=4"), hidden=32, layers=2
     )
-    steps, budget = train_steps(config), 1000 * flops_per_token(config, "nope")
+    steps, budget = train_steps(config, config), 1000 * flops_per_token(config, "nope")
     assert steps["rope"] == 1000 > steps["mamba"] and steps["window:size=4"] > 1000
     for label, each in steps.items():
         assert abs(each * flops_per_token(config, label) - budget) <= flops_per_token(config, label) / 2
-    assert train_steps(replace(config, encodings=("mamba",))) == {"mamba": steps["mamba"]}
-    assert train_steps(replace(config, match="steps")) == {}
+    assert train_steps(replace(config, encodings=("mamba",)), config) == {"mamba": steps["mamba"]}
+    assert train_steps(replace(config, match="steps"), config) == {}
+    sizes = replace(config, encodings=("rope",), hidden=(32, 64), layers=(2, 4)).parts
+    for part in sizes:  # equal compute between sizes, within half a step
+        own = train_steps(part, sizes[0])["rope"] * flops_per_token(part, "rope")
+        assert own == pytest.approx(1000 * flops_per_token(sizes[0], "nope"), abs=flops_per_token(part, "rope"))
 
 
 def test_trials_side_by_side():
@@ -112,3 +118,13 @@ def test_a_search_is_not_run_to_plan_it(tmp_path, monkeypatch):
     training, searched = (cost.seconds for cost in found)
     tokens = 2 * 64 * 8192 / 3
     assert searched > tokens * training / (TINY.steps * TINY.batch_size * TINY.train_length)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU")
+def test_a_study_for_a_gpu_is_planned_without_one(tmp_path, capsys):
+    """FLOPs and memory without times, since no step was run."""
+    given = ["study", "--device", "cuda", "--precision", "bfloat16", "--encodings", "rope", "--plan", "--json"]
+    assert main([*given, "--out", str(tmp_path / "none")]) == 0
+    training, measuring = json.loads(capsys.readouterr().out)
+    assert training["flops"] > 1e9 and training["memory"]
+    assert training["seconds"] is None and measuring["seconds"] is None and not list(tmp_path.iterdir())

@@ -98,22 +98,24 @@ def study(
             "launched process; --workers N trains N models side by side, --executor ray uses several machines"
         )
     with waiting("reading the text, building the models"):
+        from longitude.runs.device import there
         from longitude.runs.progress import Progress
         from longitude.study.plan import plan as checked
         from longitude.study.runner import study as run
 
-        planned = checked(config, out)
+        elsewhere = plan and not there(config.device)
+        planned = checked(replace(config, device="cpu", precision="float32") if elsewhere else config, out)
         executor = execution.of(planned.config, len(planned.trials))
     if plan:
-        return _print_costs(planned, execution, json)
+        return _print_costs(planned, execution, json, config.device if elsewhere else None)
     with Progress() as bar:
         found = run(planned, fresh, bar.update_each, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
     code = show(found, json)
     return code if found.complete else FAILURES
 
 
-def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
-    """Print the estimated costs of the study."""
+def _print_costs(planned: Any, execution: Execution, json: bool, device: str | None) -> int:
+    """Print the estimated costs of the study; device: of a study for another machine."""
     from longitude.cli.shared import print_costs
     from longitude.report.wording import count
     from longitude.runs.progress import Progress
@@ -121,7 +123,8 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     from longitude.study.rates import models_trained
 
     with Progress() as bar:
-        each = [costs(part, lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])) for part in planned.parts]
+        step = lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])  # noqa: E731
+        each = [costs(part, step, timed=device is None) for part in planned.parts]
     config, trials = planned.config, sum(models_trained(part.config) for part in planned.parts)
     on_ray = execution.executor == "ray"
     workers = 1 if on_ray else getattr(execution.of(config, trials), "workers", 1)
@@ -129,6 +132,8 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     whole = f"{workers} at once: about {minutes:.1f} minutes on this machine as busy as now"
     if on_ray:
         whole = f"{minutes:.1f} minutes of work on a machine like this one"
+    if device:
+        whole = f"without times: --device {device} is not on this machine"
     if len({part.config.size for part in planned.parts}) > 1:
         each = [
             [replace(cost, model=f"{cost.model}, {part.config.size}") for cost in own]

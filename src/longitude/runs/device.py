@@ -20,12 +20,19 @@ def device_of(name: str = "auto") -> "torch.device":
     """The device of an option --device. ValueError when this machine does not have it."""
     import torch
 
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(each for each, there in available.items() if there)
-    if not available.get(name):
+        name = next(each for each in ("cuda", "mps", "cpu") if there(each))
+    if not there(name):
         raise ValueError(f"--device {name}: this machine has none that torch {torch.__version__} can use; try cpu")
     return torch.device(name)
+
+
+def there(name: str) -> bool:
+    """Whether this machine has the device of an option --device."""
+    import torch
+
+    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    return name in ("auto", "cpu") or (name in available and available[name]())
 
 
 def cores() -> int:

@@ -59,7 +59,7 @@ class StudyConfig:
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
         steps: Optimizer steps of every model; with --match compute those of attention without an encoding.
         match: What is equal for all models: steps, or compute (training FLOPs). With compute, each model takes as many steps
-            as cost the FLOPs of --steps steps of attention without an encoding.
+            as cost the FLOPs of --steps steps of attention without an encoding, at the first size and training length.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step, at the first training length; at another one as many as give equal tokens.
         accumulation: Split each step into this many parts to save memory; must divide --batch-size.

@@ -52,20 +52,26 @@ def tokens_read(config: StudyConfig, data: StudyData, steps: int) -> int:
     return examples.read(steps * config.batch_size)
 
 
-def train_steps(config: StudyConfig) -> dict[str, int]:
-    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps."""
+def train_steps(config: StudyConfig, first: StudyConfig) -> dict[str, int]:
+    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps.
+
+    first: the part of the study with its first size and training length, at which the reference is.
+    """
     if config.match == "steps":
         return {}
-    budget = config.steps * flops_per_token(config, REFERENCE)
+    budget = config.steps * flops_per_token(first, REFERENCE)  # a step of every part has as many tokens
     return {label: max(1, round(budget / flops_per_token(config, label))) for label in config.encodings}
 
 
-def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] = lambda *now: None) -> list[Cost]:
+def costs(
+    planned: StudyPlan, on_progress: Callable[[str, float, float], None] = lambda *now: None, timed: bool = True
+) -> list[Cost]:
     """The training and the measuring of a trial of every label, in the order of the study; nothing is written.
 
     Args:
         planned: Result of `plan`.
         on_progress: Called with a label, the number of labels that are done, and the number of all labels.
+        timed: Whether to run a few steps of each; else seconds are None.
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # the Trainer warns of checkpoints seconds apart
@@ -75,7 +81,8 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
             on_progress(label, i, len(config.encodings))
             model, length = on_meta(config, label), task.positions(config.train_length)
             per_token, steps = flops_per_token(config, label), planned.steps.get(label, config.steps)
-            step, tokens = _step_seconds(planned, label), tokens_read(config, planned.data, steps)
+            step = _step_seconds(planned, label) if timed else None
+            tokens = tokens_read(config, planned.data, steps)
             measured = task.measured_tokens(config)
             training = Cost(
                 model=label,
@@ -86,7 +93,7 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
                 tokens=tokens,
                 flops=per_token * tokens,
                 memory=training_memory(model, model.config, config.batch_size, length, False),
-                seconds=step * steps,
+                seconds=None if step is None else step * steps,
             )
             measuring = Cost(
                 model=label,
@@ -94,7 +101,9 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
                 length=config.test_lengths[-1],
                 tokens=round(measured),
                 flops=per_token / TRAINING * measured,
-                seconds=step * measured / (TRAINING * config.batch_size * config.train_length),
+                seconds=None
+                if step is None
+                else step * measured / (TRAINING * config.batch_size * config.train_length),
             )
             found += training, measuring
     return found

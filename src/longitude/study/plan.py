@@ -53,7 +53,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
     built = [_built(part) for part in config.parts]
     data = with_start(config, task_of(config.task).prepare(config), run)
     first, *others = (
-        StudyPlan(part, data, run, train_steps(part), models)
+        StudyPlan(part, data, run, train_steps(part, config.parts[0]), models)
         for part, (models, _) in zip(config.parts, built, strict=True)
     )
     planned = replace(first, config=config, others=tuple(others))
