@@ -4,7 +4,7 @@
     python benchmarks/fill_numbers.py --check            # name the blocks that differ; exit code 1 where one does
     python benchmarks/fill_numbers.py --keep study runs/study   # a study's table becomes results/DATE-study.json
     python benchmarks/fill_numbers.py --keep claims runs/claims # studies of claims become results/claims/NAME, without models
-    python benchmarks/fill_numbers.py --keep claims/text runs/claims/text                   # one of them does
+    python benchmarks/fill_numbers.py --keep claims/shaw runs/claims/shaw                   # one of them does
 
 A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. It shows the newest result:
 

@@ -88,7 +88,7 @@ def holding() -> dict[str, tuple[str, float | None]]:
     """
     found: dict[str, tuple[str, float | None]] = {}
     for rows in (
-        [each._asdict() for each in analyse(KEPT / "text").main],
+        [each._asdict() for each in analyse(KEPT / "ladder-a").main],
         _rows("study-modern"),
         _rows("study-carriers"),
         _rows("study"),

@@ -30,8 +30,8 @@ register(
         link="https://arxiv.org/abs/2305.19466",
         protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40. "
         "Mean reciprocal rank is 0.69 without an encoding, 0.55 T5, 0.50 ALiBi, 0.33 RoPE, 0.22 sinusoids. Here: one "
-        f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right. What has "
-        "no encoding does not learn it: more steps, or shorter words, would decide.",
+        f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right. A "
+        "model without an encoding does not learn it: more steps, or shorter words, would decide.",
         statements=tuple(
             more_accurate(copy("nope", LONGER), copy(other, LONGER))
             for other in ("sinusoidal", "rope", "alibi", "t5:max_distance=32")
@@ -93,7 +93,7 @@ register(
         link="https://arxiv.org/abs/2505.16381",
         protocol="There: the word problem of the group A5, by the number of layers that solve it. Here: that of the "
         "group of two elements, parity, which is no stand-in for A5: it is solvable, and A5 is complete for NC1. 40 bits, 1,000 "
-        "steps, width 64, one rate.",
+        "steps, width 64, one rate. RoPE has one and two layers; no depth was found at which it succeeds.",
         statements=(
             accuracy_above(parity("path", 40), SOLVED),
             accuracy_below(parity("rope", 40), SOLVED),
@@ -109,9 +109,9 @@ register(
         claimed="Attention recalls exactly what recurrences of the same width forget.",
         source="Arora et al. 2024, Zoology: Measuring and Improving Recall in Efficient Language Models, figure 2",
         link="https://arxiv.org/abs/2312.04927",
-        protocol="There: 2 layers, lengths to 512 with up to 64 pairs of 8,192 symbols, learning rates swept. Gated "
-        "convolutions and RWKV need a width that grows with the length; attention does not. Here: width 64, 4 pairs "
-        "of 256 symbols in windows of 64, one rate. RWKV-6's state of 16 times 16 numbers per head has room for 4 pairs: "
+        protocol="There: 2 layers of attention, 4 of other mixers, lengths to 512 with up to 64 pairs of 8,192 symbols, learning "
+        "rates swept. Gated convolutions and RWKV need a width that grows with the length; attention does not. Here: width 64, 4 "
+        "pairs of 256 symbols in windows of 64, one rate. RWKV-6's state of 16 times 16 numbers per head has room for 4 pairs: "
         "more of them, and so a larger study, would decide. Corrected on 2026-11-26: Mamba-2 and retention stay at the rule "
         "without positions, so they learned nothing at this rate, and say nothing of recurrences.",
         statements=(
@@ -193,8 +193,8 @@ for name, number, title, label, plain, what, source, link, there in (
             source=source,
             link=link,
             protocol=f"There: {there} Here: 2 layers of width 64, 320,000 examples of up to 5 digits, written from "
-            f"the least digit on, judged at {TWICE}: whole sums right. What has no places of digits does not learn 5 digits: "
-            "numbers of up to 3, or more steps, would decide.",
+            f"the least digit on, judged at {TWICE}: whole sums right. A model that does not count digits does not learn 5 of "
+            "them: numbers of up to 3, or more steps, would decide.",
             statements=(
                 accuracy_above(addition(label, 5), SOLVED),
                 more_accurate(addition(label, TWICE), addition(plain, TWICE)),

@@ -11,7 +11,7 @@ from claims.base import Outcome, Statement
 from claims.evidence import Evidence, NotRun
 from claims.statements import points
 from claims.verdicts import in_words, verdict_of
-from longitude.report.wording import paper
+from longitude.report.wording import paper, with_base
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, difference
 from longitude.statistics.proportions import wilson
 
@@ -137,12 +137,12 @@ def scores_fall(label: str, shuffled: bool, more_than: str | None = None) -> Sta
         found = difference(own, against, "mean")
         if found is None:
             raise NotRun(f"{label} and {more_than} have no seed in common")
-        form = "{:+.2f}".format
+        form = "{:+.2f} in the score".format
         return Outcome(verdict_of(found, (-math.inf, 0.0)), in_words(found, form), found)
 
     how = "of shuffled queries and keys" if shuffled else "of queries and keys as they are"
     than = f", by more than with {paper(more_than)}" if more_than else ""
-    words = f"with {paper(label)} the mean score {how} is lower at the farthest distances of training than at 1{than}"
+    words = f"with {paper(with_base(label))} the mean score {how} is lower at the farthest distances of training than at 1{than}"
     return Statement(words, (), judge)
 
 

@@ -14,10 +14,13 @@ from claims.protocol import preset_name
 from claims.series import list_studies
 from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
-from longitude.report.wording import count, legible, paper
+from longitude.report.wording import count, legible, paper, with_base
+from longitude.statistics.comparisons import orders_kept
+from longitude.statistics.estimates import level
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
+from longitude.study.criterion import Criterion
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
 from longitude.study.results import Run
@@ -93,7 +96,7 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
         parts += _claim(each, chances, evidence)
         last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
         parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
-    parts += ["## The studies", *(_study(name, evidence) for name in list_studies())]
+    parts += [*_order(evidence), "## The studies", *(_study(name, evidence) for name in list_studies())]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -243,6 +246,33 @@ def _chart(name: str, chart: Chart) -> str:
     return f"{image}\n\n<details><summary>The numbers of the chart</summary>\n\n{chart.numbers}\n\n</details>"
 
 
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+def _order(evidence: Evidence) -> list[str]:
+    """How many pairs of encodings stand in one order in `ladder-a` and `ladder-b`; empty where one was not run."""
+    if not {"ladder-a", "ladder-b"} <= evidence.there:
+        return []
+    lines = []
+    for times in (1, 2, 4, 16):
+        losses = []
+        for study in ("ladder-a", "ladder-b"):
+            criterion = evidence.criterion(study)
+            length = times * criterion.run.train_length
+            labels = [label for label in criterion.run.labels if label != "rope"]  # its base fits neither length
+            sums = {label: criterion.sums(label, length, criterion.run.methods[0]) for label in labels}
+            values = {label: level(each, criterion.metric).value for label, each in sums.items() if each}
+            losses.append({label.partition(":base")[0]: value for label, value in values.items() if value is not None})
+        kept, pairs = orders_kept(*losses)
+        lines.append([f"{times}", f"{kept} of {pairs}"])
+    return [
+        "## Whether an order holds at the next size",
+        "How many pairs of encodings stand in the same order by their mean losses in `ladder-a` (0.1 million parameters) and in "
+        "`ladder-b` (0.4 million), of those that both have. Training lengths, heads and rates differ, too. DataDecide "
+        "([Magnusson et al. 2025](https://arxiv.org/abs/2504.11393)) finds 80% for corpora, from 150 million parameters to 1 "
+        "billion.",
+        as_markdown(["length over the training length", "pairs in the same order"], lines),
+    ]
+
+
 # ---- a study ---------------------------------------------------------------------------------------------------------
 def _study(name: str, evidence: Evidence) -> str:
     head = f"### Study {name}\n\n{about(preset_name(name))}"
@@ -252,7 +282,21 @@ def _study(name: str, evidence: Evidence) -> str:
         return f"{head}\n\nNot run: `longitude study --preset {preset_name(name)}`, with `--plan` how long it takes."
     options = legible({key: value for key, value in asdict(run.config).items() if key in SHOWN and value is not None})
     facts = as_markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
-    return f"{head}\n\n{_when(run)}\n\n{facts}"
+    return f"{head}\n\n{_when(run)}\n\n{facts}\n\n{_values(evidence.criterion(name))}"
+
+
+def _values(criterion: Criterion) -> str:
+    """Mean over seeds of every label at every length, by the study's first method."""
+    run = criterion.run
+    lines = [
+        [
+            paper(with_base(label)),
+            *(criterion.number(criterion.finding(label, length, run.methods[0])) for length in run.lengths),
+        ]
+        for label in run.labels
+    ]
+    table = as_markdown([f"{run.task.words} at", *map(str, run.lengths)], lines)
+    return f"<details><summary>All values, {run.methods[0]}</summary>\n\n{table}\n\n</details>"
 
 
 def _when(run: Run) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, Measured, NotRun
 from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
-from longitude.report.wording import paper, percent
+from longitude.report.wording import paper, percent, with_base
 from longitude.statistics.documents import document_contrast
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
 from longitude.study.answers import AnswerCriterion, share
@@ -245,8 +245,8 @@ def points(number: float) -> str:
 
 
 def _name(a: Measured) -> str:
-    """The paper's name of what was measured."""
-    return paper(a.label)
+    """The paper's name of what was measured; RoPE says its base."""
+    return paper(with_base(a.label))
 
 
 def _place(a: Measured) -> str:

@@ -101,7 +101,7 @@ def test_a_page_has_the_rows_of_its_name() -> None:
     assert {row["label"] for row in make_pages.decode_rows("window")} == {"window:size=512"}
     assert {row["label"] for row in make_pages.decode_rows("attention")} == {"rope+attention"}
     claims = {row["anchor"]: row for row in make_pages.claim_rows()}
-    assert "alibi" in claims["2a-alibi-holds"]["about"] and claims["2a-alibi-holds"]["verdict"] == "confirmed"
+    assert "alibi" in claims["2a-alibi-holds"]["about"] and claims["2a-alibi-holds"]["verdict"].startswith("undecided")
     assert "rope" not in claims["1b-tables-fail"]["about"] and len(claims) > 30
 
 

@@ -24,7 +24,7 @@ BELOW = tuple(x - 0.02 - 0.005 * i for i, x in enumerate(HOLDING))  # and furthe
 
 
 def by_length(losses: dict[str, tuple[float, ...]], *method: str) -> dict[Measured, float]:
-    study = "early" if method else "text"
+    study = "early" if method else "ladder-a"
     return {
         Measured(study, label, length, *method): loss
         for label, each in losses.items()
@@ -32,18 +32,16 @@ def by_length(losses: dict[str, tuple[float, ...]], *method: str) -> dict[Measur
     }
 
 
-TEXT = by_length(
+RUNG = by_length(
     {
-        "sinusoidal": RISING, "rope": RISING, "alibi": HOLDING, "fox": HOLDING,
-        "rope:base=500": (0.0, 0.03, 0.05, 0.07, 0.09), "rope:base=500000": (0.0, 0.03, 0.05, 0.07, 0.09),
+        "sinusoidal": RISING, "rope": RISING, "rope:base=72": RISING, "alibi": HOLDING, "fox": HOLDING,
+        "rope:base=500000": (0.0, 0.03, 0.05, 0.07, 0.09),
         "clipped:max_distance=16": RISING, "clipped:max_distance=128": RISING,
         "kerple_log": BELOW, "sandwich": BELOW, "fire": BELOW,
-        "shaw:values=false": (0.005,), "shaw": (0.01,), "t5": (0.005,),
-        "alibi+hierarchical:window=32": BELOW, "alibi+window:size=32": HOLDING,
     }
 )  # fmt: skip
-RUNG = {key._replace(study="ladder-a"): loss for key, loss in TEXT.items()} | {
-    Measured("ladder-a", "rope:base=72", length): loss for length, loss in zip(LENGTHS, RISING, strict=True)
+SHAW = {
+    Measured("shaw", label, 128): loss for label, loss in (("shaw:values=false", 0.005), ("shaw", 0.01), ("t5", 0.005))
 }
 EARLY = by_length({"alibi": (0.0, -0.02, -0.04)}, "non-overlapping") | by_length(
     {"alibi": (0.0, 0.003, 0.004)}, "sliding"
@@ -96,7 +94,8 @@ SHARES = (
     | {Measured("addition", label, length): 0.99 if label in ("abacus:max_start=16+fire", "coupled:max_start=16") else 0.6
        for label in ("nope", "fire", "abacus:max_start=16+fire", "coupled:max_start=16") for length in (5, 10)}
     | {Measured("recall", label, 64): 0.99 if label == "rope" else 0.4 for label in ("rope", "mamba2", "rwkv6", "retention")}
-    | {Measured("recall", label, length): 0.9 for label in ("alibi", "alibi+hierarchical:window=16") for length in (64, 128)}
+    | {Measured("recall", label, length): right
+       for label, right in (("alibi", 0.9), ("alibi+hierarchical:window=16", 0.99)) for length in (64, 128)}
     | {Measured("lookback", "rope", 64): 0.99, Measured("lookback", "alibi", 64): 0.4}
 )  # fmt: skip
 TEMPERATURE = {
@@ -125,10 +124,21 @@ STAGED = {
     )
 } | {
     Measured(study, label, length): loss
-    for study, label, loss in (("staged", "rope:base=72", -0.02), ("staged-long", "rope:base=518", 0.02))
-    for length in (512, 1024)
+    for study, label, loss in (
+        ("staged", "rope:base=72", -0.02),
+        ("staged-long", "rope:base=518", 0.02),
+        ("staged-long", "rope:base=72", 0.02),
+        ("mixed", "rope:base=518", 0.01),
+    )
+    for length in (128, 512, 1024)
 }
-LOSSES = STAGED | TEXT | RUNG | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
+GATES = {
+    Measured("gates", label, length, method): loss
+    for label, losses in (("rope:base=72", RISING), ("rope:base=72+attention:output_gate=true", BELOW))
+    for length, loss in zip(LENGTHS, losses, strict=True)
+    for method in (None, "yarn")
+}
+LOSSES = GATES | STAGED | SHAW | RUNG | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""

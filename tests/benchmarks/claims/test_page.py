@@ -43,7 +43,7 @@ def test_another_program_finds_the_same_numbers(monkeypatch):
     exec(code, theirs := {})
     ours = frame(judged(KEPT)[1])
     words = {
-        "1a": "sinusoidal has", "8a": "KERPLE-log holds at 2048", "3b": "lower loss than RoPE at 1024",
+        "1a": "sinusoidal has", "8a": "KERPLE-log holds at 2048", "3b": "lower loss than RoPE (base=10000) at 1024",
         "8b": "loss of Sandwich minus", "13": "num_kv_heads=2) has a loss",
     }  # fmt: skip
     for number, row in theirs["table"].iterrows():
@@ -58,10 +58,10 @@ def test_another_program_finds_the_same_numbers(monkeypatch):
 # ---- results that were made up ---------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The study `text`, run with 20 steps, where some labels hold."""
+    """The study `base`, run with 20 steps, where some labels hold."""
     root = tmp_path_factory.mktemp("claims")
     (root / "series.json").write_text(json.dumps({"schema": 1, "options": {"steps": 20, "documents": 5}}))
-    config = protocol.preset_of("text", {"steps": 20, "documents": 5})
+    config = protocol.preset_of("base", {"steps": 20, "documents": 5})
     fields = (
         "encodings",
         "seeds",
@@ -74,8 +74,9 @@ def root(tmp_path_factory):
         "heads",
         "steps",
     )
-    bits = {label: (2.5, *(2.4 + 0.05 * (i % 3) * j for j in range(4))) for i, label in enumerate(config.encodings)}
-    write_run(root / "text", bits, **{name: getattr(config, name) for name in fields})
+    longer = range(len(config.test_lengths) - 1)
+    bits = {label: (2.5, *(2.4 + 0.05 * (i % 3) * j for j in longer)) for i, label in enumerate(config.encodings)}
+    write_run(root / "base", bits, **{name: getattr(config, name) for name in fields})
     return root
 
 
@@ -84,7 +85,7 @@ def small(root, tmp_path_factory):
     """The same without models."""
     small = tmp_path_factory.mktemp("small")
     shutil.copy(root / "series.json", small)
-    keep(read_run(root / "text"), small / "text")
+    keep(read_run(root / "base"), small / "base")
     return small
 
 
@@ -103,7 +104,7 @@ def judged(root):
 def test_without_models_the_verdicts_are_the_same(root, kept):
     (_, one), (_, other) = judged(root), judged(kept)
     assert one == other
-    assert {path.name for path in (kept / "text").iterdir()} == {"study.json", "results.parquet", "documents.parquet"}
+    assert {path.name for path in (kept / "base").iterdir()} == {"study.json", "results.parquet", "documents.parquet"}
 
 
 @pytest.mark.slow
@@ -113,31 +114,31 @@ def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbe
     text = page(verdicts, found, drawn)
     for claim in list_claims():
         assert text.count(f'\n<a id="{anchor(claim)}"></a>\n\n## {heading(claim)}\n') == 1
-    assert text.count("### Study text\n") == text.count("### Study copy\n") == 1 and "20" in text
-    assert {"3-text", "8-text"} <= {*drawn} and all(f"claims/{name}.svg" in text for name in drawn)
+    assert text.count("### Study base\n") == text.count("### Study copy\n") == 1 and "20" in text
+    assert "3-base" in drawn and all(f"claims/{name}.svg" in text for name in drawn)
     path = tmp_path / "page.md"
     make_claims.write(text, drawn, path)
     assert make_claims.differing(text, drawn, path) == []
-    svg = tmp_path / "page" / "3-text.svg"
+    svg = tmp_path / "page" / "3-base.svg"
     assert svg.stat().st_size < 100_000
     svg.write_text(svg.read_text().replace("2.5", "2.6"))
-    assert make_claims.differing(text + " ", drawn, path) == ["page.md", "3-text.svg"]
+    assert make_claims.differing(text + " ", drawn, path) == ["page.md", "3-base.svg"]
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["results.parquet", "documents.parquet"])
 def test_results_that_were_half_copied_are_refused(kept, name):
-    path = kept / "text" / name
+    path = kept / "base" / name
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=f"{name} is not the table that its study.json was written with"):
-        read_run(kept / "text")
+        read_run(kept / "base")
     path.unlink()
     with pytest.raises(ValueError, match=f"{name} is not the table"):
-        read_run(kept / "text")
+        read_run(kept / "base")
     with pytest.raises(ValueError, match=f"{name} is not the table"):  # not: it was not run
-        Evidence(kept).run("text")
+        Evidence(kept).run("base")
 
 
 @pytest.mark.parametrize(
@@ -151,17 +152,17 @@ def test_results_that_were_half_copied_are_refused(kept, name):
     ],
 )
 def test_results_of_other_options_are_refused_by_name(kept, change, words):
-    path = kept / "text" / "study.json"
+    path = kept / "base" / "study.json"
     study = json.loads(path.read_text())
     study["configuration"] |= change
     path.write_text(json.dumps(study))
     with pytest.raises(ValueError, match=words) if words else nullcontext() as error:
-        assert Evidence(kept).run("text").labels
-    assert error is None or ("another protocol" in str(error.value) and str(kept / "text") in str(error.value))
+        assert Evidence(kept).run("base").labels
+    assert error is None or ("another protocol" in str(error.value) and str(kept / "base") in str(error.value))
 
 
 def test_results_of_an_older_schema_or_recipe_are_refused_by_name(kept):
-    path = kept / "text" / "study.json"
+    path = kept / "base" / "study.json"
     study = json.loads(path.read_text())
     for change, words in (
         ({"schema": 2}, "schema 2"),
@@ -170,7 +171,7 @@ def test_results_of_an_older_schema_or_recipe_are_refused_by_name(kept):
     ):
         path.write_text(json.dumps(study | change))
         with pytest.raises(ValueError, match=words):
-            Evidence(kept).run("text")
+            Evidence(kept).run("base")
 
 
 def test_a_line_for_each_statement(kept, capsys):
@@ -186,5 +187,5 @@ def test_reports_of_claims(kept, capsys):
     assert main([str(kept), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == sum(len(claim.statements) + len(claim.varied) + len(claim.larger) for claim in list_claims())
-    assert longitude(["report", str(kept / "text")]) == 0  # prints, and writes nothing
-    assert "Report" not in capsys.readouterr().out and len([*(kept / "text").iterdir()]) == 3
+    assert longitude(["report", str(kept / "base")]) == 0  # prints, and writes nothing
+    assert "Report" not in capsys.readouterr().out and len([*(kept / "base").iterdir()]) == 3
