@@ -137,7 +137,7 @@ def scores_fall(label: str, shuffled: bool, more_than: str | None = None) -> Sta
         found = difference(own, against, "mean")
         if found is None:
             raise NotRun(f"{label} and {more_than} have no seed in common")
-        form = "{:+.2f} in the score".format
+        form = lambda number: f"{number:+.2f}".replace("-", "−")  # noqa: E731
         return Outcome(verdict_of(found, (-math.inf, 0.0)), in_words(found, form), found)
 
     how = "of shuffled queries and keys" if shuffled else "of queries and keys as they are"

@@ -167,7 +167,8 @@ register(
         protocol="There: WikiText-103, subsequences up to 3,072. Here: RoPE, bytes of Python, models of 0.1 million parameters, "
         "2 million bytes at 128 and 2 million at 512, three seeds, one learning rate (0.01). Compared with 4 million bytes at "
         "512. Each of two bases is compared with itself: that of 128 bytes (72), and that of 512 bytes (518) from the switch on. "
-        "Varied: that base, or a RoPE scaling method, from the switch on, over no change.",
+        "Each half has a warm-up and a decay of its own. Changed on 2026-11-28: this page compared two bases. Varied: that base, "
+        "or a RoPE scaling method, from the switch on, over no change.",
         statements=tuple(
             loss_at_most(staged(base, 512), long(base, 512)) for base in ("rope:base=72", "rope:base=518")
         ),
@@ -193,8 +194,8 @@ register(
         link="https://arxiv.org/abs/2405.13226",
         protocol="There: 1 billion parameters, sequences of 256 to 8,192 tokens, each from one document, batches of one length, "
         "a curriculum of lengths. Here: RoPE, bytes of Python, models of 0.1 million parameters, three seeds, one learning rate "
-        "(0.01). A million bytes in windows of each of 512, 256, 128 and 64, in any order. Compared with 4 million bytes in "
-        "windows of 512.",
+        "(0.01). On average a million bytes in windows of each of 512, 256, 128 and 64, drawn at random. Compared with 4 million "
+        "bytes in windows of 512.",
         statements=tuple(
             loss_at_most(mixed("rope:base=518", length), long("rope:base=518", length)) for length in (128, 512)
         ),

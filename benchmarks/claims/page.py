@@ -45,6 +45,7 @@ NAMES = {
     "Here": "Our test",
     "Varied": "Varied",
     "Corrected on 2026-11-26": "Corrected on 2026-11-26",
+    "Changed on 2026-11-28": "Changed on 2026-11-28",
 }
 PARTS = re.compile(rf"\s*\b({'|'.join(NAMES)}): ")
 """The parts of a protocol, which begin paragraphs."""
@@ -205,7 +206,8 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     study = {**run.study, "configuration": {**run.study["configuration"], **kept}}
     part = Run(run.path, study, tuple(trial for trial in run.trials if trial.label in labels), run.rows)
     criterion = CRITERIA[run.task.kind](part)
-    names = [paper(label) if method == first else f"{paper(label)}, {method}" for label, method in drawn]
+    short = lambda label: re.sub(r" \+ attention \((\w+)=true\)", r", \1", paper(label))  # noqa: E731 - a chart has no more room
+    names = [short(label) if method == first else f"{short(label)}, {method}" for label, method in drawn]
     findings = [
         criterion.finding(label, length, method)._replace(label=name)
         for name, (label, method) in zip(names, drawn, strict=True)
@@ -248,7 +250,7 @@ def _chart(name: str, chart: Chart) -> str:
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 def _order(evidence: Evidence) -> list[str]:
-    """How many pairs of encodings stand in one order in `ladder-a` and `ladder-b`; empty where one was not run."""
+    """How many pairs of encodings stand in one order in `ladder-a` and `ladder-b`; empty if one was not run."""
     if not {"ladder-a", "ladder-b"} <= evidence.there:
         return []
     lines = []
@@ -257,7 +259,8 @@ def _order(evidence: Evidence) -> list[str]:
         for study in ("ladder-a", "ladder-b"):
             criterion = evidence.criterion(study)
             length = times * criterion.run.train_length
-            labels = [label for label in criterion.run.labels if label != "rope"]  # its base fits neither length
+            others = ("rope", "rope:base=500000")  # of bases that follow from no training length
+            labels = [label for label in criterion.run.labels if label not in others]
             sums = {label: criterion.sums(label, length, criterion.run.methods[0]) for label in labels}
             values = {label: level(each, criterion.metric).value for label, each in sums.items() if each}
             losses.append({label.partition(":base")[0]: value for label, value in values.items() if value is not None})

@@ -290,7 +290,7 @@ def _paired(compare: Callable, evidence: Evidence, a: Measured, b: Measured) -> 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 def _learned_nothing(evidence: Evidence, reads: tuple[Measured, ...]) -> str:
-    """Labels whose loss is above that of n-grams, or that gain nothing from context, in words; empty if there are none."""
+    """Labels whose loss is above that of n-grams, or that gain too little from context, in words; empty if there are none."""
     found: dict[str, str] = {}
     for each in reads:
         criterion = evidence.criterion(each.study)

@@ -96,7 +96,8 @@ class Mixed:
     """Windows of mixed lengths: each row is cut into parts of one length, and positions start at 0 in each part.
 
     The length is drawn for each row: that of the window, a half, a quarter, ... of it, all equally likely, rounded up. So each
-    length gets as many tokens. A causal model reads each part as a document of its own, because positions start again there.
+    length gets as many tokens on average. A causal model reads each part as a separate document, because positions start
+    again there.
 
     Args:
         halvings: how often the window is halved for the shortest parts.
