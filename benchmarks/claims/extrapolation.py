@@ -103,8 +103,8 @@ register(
         + PRESS,
         link="https://arxiv.org/abs/2306.15595",
         protocol="There: LLaMA of 7 billion parameters, trained at 2,048, perplexity 7.2 there and more than 1,000 "
-        f"at 4,096 (PG-19, sliding windows). {RUNG} The base follows from the training length, as in published models. Varied: "
-        "base 10,000.",
+        f"at 4,096 (PG-19, sliding windows). {RUNG} The base follows from the training length, as in published models. "
+        "Changed on 2026-11-28: the claim said before twice, which is not measured. Varied: base 10,000.",
         statements=tuple(breaks(ladder_a("rope:base=72", length), at=128) for length in LENGTHS),
         varied=tuple(breaks(ladder_a("rope", length), at=128) for length in LENGTHS),
         larger=tuple(breaks(ladder_b("rope:base=194", length), at=256) for length in NEXT),
@@ -171,10 +171,13 @@ register(
         ),
     )
 )
-for name, number, clip, where, how in (
-    ("clip-within", "7a", 16, "far below the training length", "Training shows distances up to 8 times the clip."),
-    ("clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip."),
-):
+for name, number, clip, where, how, note in (
+    (
+        "clip-within", "7a", 16, "far below the training length", "Training shows distances up to 8 times the clip.",
+        " Changed on 2026-11-28: judged on this study, in place of an older one.",
+    ),
+    ("clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip.", ""),
+):  # fmt: skip
     register(
         Claim(
             name=name,
@@ -183,7 +186,7 @@ for name, number, clip, where, how in (
             claimed=f"A bias that is clipped at a distance {where} does not carry over to texts much longer than the clip.",
             source="A chapter of a book on relative positions; Shaw et al. 2018, section 3.2, hoped for the opposite",
             link="https://arxiv.org/abs/1803.02155",
-            protocol=f"There: no measurement. {RUNG} One learned number per head and distance, clipped at {clip}. {how}",
+            protocol=f"There: no measurement. {RUNG} One learned number per head and distance, clipped at {clip}. {how}{note}",
             statements=(breaks(ladder_a(f"clipped:max_distance={clip}", 2048), at=128),),
         )
     )
@@ -259,7 +262,8 @@ register(
         protocol="There: temperatures found by a training on longer text; perplexity, passkeys and long tasks, with RoPE under "
         "other methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, the best of "
         "four rates. Temperatures are found for both, at each length, on text that is not measured. The models "
-        "without an encoding learn too little here: they stay above trigram counts.",
+        "without an encoding learn too little here: they stay above trigram counts. Changed on 2026-11-28: so no statement "
+        "counts.",
         statements=(
             *(
                 loss_below(temperature("nope", length, "temperatures"), temperature("nope", length, "non-overlapping"))

@@ -97,7 +97,7 @@ def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart
         parts += _claim(each, chances, evidence)
         last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
         parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
-    parts += [*_order(evidence), "## The studies", *(_study(name, evidence) for name in list_studies())]
+    parts += [*order(evidence), "## The studies", *(_study(name, evidence) for name in list_studies())]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -249,7 +249,11 @@ def _chart(name: str, chart: Chart) -> str:
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
-def _order(evidence: Evidence) -> list[str]:
+ALIKE = {"rope:base=194": "rope:base=72"}
+"""RoPE of `ladder-b` and of `ladder-a`, each with the base of its training length."""
+
+
+def order(evidence: Evidence) -> list[str]:
     """How many pairs of encodings stand in one order in `ladder-a` and `ladder-b`; empty if one was not run."""
     if not {"ladder-a", "ladder-b"} <= evidence.there:
         return []
@@ -259,11 +263,9 @@ def _order(evidence: Evidence) -> list[str]:
         for study in ("ladder-a", "ladder-b"):
             criterion = evidence.criterion(study)
             length = times * criterion.run.train_length
-            others = ("rope", "rope:base=500000")  # of bases that follow from no training length
-            labels = [label for label in criterion.run.labels if label not in others]
-            sums = {label: criterion.sums(label, length, criterion.run.methods[0]) for label in labels}
+            sums = {label: criterion.sums(label, length, criterion.run.methods[0]) for label in criterion.run.labels}
             values = {label: level(each, criterion.metric).value for label, each in sums.items() if each}
-            losses.append({label.partition(":base")[0]: value for label, value in values.items() if value is not None})
+            losses.append({ALIKE.get(label, label): value for label, value in values.items() if value is not None})
         kept, pairs = orders_kept(*losses)
         lines.append([f"{times}", f"{kept} of {pairs}"])
     return [

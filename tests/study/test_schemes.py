@@ -288,6 +288,13 @@ def test_refusals(options, words, tmp_path):
         plan(replace(TINY, **options), tmp_path)
 
 
+@pytest.mark.usefixtures("numbers")
+def test_models_of_mixed_lengths_are_extended_as_others(tmp_path):
+    """They were trained at every position of the longest window, without gaps."""
+    options = {"encodings": ("rope",), "methods": ("non-overlapping", "yarn"), "positions": "mixed"}
+    assert plan(replace(TINY, **options), tmp_path).config.positions == "mixed"
+
+
 def test_a_selection_text_without_a_window_is_refused():
     with pytest.raises(ValueError, match=r"expected selection text of 49 tokens in a document, got 48"):
         windows_of([torch.arange(48)], 48)

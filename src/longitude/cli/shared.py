@@ -90,6 +90,7 @@ def print_costs(found: Sequence[Any], json: bool, *lines: str) -> int:
     if json:
         print_json([cost.as_json for cost in found])
         return DONE
+    timed = any(cost.seconds is not None for cost in found)
     columns = {
         "model": [cost.model for cost in found],
         "part": [cost.part for cost in found],
@@ -99,15 +100,15 @@ def print_costs(found: Sequence[Any], json: bool, *lines: str) -> int:
         "tokens": [f"{cost.tokens:,}" for cost in found],
         "FLOPs": [f"{cost.flops:.2e}" for cost in found],
         "GB": [cost.memory and f"{cost.memory.total / 1e9:.1f}" for cost in found],
-        "here": ["?" if cost.seconds is None else duration(cost.seconds) for cost in found],
+        "here": ["?" if cost.seconds is None else duration(cost.seconds) for cost in found] if timed else [],
         "one H100": [cost.h100_seconds and duration(cost.h100_seconds) for cost in found],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
     made = table(*shown, words=2)
     for cells in zip(*shown.values(), strict=True):
         made.add_row(*(cell or "" for cell in cells))
-    protocol = " ".join([HERE, *[ON_H100] * ("one H100" in shown)])
-    show(*[made] * bool(found), *lines, f"\n{protocol}")
+    protocol = " ".join([*[HERE] * timed, *[ON_H100] * ("one H100" in shown)])
+    show(*[made] * bool(found), *lines, *[f"\n{protocol}"] * bool(protocol))
     return DONE
 
 

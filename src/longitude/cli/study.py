@@ -89,7 +89,7 @@ def study(
         fresh: Train the models of this question again.
         json: Print the rows as JSON instead of the table.
         plan: Run nothing; print parameters, steps, FLOPs and memory of every model, and about how long the study takes on this
-            machine, from a few steps of each model.
+            machine, from a few steps of each model. If this machine lacks the --device, there are no times.
     """
     keep_threads_from_spinning()
     if launched():
@@ -104,18 +104,18 @@ def study(
         from longitude.study.runner import study as run
 
         elsewhere = plan and not there(config.device)
-        planned = checked(replace(config, device="cpu", precision="float32") if elsewhere else config, out)
+        planned = checked(config, out, elsewhere)
         executor = execution.of(planned.config, len(planned.trials))
     if plan:
-        return _print_costs(planned, execution, json, config.device if elsewhere else None)
+        return _print_costs(planned, execution, json, elsewhere)
     with Progress() as bar:
         found = run(planned, fresh, bar.update_each, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
     code = show(found, json)
     return code if found.complete else FAILURES
 
 
-def _print_costs(planned: Any, execution: Execution, json: bool, device: str | None) -> int:
-    """Print the estimated costs of the study; device: of a study for another machine."""
+def _print_costs(planned: Any, execution: Execution, json: bool, elsewhere: bool) -> int:
+    """Print the estimated costs of the study; elsewhere: without times, because this machine lacks its device."""
     from longitude.cli.shared import print_costs
     from longitude.report.wording import count
     from longitude.runs.progress import Progress
@@ -124,7 +124,7 @@ def _print_costs(planned: Any, execution: Execution, json: bool, device: str | N
 
     with Progress() as bar:
         step = lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])  # noqa: E731
-        each = [costs(part, step, timed=device is None) for part in planned.parts]
+        each = [costs(part, step, timed=not elsewhere) for part in planned.parts]
     config, trials = planned.config, sum(models_trained(part.config) for part in planned.parts)
     on_ray = execution.executor == "ray"
     workers = 1 if on_ray else getattr(execution.of(config, trials), "workers", 1)
@@ -132,8 +132,8 @@ def _print_costs(planned: Any, execution: Execution, json: bool, device: str | N
     whole = f"{workers} at once: about {minutes:.1f} minutes on this machine as busy as now"
     if on_ray:
         whole = f"{minutes:.1f} minutes of work on a machine like this one"
-    if device:
-        whole = f"without times: --device {device} is not on this machine"
+    if elsewhere:
+        whole = f"without times: --device {config.device} is not on this machine"
     if len({part.config.size for part in planned.parts}) > 1:
         each = [
             [replace(cost, model=f"{cost.model}, {part.config.size}") for cost in own]

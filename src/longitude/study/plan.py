@@ -36,17 +36,19 @@ from longitude.study.train import build_model
 from longitude.study.units import StudyPlan
 
 
-def plan(config: StudyConfig, run: Path) -> StudyPlan:
+def plan(config: StudyConfig, run: Path, elsewhere: bool = False) -> StudyPlan:
     """Check options, directory, models, device, text and disk. ValueError for the user.
 
     Args:
         config: Requested configuration.
         run: Run directory. Results in its units are not computed again.
+        elsewhere: Whether the study is for another machine, which has its device.
     """
     store = Store(run)
     store.require_place(VERB)
     config = checked(config, asked_before(config, run))
-    config = replace(config, device=cast(Device, device_of(config.device).type))
+    if not elsewhere:
+        config = replace(config, device=cast(Device, device_of(config.device).type))
     if config.precision != "float32" and config.device != "cuda":
         raise UsageError("--precision", "float32 without a GPU", config.precision, "leave it out, or add --device cuda")
     task_of(config.task).vocabulary(config)  # a bad tokenizer raises here, not in a model

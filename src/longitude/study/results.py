@@ -12,6 +12,7 @@ import pandas as pd
 
 from longitude import plugins
 from longitude.measure.rows import Row, from_frame, read_rows, to_frame
+from longitude.positions.samplers import Mixed
 from longitude.report.wording import count
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.store import QUESTION, Store
@@ -152,7 +153,7 @@ class Run:
         """Positions of the training windows, in words; empty if they were 0, 1, 2, ..."""
         sampler = self.config.positions
         if sampler == "mixed":
-            return "positions that restart (1, 2, 4 or 8 documents in each)"
+            return f"positions that restart (1 to {2**Mixed.halvings} documents in each)"
         return "" if sampler == "contiguous" else f"{sampler} positions out of {self.config.position_range}"
 
     @property

@@ -3,8 +3,10 @@
 import json
 import shutil
 from contextlib import nullcontext
+from itertools import combinations
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import claims
@@ -13,7 +15,7 @@ from claims import protocol
 from claims.__main__ import main
 from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
-from claims.page import anchor, charts, heading, page
+from claims.page import anchor, charts, heading, order, page
 from claims.tables import frame
 from longitude.cli import main as longitude
 from longitude.study.results import is_kept, keep, read_run
@@ -31,6 +33,22 @@ def test_the_page_and_its_charts_are_what_the_results_say():
 def test_committed_results_are_small():
     for folder in KEPT.glob("*/"):
         assert is_kept(folder) and sum(path.stat().st_size for path in folder.iterdir()) < LARGE
+
+
+def test_pairs_that_keep_their_order_are_counted_from_the_rows():
+    """By pandas alone: RoPE of each rung has the base of its training length, and other bases have no pair."""
+    tables = [pd.read_parquet(KEPT / rung / "documents.parquet") for rung in ("ladder-a", "ladder-b")]
+    tables[1]["label"] = tables[1]["label"].replace("rope:base=194", "rope:base=72")
+    text = "\n".join(order(Evidence(KEPT)))
+    for times in (1, 2, 4, 16):
+        a, b = (
+            each[(each["length"] == times * trained) & (each["method"] == "non-overlapping")]
+            .groupby(["label", "seed"])[["nats", "bytes"]].sum().eval("nats / bytes").groupby("label").mean()
+            for each, trained in zip(tables, (128, 256), strict=True)
+        )  # fmt: skip
+        pairs = [*combinations(sorted(set(a.index) & set(b.index)), 2)]
+        kept = sum((a[x] < a[y]) == (b[x] < b[y]) for x, y in pairs)
+        assert f"| {times} | {kept} of {len(pairs)} |" in text and len(pairs) == 15
 
 
 @pytest.mark.slow
