@@ -5,17 +5,17 @@ from functools import partial
 from claims.base import Claim, Statement, register
 from claims.benches import answers_differ, lowest_loss_answers_less
 from claims.evidence import Measured
+from claims.extrapolation import AGAIN, RUNG
 from claims.statements import lead_grows, loss_at_most, loss_below, loss_within
 
-extension, fine_tuned, tables = (
-    partial(Measured, study) for study in ("extension", "fine-tuned", "tables-interpolated")
-)
-YARN = "rope:scaling=yarn,factor=4,original_max_length=128"
+extension, fine_tuned, tables = (partial(Measured, study) for study in ("extension", "fine-tuned", "tables"))
 LENGTHS = (256, 512, 1024)
 """2, 4 and 8 times the training length."""
 HERE = "Here: bytes of Python, models of 0.4 million parameters trained at 128, windows that do not overlap."
 BASE = "rope:base=72"
 """A quarter of its pairs never turn within 128, as of Llama 2's within 4,096."""
+SWITCHED = BASE + ",scaling={},factor=4"
+YARN = SWITCHED.format("yarn") + ",original_max_length=128,beta_fast=5"
 EXTENDED = f"{HERE} The base, 72, fits 128 bytes as 10,000 fits 4,096 tokens; YaRN's ramp follows the training length."
 
 register(
@@ -29,8 +29,8 @@ register(
         source="A chapter of a book on relative positions, of the original Transformer; Dosovitskiy et al. 2021 "
         "interpolate a table for larger images, before training on",
         link="https://arxiv.org/abs/2010.11929",
-        protocol=f"There: no measurement without training. {HERE} Cropped: the same bytes in windows of 128. Corrected on "
-        "2026-11-26: the learned table of the rows before was not scaled as the embeddings are (see 1a).",
+        protocol=f"There: no measurement without training. {RUNG} Cropped: the same bytes in windows of 128. Corrected on "
+        f"2026-11-26: the learned table of the rows before was not scaled as the embeddings are (see 1a). {AGAIN}",
         statements=tuple(
             loss_below(tables(label, length, "linear"), tables(label, 128))
             for label in ("sinusoidal", "learned")
@@ -94,15 +94,16 @@ register(
         source="Peng et al. 2024, YaRN, table 1, and figure 3 of a later version",
         link="https://arxiv.org/abs/2309.00071",
         protocol="There: LLaMA of 7 billion parameters, from 2,048 to 32,768 tokens in 400 steps; Llama 2 from "
-        "4,096 to 8,192, where both are equal at 8,192. Here: models as in claim 4, of an older run with RoPE's base 10,000, on "
-        "20 documents. They go from 128 to 512 bytes in 150 steps at a tenth of the rate. That is 30% of the first training; the "
-        "paper has 0.1%. YaRN's ramp begins at 32 rotations, which no pair makes within 128 bytes, so it keeps none of 16 pairs. "
-        "Varied: the best other rows of the same study, no scheme at all and NTK-aware scaling.",
-        statements=(loss_below(fine_tuned(YARN, 512), fine_tuned("rope:scaling=linear,factor=4", 512)),),
+        "4,096 to 8,192, where both are equal at 8,192. Here: bytes of Python, RoPE with the base of 128, models of 0.1 million "
+        "parameters. They go from 128 to 512 bytes in 150 steps at a tenth of the rate, with 4% of the bytes of the first "
+        "training; the paper has 0.1%. YaRN's ramp follows the training length. Changed on 2026-11-28: these were models of 0.4 "
+        "million parameters, with RoPE's base 10,000, three seeds and 30% of the first training. "
+        "Varied: the other rows of the same study, no scheme at all and NTK-aware scaling.",
+        statements=(loss_below(fine_tuned(YARN, 512), fine_tuned(SWITCHED.format("linear"), 512)),),
         varied=(
-            loss_below(fine_tuned("rope", 512), fine_tuned("rope:scaling=linear,factor=4", 512)),
-            loss_below(fine_tuned(YARN, 512), fine_tuned("rope", 512)),
-            loss_below(fine_tuned(YARN, 512), fine_tuned("rope:scaling=ntk,factor=4", 512)),
+            loss_below(fine_tuned(BASE, 512), fine_tuned(SWITCHED.format("linear"), 512)),
+            loss_below(fine_tuned(YARN, 512), fine_tuned(BASE, 512)),
+            loss_below(fine_tuned(YARN, 512), fine_tuned(SWITCHED.format("ntk"), 512)),
         ),
     )
 )
@@ -156,7 +157,6 @@ register(
     )
 )
 staged, long = partial(Measured, "staged"), partial(Measured, "staged-long")
-SWITCHED = BASE + ",scaling={},factor=4"
 register(
     Claim(
         name="staged-training",
@@ -179,7 +179,7 @@ register(
                 "rope:base=518",
                 SWITCHED.format("linear"),
                 SWITCHED.format("ntk"),
-                SWITCHED.format("yarn") + ",original_max_length=128,beta_fast=5",
+                YARN,
             )
         ),
     )

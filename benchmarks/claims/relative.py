@@ -5,11 +5,10 @@ from functools import partial
 from claims.base import Claim, register
 from claims.benches import scores_fall, time_below
 from claims.evidence import Measured
-from claims.extrapolation import HERE
-from claims.statements import loss_at_most, loss_below, more_accurate, token_time
+from claims.extrapolation import AGAIN, RUNG
+from claims.statements import loss_at_most, more_accurate, token_time
 
 recall, shaw = partial(Measured, "recall"), partial(Measured, "shaw")
-OLDER = "Heads of 16 numbers, 20 documents, one rate for all and ten times that for tables."
 MOST = 0.05
 """Most of the quality: 5 points fewer right answers, and no more."""
 
@@ -22,7 +21,7 @@ register(
         source="Shaw, Uszkoreit and Vaswani 2018, Self-Attention with Relative Position Representations, section 4.3",
         link="https://arxiv.org/abs/1803.02155",
         protocol="There: translation (WMT 2014), 6 + 6 layers of width 512, clipped at 16: keys alone may be "
-        f"enough, one run each. {HERE} {OLDER}",
+        f"enough, one run each. {RUNG} {AGAIN}",
         statements=(loss_at_most(shaw("shaw:values=false", 128), shaw("shaw", 128)),),
     )
 )
@@ -34,7 +33,7 @@ register(
         claimed="One learned number per head and distance (T5) is as good as vectors of the keys and values (Shaw).",
         source="Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1",
         link="https://arxiv.org/abs/1910.10683",
-        protocol=f"There: introduced as the simpler form, without a comparison. {HERE} {OLDER}",
+        protocol=f"There: introduced as the simpler form, without a comparison. {RUNG} {AGAIN}",
         statements=(loss_at_most(shaw("t5", 128), shaw("shaw", 128)),),
     )
 )
@@ -97,27 +96,6 @@ register(
     )
 )  # fmt: skip
 
-GROUPED = "rope+attention:num_kv_heads=2"
-ONE_HEAD = "rope+attention:num_kv_heads=1"
-heads = partial(Measured, "heads")
-
-register(
-    Claim(
-        name="grouped-heads",
-        title="Grouped-query and multi-query attention",
-        number="13",
-        claimed="Grouped-query attention costs almost no quality; multi-query attention costs more.",
-        source="Ainslie et al. 2023, GQA: Training Generalized Multi-Query Transformer Models, table 1",
-        link="https://arxiv.org/abs/2305.13245",
-        protocol="There: T5 of 11 billion parameters, trained on for 5% of its steps: 47.2 with all heads of keys and "
-        "values, 47.1 with 8, 46.6 with one. Here: trained from the start with 4, 2 and 1, bytes of Python, "
-        "models of 0.1 million parameters, bits per byte at the training length.",
-        statements=(
-            loss_at_most(heads(GROUPED, 128), heads("rope", 128)),
-            loss_below(heads(GROUPED, 128), heads(ONE_HEAD, 128)),
-        ),
-    )
-)
 register(
     Claim(
         name="rope-decay",

@@ -23,19 +23,19 @@ HOLDING = (0.0, -0.002, -0.004, -0.005, -0.005)
 BELOW = tuple(x - 0.02 - 0.005 * i for i, x in enumerate(HOLDING))  # and further with the length
 
 
-def by_length(losses: dict[str, tuple[float, ...]], *method: str) -> dict[Measured, float]:
-    study = "early" if method else "ladder-a"
+def by_length(
+    losses: dict[str, tuple[float, ...]], study: str = "ladder-a", method: str | None = None, first: int = LENGTHS[0]
+) -> dict[Measured, float]:
     return {
-        Measured(study, label, length, *method): loss
+        Measured(study, label, length, method): loss
         for label, each in losses.items()
-        for length, loss in zip(LENGTHS, each, strict=False)
+        for length, loss in zip((length for length in LENGTHS if length >= first), each, strict=False)
     }
 
 
 RUNG = by_length(
     {
         "sinusoidal": RISING, "rope": RISING, "rope:base=72": RISING, "alibi": HOLDING, "fox": HOLDING,
-        "rope:base=500000": (0.0, 0.03, 0.05, 0.07, 0.09),
         "clipped:max_distance=16": RISING, "clipped:max_distance=128": RISING,
         "kerple_log": BELOW, "sandwich": BELOW, "fire": BELOW,
     }
@@ -43,9 +43,11 @@ RUNG = by_length(
 SHAW = {
     Measured("shaw", label, 128): loss for label, loss in (("shaw:values=false", 0.005), ("shaw", 0.01), ("t5", 0.005))
 }
-EARLY = by_length({"alibi": (0.0, -0.02, -0.04)}, "non-overlapping") | by_length(
-    {"alibi": (0.0, 0.003, 0.004)}, "sliding"
-)
+EARLY = {
+    key: loss
+    for method, losses in (("non-overlapping", (0.0, -0.02, -0.04)), ("sliding", (0.0, 0.003, 0.004)))
+    for key, loss in by_length({"alibi": losses}, "early", method, first=256).items()
+}
 EXTENSION = {
     Measured("extension", label, length, method): loss
     for label in ("rope", "rope:base=72")
@@ -59,30 +61,22 @@ EXTENSION = {
         "longrope": -0.01,
     }.items()
 } | {
-    Measured("extension", "rope", 128): 0.005,
     Measured("extension", "rope:base=72", 128): 0.005,
-    Measured("extension", "rope", 256): 0.05,
 }
 TABLES = {
     Measured("tables", "sinusoidal", 128): 0.0,
     Measured("tables", "learned", 128): 0.005,
-    **{Measured("tables-interpolated", label, 128): 0.005 for label in ("sinusoidal", "learned")},
     **{
-        Measured("tables-interpolated", label, length, "linear"): -0.02
+        Measured("tables", label, length, "linear"): -0.02
         for label in ("sinusoidal", "learned")
         for length in (256, 512)
     },
 }
-SMALL = {
-    Measured("small-base", label, length): loss
-    for label, losses in {"rope": RISING, "rope:base=16": (0.0, 0.03, 0.05, 0.07, 0.09)}.items()
-    for length, loss in zip(LENGTHS, losses, strict=True)
-}
 TUNED = {
-    Measured("fine-tuned", "rope:scaling=yarn,factor=4,original_max_length=128", 512): -0.02,
-    Measured("fine-tuned", "rope:scaling=linear,factor=4", 512): 0.02,
-    Measured("fine-tuned", "rope:scaling=ntk,factor=4", 512): 0.01,
-    Measured("fine-tuned", "rope", 512): 0.01,
+    Measured("fine-tuned", "rope:base=72,scaling=yarn,factor=4,original_max_length=128,beta_fast=5", 512): -0.02,
+    Measured("fine-tuned", "rope:base=72,scaling=linear,factor=4", 512): 0.02,
+    Measured("fine-tuned", "rope:base=72,scaling=ntk,factor=4", 512): 0.01,
+    Measured("fine-tuned", "rope:base=72", 512): 0.01,
 }
 SHARES = (
     {Measured("copy", label, 18): 0.8 if label == "nope" else 0.3
@@ -105,15 +99,11 @@ TEMPERATURE = {
     }.items()
     for length, loss in zip(LENGTHS, losses, strict=True)
 }  # fmt: skip
-BASES = ("rope:base=500", "rope:base=2000", "rope:base=100000", "rope:base=500000")
-BASE = {
-    Measured("base", label, length): loss for label in (*BASES, "rope") for length, loss in ((128, 0.0), (512, 0.08))
-} | {Measured("base", "rope", 256): 0.05, Measured("base", "rope:base=500000", 256): 0.02}
-HEADS = {
-    Measured("heads", "rope", 128): 0.0,
-    Measured("heads", "rope+attention:num_kv_heads=2", 128): 0.005,
-    Measured("heads", "rope+attention:num_kv_heads=1", 128): 0.06,
-}
+LESS = (0.0, 0.03, 0.06, 0.075, 0.09)
+BASE = by_length(
+    {"rope": RISING, "rope:base=72": RISING, "rope:base=500": RISING, "rope:base=16": LESS, "rope:base=500000": LESS},
+    "base",
+)
 STAGED = {
     Measured("staged", label, 512): -0.05
     for label in (
@@ -138,7 +128,7 @@ GATES = {
     for length, loss in zip(LENGTHS, losses, strict=True)
     for method in (None, "yarn")
 }
-LOSSES = GATES | STAGED | SHAW | RUNG | EARLY | EXTENSION | TABLES | SMALL | TUNED | TEMPERATURE | BASE | HEADS
+LOSSES = GATES | STAGED | SHAW | RUNG | EARLY | EXTENSION | TABLES | TUNED | TEMPERATURE | BASE
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""

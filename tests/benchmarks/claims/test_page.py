@@ -62,7 +62,7 @@ def test_another_program_finds_the_same_numbers(monkeypatch):
     ours = frame(judged(KEPT)[1])
     words = {
         "1a": "sinusoidal has", "8a": "KERPLE-log holds at 2048", "3b": "lower loss than RoPE (base=10000) at 1024",
-        "8b": "loss of Sandwich minus", "13": "num_kv_heads=2) has a loss",
+        "8b": "loss of Sandwich minus", "5": "beta_fast=5) has a lower loss than RoPE (base=72,scaling=linear",
     }  # fmt: skip
     for number, row in theirs["table"].iterrows():
         [own] = [each for _, each in ours.iterrows() if words[number] in each["statement"] and not each["part"]]
@@ -78,9 +78,11 @@ def test_another_program_finds_the_same_numbers(monkeypatch):
 def root(tmp_path_factory):
     """The study `base`, run with 20 steps, where some labels hold."""
     root = tmp_path_factory.mktemp("claims")
-    (root / "series.json").write_text(json.dumps({"schema": 1, "options": {"steps": 20, "documents": 5}}))
-    config = protocol.preset_of("base", {"steps": 20, "documents": 5})
+    options = {"steps": 20, "documents": 5, "learning_rates": (0.005,)}
+    (root / "series.json").write_text(json.dumps({"schema": 1, "options": options}))
+    config = protocol.preset_of("base", options)
     fields = (
+        "learning_rates",
         "encodings",
         "seeds",
         "train_length",
