@@ -21,7 +21,7 @@ from longitude.cli import main as longitude
 from longitude.study.results import is_kept, keep, read_run
 from tests.study.conftest import write_run
 
-LARGE = 1_000_000
+LARGE = 1_500_000
 """Bytes of a committed study."""
 
 
