@@ -13,7 +13,7 @@ LENGTHS = (256, 512, 1024, 2048)
 FLAT = 0.01
 """Sliding windows stay as they are: in the paper's table 15 the loss, the logarithm of the perplexity, rises by up to 0.9%."""
 GAIN = 0.002
-"""And they improve by less than this."""
+"""And they improve by less than this, a quarter of what windows that do not overlap gained at twice the length in a first run."""
 RUNG = (
     "Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, five seeds, the best of four "
     "rates."

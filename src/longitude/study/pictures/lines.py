@@ -66,7 +66,7 @@ def line_chart(
     line = base.mark_line(strokeWidth=width, clip=by_trial or alt.Undefined)
     layers.append(line.encode(x, y, **detail, color=color, strokeDash=dash))
     if seeds:
-        layers.append(of_labels(seeds).mark_point(size=30, strokeWidth=1.2).encode(x, y, color=color))
+        layers.append(of_labels(seeds).mark_point(size=30, strokeWidth=1.2, aria=False).encode(x, y, color=color))
     if dots:
         layers.append(base.mark_point(size=dots, filled=True, opacity=1).encode(x, y, color=color))
     undefined = [alt.Undefined]
